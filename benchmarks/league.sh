@@ -4,9 +4,9 @@
 #
 #   benchmarks/league.sh first   twice the trained length, one novel, the methods of 2024 to 2026 beside YaRN, dual chunk
 #                                and crop
-#   benchmarks/league.sh         all methods that need no tuning, twice and four times the trained length, use as well
+#   benchmarks/league.sh         all methods that need no tuning, twice and four times the trained length, copies as well
 #
-# $MEASURE (default loss,use,retrieval) may leave something out; $WINDOWS (default 2) are taken of the novel; $TEXTS (default
+# $MEASURE (default loss,copies,retrieval) may leave something out; $WINDOWS (default 2) are taken of the novel; $TEXTS (default
 # 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE (default cpu). $ROPEWALK_SMOLLM2 is the GGUF. Any other model:
 # $MODEL, $TARGET (default 16384, twice its trained length) and $NAME (default league), which the records' names begin with;
 # $METHODS: those of `first`; $BLOCK (default 2048): tokens of a block, and crop's step at most.
@@ -33,7 +33,7 @@ compare() { # name, lengths of retrieval, options
     done
 }
 mkdir -p build/league
-MEASURE=${MEASURE:-loss,use,retrieval} TARGET=${TARGET:-16384}
+MEASURE=${MEASURE:-loss,copies,retrieval} TARGET=${TARGET:-16384}
 if [ "${1:-}" = first ]; then
     shift
     compare first "$TARGET" --target "$TARGET" --methods "${METHODS:-yarn,mrrope,string,lampe,jet-long,dca,crop}" "$@"

@@ -4,12 +4,12 @@
 
 benchmarks/pose_tiny.sh and benchmarks/pose_smollm2.sh hold the settings. Each arm is one `extend.tune` on the same data
 and the same number of tokens (with windows of the trained length: in about the same time). Then the source under the
-method and every arm are read alike, on texts that no arm saw (the copy test and retrieval on the first of them):
+method and every arm are read alike, on texts that no arm saw (the copies and retrieval on the first of them):
 
 - losses at every length of --lengths: whole windows and fresh windows of the trained length, and their interaction
   (tuned - untuned) x (full - crop) beyond the trained length, the same of two arms at a time; what the arm
   costs within it, against plain;
-- the copy test at every length, and retrieval of named numbers: of the source under the method, under the methods of
+- copies at every length, and retrieval of named numbers: of the source under the method, under the methods of
   --zero-shot, and of every arm.
 
 Everything that was done is kept in --out: stopped, the same command goes on. The record is written anew after each arm.
@@ -59,10 +59,11 @@ from ropewalk.figures.style import (
     style,
     write_figure,
 )
+from ropewalk.ledger import Ledger
 from ropewalk.measure.answers import Answer, RetrievalMeasurement
-from ropewalk.measure.copy_test import UseModel, UseRun
-from ropewalk.measure.copy_windows import UseProtocol, UseText
-from ropewalk.measure.plan import LossProtocol, plan, trained_length_of
+from ropewalk.measure.copies import SpanDesign, WindowSpans, gather_copies
+from ropewalk.measure.losses import run
+from ropewalk.measure.plan import KIND, LossProtocol, Plan, fingerprint, plan, trained_length_of
 from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import ProgressBar
@@ -231,24 +232,40 @@ def under(source: Reader, method: str, options: argparse.Namespace) -> Reader:
 
 
 def copying(reader: Reader, source: Reader, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The copy test at every length: what a block of random words gains from an earlier copy; the control."""
-    rows = []
-    for length in options.lengths if options.use_windows else ():
+    """Return at every length what spans of the window gain from having been read, and the control."""
+    rows: list[dict[str, Any]] = []
+    for length in options.lengths if options.copy_windows else ():
         text = held_out(options, source, length, options.validation[0])
-        contents = text.contents[options.start_char :]
-        tokenizer = source.tokenizer
+        protocol = dataclasses.replace(text.protocol, windows=options.copy_windows)
+        design, tokenizer = SpanDesign.choose(protocol), source.tokenizer
+        if design is None:
+            continue
         assert tokenizer is not None
-        ids = tokenizer.encode(contents)
-        protocol = UseProtocol.choose(trained_length=text.protocol.trained_length, target=length, texts=(text.name,),
-                                      windows=options.use_windows)  # fmt: skip
-        starts = dataclasses.replace(text.protocol, windows=options.use_windows).starts(len(ids))
-        run = UseRun.prepare(protocol, reader, [UseText(text.name, contents, ids, starts)], resume=True,
-                             state=options.out / "use" / f"{reader.digest()}-{length}")  # fmt: skip
-        with ProgressBar("copy test", every=10) as progress:
-            found = run.measure({"plain": UseModel(reader)}, workers=1, progress=progress)
-        rows += [row.to_json() for row in found.rows if not row.control]
-        rows.append({"length": length, "control": dataclasses.asdict(found.controls["copy"])})
+        ids = tokenizer.encode(text.contents[options.start_char :])
+        places = [start for _, start in protocol.places([len(ids)])]
+        windows = [ids[start : start + length] for start in places]
+        spans = [
+            WindowSpans.draw(design, window, [ids[start + length :], ids[:start]], seed=(protocol.seed, number))
+            for number, (window, start) in enumerate(zip(windows, places, strict=True))
+        ]
+        key = fingerprint(reader, torch.tensor(windows), protocol)
+        ledger = Ledger(options.out / "copies" / key, kind=KIND, key=key)
+        ledger.resume()
+        # the reader is under its method already: "plain" is the model as it is, asked at every stop
+        work = as_it_is(reader, protocol)
+        with ProgressBar("copies", every=10) as progress:
+            run(reader, torch.tensor(windows), work, ledger, spans=spans, progress=progress)
+        results = {PLAIN: [ledger[work.key(PLAIN, number)] for number in range(len(windows))]}
+        found = gather_copies(protocol, spans, results, (0,) * len(windows))
+        rows += [{"window": length, **row.to_json()} for row in found.rows() if row.length > protocol.trained_length]
+        rows.append({"length": length, "control": found.to_json()["control"]})
     return rows
+
+
+def as_it_is(reader: Reader, protocol: LossProtocol) -> Plan:
+    """Return a plan of the model's own positions only, under the name plain."""
+    own = reader.positions
+    return Plan(protocol=protocol, own=own, positions={PLAIN: own}, same_as={}, config_form=reader.config_form)
 
 
 def answers(
@@ -328,7 +345,7 @@ def _copies(
     figure: Figure, axes: Axes, record: Mapping[str, Any], colors: Mapping[str, str], markers: Mapping[str, str]
 ) -> None:
     """Draw what a copy gains by its distance, under every model of a record of PoSE."""
-    panel(axes, f"copy test at {record['lengths'][-1]:,} tokens: nats gained, by distance")
+    panel(axes, f"copies at the end of {record['lengths'][-1]:,} tokens: nats per token, by distance")
     untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
     curves = [(f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()]
     curves += [(arm, colors[arm], markers[arm], found) for arm, found in record["arms"].items()]
@@ -428,7 +445,7 @@ def arguments() -> argparse.Namespace:
     add("--lengths", type=lambda words: [int(word) for word in words.split(",")], required=True)
     add("--windows", type=int, default=16, help="Of each text of --validation.")
     add("--block", type=int)
-    add("--use-windows", type=int, default=8, help="Windows of the copy test; 0: none.")
+    add("--copy-windows", type=int, default=8, help="Windows in which copies are asked for; 0: none.")
     add("--texts", type=int, default=4, help="Texts of retrieval for each length; 0: none.")
     add("--dtype", default="float32", help="Of the weights while they are measured.")
     add("--steps", type=int, required=True)

@@ -31,8 +31,8 @@ LONGER=trained-length,trained-length-no-skip,trained-length-no-far-answers,train
 if [ "${1:-}" = first ]; then
     shift
     pose pose-smollm2-first --arms "pose,$LONGER" --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 \
-        --windows 2 --use-windows 0 --texts 1 --zero-shot lampe,dca,jet-long "$@"
+        --windows 2 --copy-windows 0 --texts 1 --zero-shot lampe,dca,jet-long "$@"
 else
     pose pose-smollm2 --arms "pose,$LONGER,no-skip,no-far-answers,no-skip-no-far-answers,no-method" --lengths 16384,32768 \
-        --steps "${STEPS:-450}" --batch-size 2 --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
+        --steps "${STEPS:-450}" --batch-size 2 --windows 6 --copy-windows 3 --texts 2 --zero-shot dca "$@"
 fi

@@ -18,4 +18,4 @@ done
 exec "$BIN/python" benchmarks/pose.py tiny --out "$OUT" --record "${RECORD:-benchmarks/results/pose-tiny.json}" \
     --text "$OUT/middlemarch.txt" "$OUT/bleak_house.txt" --validation "$DATA/moby_dick.txt" --target 1024 --lengths 512,1024 \
     --arms full-length,pose,no-skip,no-method,no-far-answers,no-skip-no-far-answers --window 256 \
-    --steps "${STEPS:-60}" --batch-size 8 --lr 1e-3 --windows 16 --use-windows 8 --texts 2 "$@"
+    --steps "${STEPS:-60}" --batch-size 8 --lr 1e-3 --windows 16 --copy-windows 8 --texts 2 "$@"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ropewalk.ledger import Ledger
 from ropewalk.measure.engine import NOTHING, Job, Workload
 from ropewalk.measure.losses import Measurement, gather, run
-from ropewalk.measure.plan import KIND, LossProtocol, plan, take_windows
+from ropewalk.measure.plan import KIND, LossProtocol, Plan, plan, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.reader import Reader
 from tests.diagnosis.models import random_ids
 
 EXTENSIONS = [name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request]
@@ -64,6 +67,10 @@ def measure(
 ) -> Measurement:
     """A whole run on random tokens."""
     windows = take_windows(random_ids(200).tolist(), of)
-    work, ledger = planned(model, of, methods), ledger_at(None) if ledger is None else ledger
-    run(reader_of(model), windows, work, ledger)
+    return ran(reader_of(model), windows, planned(model, of, methods), ledger_at(None) if ledger is None else ledger)
+
+
+def ran(reader: Reader, windows: Tensor, work: Plan, ledger: Ledger, **options: Any) -> Measurement:
+    """What a run of a plan measured."""
+    run(reader, windows, work, ledger, **options)
     return gather(work, ledger)

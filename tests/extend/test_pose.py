@@ -81,7 +81,7 @@ def test_pose_against_a_control() -> None:
 
 
 def test_figure() -> None:
-    """Every arm has a mark at each length, and every model a curve of the copy test at the longest."""
+    """Every arm has a mark at each length, and every model a curve of its copies at the longest."""
     copy = [{"window": 32, "distance": distance, "gain": 1.0} for distance in (8, 16)]
     row = {"interaction": {"nats": -0.1, "ci": (-0.2, 0.0)}}
     arm = {"beyond": [{"length": length, **row} for length in (16, 32)], "copy": [*copy, {"length": 32, "control": {}}]}
@@ -97,4 +97,4 @@ def test_figure() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["yarn, untuned", "pose", "no-skip"]
     for found in (record["untuned"]["yarn"], arm):
         found["copy"] = []
-    assert len(POSE["pose_figure"](record).axes) == 1  # the copy test was not asked for
+    assert len(POSE["pose_figure"](record).axes) == 1  # copies were not asked for

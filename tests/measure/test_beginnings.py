@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
-from ropewalk.measure.losses import Beginnings, run
+from ropewalk.measure.losses import Beginnings
 from ropewalk.measure.plan import KIND, LossProtocol, plan, shared_tokens
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
@@ -22,7 +22,7 @@ from ropewalk.readers.losses import cropped_losses, window_losses
 from ropewalk.readers.reader import Beginning
 from ropewalk.rope.scaling import Linear
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
-from tests.diagnosis.small_runs import loss_job
+from tests.diagnosis.small_runs import loss_job, ran
 
 TRAINED, TARGET, CHUNK = 16, 64, 4
 REACH = Reach(TRAINED, TARGET)
@@ -69,7 +69,7 @@ def measured(
     ledger = Ledger(folder, kind=KIND, key="key")
     ledger.resume()
     with reading(model) as forwards:
-        found = run(
+        found = ran(
             reader, random_ids(2 * TARGET).view(2, TARGET), plan(reader, protocol, methods), ledger,
             chunk=CHUNK, workers=workers,
         )  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_beginning_that_nobody_wants_any_more_is_not_kept() -> None:
     shared = {"plain": 0, "dca": TRAINED}
     kept = Beginnings(reader, shared, [loss_job("dca", 0, TARGET)], chunk=CHUNK)
     variant = DecoderReader(under_method(reader.model, "dca", trained=TRAINED, target=TARGET))
-    kept.read(variant, "dca", ids, 0, advance=lambda tokens: None)
+    kept.read(variant, "dca", ids, 0, advance=lambda tokens: None, asking={})
     kept._wanted[0].append(TRAINED)  # as it stood when plain began
     original = reader.reading_on
 
@@ -160,5 +160,5 @@ def test_a_beginning_that_nobody_wants_any_more_is_not_kept() -> None:
         return original(*arguments, **options)
 
     reader.reading_on = slower  # type: ignore[method-assign]
-    kept.read_plain(ids, 0, advance=lambda tokens: None)
+    kept.read_plain(ids, 0, advance=lambda tokens: None, asking={})
     assert not kept._kept

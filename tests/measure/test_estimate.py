@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,13 @@ import pytest
 import torch
 
 from ropewalk.diagnosis.prepare import prepare
-from ropewalk.diagnosis.run import examined_methods
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.measure.engine import Job, Workload
 from ropewalk.measure.estimate import (
-    Fitted,
     Pace,
     Trial,
     estimate_memory,
-    fit,
     job_seconds,
     seconds_at_once,
 )
@@ -31,10 +27,8 @@ from ropewalk.readers.decoder import DecoderReader
 from tests.diagnosis.models import settings_of
 from tests.diagnosis.small_runs import loss_job
 from tests.diagnosis.test_diagnosis import TEXT, model
-from tests.measure.copy_readers import text_of
 
 SETTINGS: dict[str, Any] = {"target": 64, "text": TEXT, "methods": "pi,ntk,yarn,dca,crop", "windows": 8}
-ORDER = ("plain", "pi", "ntk", "yarn", "dca", "crop")
 
 
 class Clockwork(DecoderReader):
@@ -76,54 +70,20 @@ def prepared(state: Path, reader: Clockwork, **changes: Any) -> Any:
 def test_the_estimate_is_what_it_takes(tmp_path: Path) -> None:
     """Every job, crop's steps among them: a second a token, methods in attention reckoned a fifth slower."""
     reader = Clockwork(model())
-    run = prepared(tmp_path, reader, methods="pi,ntk,crop", windows=3, measure="loss")
-    said = run.estimate(reader.clock)
-    began = reader.clock()
-    run.measure(False)
+    run = prepared(tmp_path, reader, methods="pi,ntk,crop", windows=3, measure="loss", minutes=1000)
+    jobs = run.due(3, run.plan.methods)
+    trial = run.outlook.try_out(run.windows[0], jobs, reader.clock)
+    said, began = run.outlook.seconds(jobs, trial), reader.clock()
+    run._read(3, run.plan.methods, SilentProgress())
     taken = reader.clock() - began
     assert taken == 3 * (3 * 64 + 4 * 32)
-    assert said.seconds == pytest.approx(taken, rel=0.05)
-    assert run.estimate(reader.clock) is None  # nothing is due
+    assert said == pytest.approx(taken, rel=0.05)
+    assert not run.due(3, run.plan.methods)
     pace, protocol = Pace(0.0, 1.0, 0.0, 0.0), run.plan.protocol
     assert job_seconds(loss_job("dca", 0, 64, workload_of("dca", protocol, chunk=16)), pace) == pytest.approx(1.2 * 32)
     whole = {name: workload_of(name, protocol, chunk=16, reuse=False) for name in ("dca", "crop")}
     assert job_seconds(loss_job("dca", 0, 64, whole["dca"]), pace) == pytest.approx(1.2 * 64)
     assert job_seconds(loss_job("crop", 0, 64, whole["crop"]), pace) == 32 + 4 * 32
-
-
-def test_use_is_reckoned_as_well(tmp_path: Path) -> None:
-    """The copy test reads plain's and the best method's windows twice, and plain's control."""
-    reader = Clockwork(model(128))
-    text = [("words", text_of(400))]
-    run = prepared(tmp_path, reader, methods="pi", target=256, text=text, windows=2, measure="loss,use")
-    losses = run.measure_losses(SilentProgress())  # they tell which method is the best
-    said = run.estimate(lambda: reader.clock() / 1000)  # so that the trial reads the whole window
-    began = reader.clock()
-    run.measure(False)
-    taken = reader.clock() - began
-    assert taken == 2 * 2 * (256 * len(examined_methods(losses)) + 128)
-    assert 1000 * said.seconds == pytest.approx(taken, rel=0.05)
-
-
-def test_retrieval_is_reckoned_as_well(tmp_path: Path) -> None:
-    """Its texts and its questions, crop's shorter texts among them; nothing where all is done."""
-    reader = Clockwork(model(512))
-    options = {"target": 768, "text": [("story", TEXT[0][1] * 6)], "methods": "crop", "windows": 1}
-    asked = {"measure": "loss,retrieval", "retrieval": "numbers", "retrieval_lengths": [768], "retrieval_samples": 2}
-
-    def quick() -> float:
-        return reader.clock() / 1000  # so that the trial reads the whole window
-
-    without = prepared(tmp_path / "losses", reader, **options, measure="loss").estimate(quick)
-    run = prepared(tmp_path / "all", reader, **options, **asked)
-    said = run.estimate(quick)
-    began = quick()
-    run.measure(False)
-    taken = quick() - began
-    assert without.seconds == pytest.approx((768 + 2 * 512) / 1000, rel=0.05)
-    assert taken > 2 * without.seconds
-    assert said.seconds == pytest.approx(taken, rel=0.1)
-    assert run.estimate(quick) is None
 
 
 def test_crop_reads_its_steps() -> None:
@@ -143,78 +103,11 @@ def test_workers_share_the_jobs() -> None:
     assert seconds_at_once([], 4) == 0.0
 
 
-def fitted(budget: float, windows: int = 8, methods: Sequence[str] = ORDER) -> Fitted:
-    """What fits, where each method takes a second for a window."""
-    return fit(budget, windows=windows, texts=1, methods=methods, seconds=lambda count, names: count * len(names))
-
-
-@pytest.mark.parametrize(
-    ("budget", "windows", "methods"),
-    [
-        (48, 8, "plain pi ntk yarn dca crop"),
-        (47, 7, "plain pi ntk yarn dca crop"),
-        (24, 4, "plain pi ntk yarn dca crop"),
-        (23, 4, "plain ntk yarn dca crop"),
-        (17, 4, "plain yarn dca crop"),
-        (12, 4, "plain yarn crop"),
-        (11, 3, "plain yarn crop"),
-        (3, 1, "plain yarn crop"),
-        (2.5, 1, "plain crop"),
-    ],
-)
-def test_what_is_left_out_first(budget: float, windows: int, methods: str) -> None:
-    """Windows down to four, methods down to one, windows down to one, the last method; plain and crop never."""
-    found = fitted(budget)
-    assert (found.windows, " ".join(found.methods)) == (windows, methods)
-    gone = [name for name in ORDER if name not in found.methods]
-    assert any(f"{8 - windows} of 8 windows" in line for line in found.left_out) == (windows < 8)
-    assert any(", ".join(gone) in line for line in found.left_out if gone) == bool(gone)
-
-
-def test_what_does_not_fit_at_all() -> None:
-    """A message with what is needed."""
-    with pytest.raises(RopeError, match="plain and crop on one window") as refused:
-        fitted(1.9)
-    assert "--minutes" in str(refused.value)
-    assert fitted(1.0, windows=1, methods=("plain",)) == Fitted(1, ("plain",), ())
-
-
-def test_minutes_plan_the_run(tmp_path: Path) -> None:
-    """The run keeps to its time, says what it left out, and resumed it has the same plan without another trial."""
-    reader = Clockwork(model())
-    run = prepared(tmp_path, reader, minutes=40, text=[("story", TEXT[0][1] * 2)])
-    assert run.plan.methods[0] == "plain"
-    assert "crop" in run.plan.methods
-    assert run.left_out
-    run.measure(False)
-    assert 0.5 * 40 * 60 < reader.clock() < 40 * 60
-    again = prepared(tmp_path, reader, minutes=40, text=[("story", TEXT[0][1] * 2)], resume=True)
-    assert (again.plan, again.left_out, again.trial) == (run.plan, run.left_out, None)
-    assert not again.plan.due(again.ledger)
-    whole = prepared(tmp_path / "whole", reader, minutes=1000, text=[("story", TEXT[0][1] * 2)])
-    assert (whole.plan.protocol.windows, whole.left_out) == (8, ())
-    with pytest.raises(RopeError, match="plain and crop on one window"):
-        prepared(tmp_path / "none", reader, minutes=1)
-
-
-@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("minutes", [0, -1, float("nan")])
 def test_minutes_are_a_time(minutes: float) -> None:
     """Above zero."""
     with pytest.raises(RopeError, match="must be above 0"):
         DoctorSettings(minutes=minutes)
-
-
-def test_a_plan_of_fewer_windows_is_a_run_of_its_own(tmp_path: Path) -> None:
-    """Its numbers are those of a run that was asked for so many windows and methods."""
-    reader = Clockwork(model())
-    text = [("story", TEXT[0][1] * 2)]
-    run = prepared(tmp_path / "a", reader, minutes=30, text=text)
-    kept = ",".join(run.plan.methods)
-    asked = prepared(tmp_path / "b", reader, text=text, methods=kept, windows=run.plan.protocol.windows)
-    one, other = run.measure(False).to_json(), asked.measure(False).to_json()
-    for left, right in zip(one["methods"], other["methods"], strict=True):
-        assert left["loss_by_window_and_block"] == right["loss_by_window_and_block"]
-    assert dataclasses.asdict(run.plan.protocol) == dataclasses.asdict(asked.plan.protocol)
 
 
 @pytest.mark.parametrize(("workers", "kept"), [(1, 1), (2, 2), (4, 3)])

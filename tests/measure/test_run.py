@@ -14,7 +14,6 @@ from ropewalk.attention import extensions
 from ropewalk.diagnosis.document import at_run_time, config_changes, turning
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.measure.losses import run
 from ropewalk.measure.plan import LossProtocol, take_windows, trained_length_of
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
@@ -23,7 +22,7 @@ from ropewalk.rope import scaling
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import NTK, YaRN
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
-from tests.diagnosis.small_runs import EXTENSIONS, IN_ATTENTION, ledger_at, measure, planned, protocol
+from tests.diagnosis.small_runs import EXTENSIONS, IN_ATTENTION, ledger_at, measure, planned, protocol, ran
 
 
 def test_every_method_is_measured_once() -> None:
@@ -36,12 +35,12 @@ def test_every_method_is_measured_once() -> None:
 
 
 def test_block_means_are_the_means_of_the_losses() -> None:
-    """Blocks by predicted position, the first one short by one; within and beyond are their own means."""
+    """Blocks by predicted position, the first one short by one, none over the trained length; and the parts' means."""
     model, of = tiny_decoder(), protocol(block=24)
     found = measure(model, of)
     for index, ids in enumerate(take_windows(random_ids(200).tolist(), of)):
         losses = window_losses(model.with_positions(rope=found.positions["yarn"].ropes), ids)
-        by_hand = [losses[:23].mean(), losses[23:47].mean(), losses[47:].mean()]
+        by_hand = [losses[:15].mean(), losses[15:39].mean(), losses[39:].mean()]
         assert found.block_means("yarn")[index] == pytest.approx(by_hand)
         assert found.within("yarn")[index] == pytest.approx(losses[:15].mean())
         assert found.beyond("yarn")[index] == pytest.approx(losses[15:].mean())  # type: ignore[index]
@@ -240,20 +239,20 @@ def test_within_the_trained_length_no_method_in_attention_applies() -> None:
 
 
 def test_windows_of_several_texts_come_from_each() -> None:
-    """In the texts' order, each at its own places, and the same again under the same seed."""
-    of = LossProtocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=3)
+    """In turn, each at its own places, and the same again under the same seed."""
+    of = LossProtocol.choose(trained_length=16, windows=4, text=["a", "b"], seed=3)
     texts = [list(range(300)), list(range(1000, 1200))]
     windows = take_windows(texts, of)
     assert windows.shape == (4, 64)
-    assert (windows[:2] < 300).all()
-    assert (windows[2:] >= 1000).all()
+    assert (windows[::2] < 300).all()
+    assert (windows[1::2] >= 1000).all()
     assert torch.equal(windows, take_windows(texts, of))
-    again = LossProtocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=4)
+    again = LossProtocol.choose(trained_length=16, windows=4, text=["a", "b"], seed=4)
     assert not torch.equal(windows, take_windows(texts, again))
-    found = run(reader_of(tiny_decoder()), windows % 50, planned(tiny_decoder(), of, ["pi"]), ledger_at(None))
+    found = ran(reader_of(tiny_decoder()), windows % 50, planned(tiny_decoder(), of, ["pi"]), ledger_at(None))
     assert len(found.within("pi")) == 4
-    with pytest.raises(RopeError, match=r"too short[\s\S]*text +'b'"):
-        take_windows([texts[0], texts[1][:100]], of)
+    with pytest.raises(RopeError, match=r"too short[\s\S]*'a': 100, 'b': 60"):
+        take_windows([texts[0][:100], texts[1][:60]], of)
 
 
 def test_a_models_own_extension_is_measured_as_is() -> None:

@@ -18,7 +18,7 @@ from ropewalk.measure.plan import fingerprint, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
-from tests.diagnosis.small_runs import Recorder, ledger_at, measure, planned, protocol
+from tests.diagnosis.small_runs import Recorder, ledger_at, measure, planned, protocol, ran
 
 
 class _Interrupt(Exception):
@@ -49,7 +49,7 @@ def test_a_stopped_run_resumes_to_the_same_numbers(tmp_path: Path, stop_at: int,
     second = ledger_at(path)
     assert len(second) == stop_at
     assert len(work.due(second)) == 14 - stop_at
-    found = run(reader_of(model), windows, work, second)
+    found = ran(reader_of(model), windows, work, second)
     for name in whole.results:
         np.testing.assert_allclose(found.block_means(name), whole.block_means(name), rtol=0, atol=1e-6)
         np.testing.assert_allclose(found.within(name), whole.within(name), rtol=0, atol=1e-6)

@@ -81,10 +81,21 @@ def test_its_numbers_are_the_losses_of_both_readings(tiny: Decoder) -> None:
     assert found is not None
     assert (found.length, len(found.scaled), len(found.unscaled)) == (256, 8, 8)
     ids = np.array(tiny.tokenizer.encode(TEXT))  # type: ignore[union-attr]
-    gaps = np.sort(np.random.default_rng([3, 0]).integers(0, len(ids) - 8 * 256 + 1, 8))
-    window = rw_ids(ids[gaps[2] + 2 * 256 :][:256])
+    drawn = np.random.default_rng([3, 0])
+    gaps = np.sort(drawn.integers(0, len(ids) - 8 * 256 + 1, 8))
+    third = drawn.permutation(8)[2]
+    window = rw_ids(ids[gaps[third] + third * 256 :][:256])
     assert found.scaled[2] == pytest.approx(window_losses(scaled, window).mean(), abs=1e-5)
     assert found.unscaled[2] == pytest.approx(window_losses(tiny, window).mean(), abs=1e-5)
+
+
+def test_every_text_counts(tiny: Decoder) -> None:
+    """Of five texts two windows each: eight, rounded up to whole rounds."""
+    reader = reader_of(described(tiny, Linear(2.0)))
+    ids = tiny.tokenizer.encode(TEXT)  # type: ignore[union-attr]
+    _, found = settle_reading(reader, [ids[start : start + 100] for start in range(0, 500, 100)])
+    assert found is not None
+    assert (found.length, len(found.scaled)) == (50, 10)
 
 
 def rw_ids(ids: np.ndarray) -> Any:

@@ -14,7 +14,7 @@ from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.rules import Evidence, LossTable, standings
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.wording import next_step
+from ropewalk.diagnosis.wording import attach_call, next_step
 from ropewalk.errors import RopeError
 from ropewalk.measure.answers import RetrievalMeasurement, sentences
 from ropewalk.measure.copies import CopyMeasurement
@@ -201,16 +201,6 @@ def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewa
     settings = [] if positions.ropes == measurement.own.ropes else [f"rope={_setting(positions.ropes)}"]
     settings += [f"extension={_setting(positions.extensions)}"] if any(positions.extensions) else []
     return f"model.with_positions({', '.join(settings)})" if settings else "model"
-
-
-def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
-    """Return the call that applies a method to a live model of transformers.
-
-    >>> attach_call("dca", 1024)
-    'rw.attach(model, "dca", target=1024)'
-    """
-    stated = "" if trained_length is None else f", trained_length={trained_length}"
-    return f'rw.attach(model, "{method}", target={target}{stated})'
 
 
 def _setting(of_layers: Sequence[object]) -> str:

@@ -54,15 +54,15 @@ def conclude(
     - `facts`: fields of `RunFacts`.
     """
 
-    def application(method: str, length: int) -> tuple[dict[str, Any] | None, str | None]:
+    def config_of(method: str, length: int) -> dict[str, Any] | None:
         call, config = at_run_time(method, measurement, library=library), config_changes(method, measurement)
         if call is None and config["rope_parameters"] is not None:
             config["max_position_embeddings"] = min(length, config["max_position_embeddings"])
-            return measurement.config_form.whole(config), None
-        return None, call
+            return measurement.config_form.whole(config)
+        return None
 
     facts.setdefault("texts", measurement.protocol.texts)
-    return decide(LossTable.of(measurement), copies, RunFacts(application=application, **facts))
+    return decide(LossTable.of(measurement), copies, RunFacts(config_of=config_of, **facts))
 
 
 NOT_REPEATED = ("state", "resume")
@@ -410,6 +410,7 @@ class DoctorRun:
             measurement,
             copies,
             library=self.reader.library,
+            model=self.name,
             texts=self.texts,
             planned=self.looks[-1],
             available=self.available,

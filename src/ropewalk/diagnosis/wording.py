@@ -47,7 +47,7 @@ class RunFacts:
     - `more`: returns the command of a longer run: with this many windows, these minutes (None: as now), and the default
       texts instead of the given ones; None if it would be the command that was run.
     - `engine`: that must run the method, and `runs`: the methods that it can run; None: all.
-    - `application`: returns the config that expresses a method for a length, and the call that sets it otherwise.
+    - `config_of`: returns the config that expresses a method for a length, or None. `model`: as a call names it.
     - `default_texts`: whether the texts were chosen by the doctor.
     """
 
@@ -59,7 +59,8 @@ class RunFacts:
     more: Callable[..., str | None] = lambda **_: None
     engine: str | None = None
     runs: frozenset[str] | None = None
-    application: Callable[[str, int], tuple[dict[str, Any] | None, str | None]] | None = None
+    config_of: Callable[[str, int], dict[str, Any] | None] | None = None
+    model: str = "MODEL"
     default_texts: bool = False
 
 
@@ -163,6 +164,16 @@ def next_step(
         engine, model, verdict.method, target=target, trained_length=trained_length, record=record,
         length=verdict.length,
     )  # fmt: skip
+
+
+def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
+    """Return the call that applies a method to a live model of transformers.
+
+    >>> attach_call("dca", 1024)
+    'rw.attach(model, "dca", target=1024)'
+    """
+    stated = "" if trained_length is None else f", trained_length={trained_length}"
+    return f'rw.attach(model, "{method}", target={target}{stated})'
 
 
 QUESTIONS = {
@@ -403,10 +414,11 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     length = evidence.length(decision.stretches) if decision.action in ("keep", "extend") else None
     if decision.action == "keep" and not table.beyond:
         length = table.target
-    if decision.method is not None and run.application is not None:
+    if decision.method is not None and run.config_of is not None:
         assert length is not None, "a method extends to a length"
-        config, call = run.application(decision.method, length)
+        config = run.config_of(decision.method, length)
         if config is None:
+            call = setting_command("python", run.model, decision.method, target=table.target)
             reasons.append("No config.json can express it, so no engine can serve it; it works in Python.")
     if settling is not None:
         reasons.append(settling.sentence)
@@ -440,7 +452,7 @@ def _beside(evidence: Evidence, decision: Decision, run: RunFacts) -> Beside | N
     best = (
         best_method(evidence, others) if others and decision.action in ("extend", "keep", "cut", "undecided") else None
     )
-    if best is None or run.application is None:
+    if best is None or run.config_of is None:
         return None
     stretches = evidence.stretches_of(best)
     length = evidence.length(stretches)
@@ -450,9 +462,9 @@ def _beside(evidence: Evidence, decision: Decision, run: RunFacts) -> Beside | N
     ahead = evidence.mean_beyond(own) - evidence.mean_beyond(best)
     if stretches == decision.stretches and ahead < MARGIN:
         return None
-    _, call = run.application(best, length)
+    call = attach_call(best, evidence.table.target)
     what = [f"reaches {length:,} tokens"] if stretches > decision.stretches else []
     what += [f"reads better by {nats(ahead)} nats per token"] if ahead >= MARGIN else []
     where = "Python only" if run.engine is None else f"not in {run.engine}"
     sentence = f"{best} {' and '.join(what)} ({where})."
-    return Beside(method=best, length=length, sentence=sentence, call=call or "")
+    return Beside(method=best, length=length, sentence=sentence, call=call)

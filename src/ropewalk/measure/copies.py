@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from ropewalk.readers.reader import Prefix, Reader
 from ropewalk.statistics import CONFIDENCE, LOOK_CONFIDENCE, STUDENT_FROM, Interval, t_quantile
 
 LONG_SPAN, SHORT_SPAN = (32, 8), (16, 4)  # tokens of a span, and of its first part, which is given
-LONG_TARGET = 4096  # tokens: shorter windows have short spans
+LONG_TARGET = 6144  # tokens: shorter windows have short spans, of which the fewest fit into the share of time
 SHARE_OF_READING = 0.15  # of the time of a reading that all questions may take
 COST = {True: 1.7, False: 0.9}  # time of a token that is asked for over that of one that is read; of long windows
 MOST_SPANS = 64
@@ -277,13 +278,15 @@ def combined(
         df += free
     units = _units(values, texts)
     mean, count = float(np.mean([np.mean(unit) for unit in units])), len(units)
-    if any(math.isnan(one) for one in spread):
+    if count < STUDENT_FROM and any(math.isnan(one) for one in spread):
         return mean, None
     of_windows = [
         sum(window[kind][0] ** 2 * spread[kind] / len(window[kind][1]) for kind in kinds) for window in windows
     ]
     of_units = [float(np.mean(part)) / len(part) for part in _units(of_windows, texts)]
-    prior, free = PRIOR**2 * float(np.mean(of_units)), min(PRIOR_DF, df) if count < STUDENT_FROM else 0
+    prior, free = PRIOR**2 * float(np.mean(of_units)), min(PRIOR_DF, df)
+    if count >= STUDENT_FROM:
+        prior, free = 0.0, 0
     between = float(np.var([np.mean(unit) for unit in units], ddof=1)) if count > 1 else 0.0
     variance = (free * prior + (count - 1) * between) / (free + count - 1)
     half = t_quantile(free + count - 1, confidence=confidence) * math.sqrt(variance / count)

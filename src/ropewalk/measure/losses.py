@@ -159,11 +159,19 @@ class Beginnings:
     them again: so its numbers do not depend on what was kept, nor on what a run was resumed from.
 
     - `plain`: the reader under plain. `shared`: for each method how many tokens it takes over; 0 for most.
-    - `due`: the jobs of the run. `chunk`: tokens of one forward.
+    - `due`: the jobs of the run. `chunk`: tokens of one forward. `stops`: after which plain is asked.
     """
 
-    def __init__(self, plain: ReadingOn, shared: Mapping[str, int], due: Sequence[Job], *, chunk: int) -> None:
-        self.plain, self.shared, self.chunk = plain, shared, chunk
+    def __init__(
+        self,
+        plain: ReadingOn,
+        shared: Mapping[str, int],
+        due: Sequence[Job],
+        *,
+        chunk: int,
+        stops: Sequence[int] = (),
+    ) -> None:
+        self.plain, self.shared, self.chunk, self.stops = plain, shared, chunk, stops
         self._wanted: dict[int, list[int]] = {}
         for job in due:
             if shared[job.method]:
@@ -210,8 +218,20 @@ class Beginnings:
     def _again(self, ids: Tensor, tokens: int, advance: Advance) -> Beginning:
         found: list[Beginning] = []
         append: Callable[[Beginning], None] = found.append
-        self.plain.reading_on(ids[: tokens + 1], keep=tokens, kept=append, chunk=self.chunk, advance=advance)
+        self.plain.reading_on(
+            ids[: tokens + 1],
+            keep=tokens,
+            kept=append,
+            chunk=self.chunk,
+            advance=advance,
+            asking=_pauses(self.stops, tokens),
+        )
         return found[0]
+
+
+def _pauses(stops: Sequence[int], tokens: int) -> Asking:
+    """Return stops at which nothing is asked: a reading in the same chunks gives the same numbers to the bit."""
+    return {stop: lambda prefix: None for stop in stops if stop <= tokens}
 
 
 def run(
@@ -238,11 +258,11 @@ def run(
     """
     protocol, jobs = plan.protocol, plan.due(ledger, chunk=chunk) if jobs is None else jobs
     plain: dict[int, Losses] = {}
-    beginnings = None
+    beginnings, stops = None, spans[0].stops("plain") if spans else ()
     as_plain = reader.under(plan.positions["plain"]) if "plain" in plan.positions else None
     if isinstance(as_plain, ReadingOn):
         shared = {name: shared_tokens(name, protocol, chunk) for name in plan.methods}
-        beginnings = Beginnings(as_plain, shared, jobs, chunk=chunk)
+        beginnings = Beginnings(as_plain, shared, jobs, chunk=chunk, stops=stops)
 
     def measure(job: Job, advance: Advance) -> dict[str, Any]:
         spent_before, answers = 0.0, dict[str, list[float]]()
@@ -256,7 +276,7 @@ def run(
                 stride=protocol.stride,
                 beginning=plain[job.window]
                 if job.window in plain
-                else _beginning(as_plain, ids, protocol, chunk, spans[job.window].stops("plain") if spans else ()),
+                else _beginning(as_plain, ids, protocol, chunk, stops),
                 seq_len=plan.crop_seq_len,
                 chunk=chunk,
                 advance=advance,
@@ -291,8 +311,7 @@ def _beginning(
     whole = -(-protocol.trained_length // chunk) * chunk
     if plain is None:
         return None
-    pausing: Asking = {stop: lambda prefix: None for stop in stops if stop <= whole}
-    return plain.window_losses(ids[: whole + 1], seq_len=protocol.target, chunk=chunk, asking=pausing)
+    return plain.window_losses(ids[: whole + 1], seq_len=protocol.target, chunk=chunk, asking=_pauses(stops, whole))
 
 
 def gather(plan: Plan, ledger: Ledger, *, windows: int | None = None) -> Measurement:

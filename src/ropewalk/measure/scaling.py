@@ -143,7 +143,7 @@ def _measure(
         trained_length=length,
         target=length,
         text=[str(number) for number in range(len(tokens))],
-        windows=min(of_each, shortest // length),
+        windows=len(tokens) * min(of_each, shortest // length),
         seed=seed,
     )
     windows = take_windows(tokens, protocol)

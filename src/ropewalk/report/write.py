@@ -151,7 +151,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
     """Return the variables of the template."""
     found, retrieval, copied = document["verdict"], retrieval_details(document), document.get("copies")
     chosen = method_of(document, document["recommended"])
-    call = _call(chosen)
+    call = found.get("call") or _call(chosen)
     return {
         "model": printable(str(document["model"])),
         "title": short_name(document),
@@ -169,7 +169,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "left_out": document.get("left_out") or [],
         "recommended": document["recommended"],
         "config": _config(found, chosen),
-        "call": printable(call),
+        "call": "\n".join(map(printable, call.splitlines())),
         "at_run_time": chosen is not None and (bool(call) or not _in_config(chosen["name"])),
         "shared": _shared(document),
         "standings": tables.standings(document),
