@@ -310,8 +310,8 @@ class DoctorRun:
         say(
             display,
             f"The first answer takes about {duration(answer)}{size} (one window of {self.plan.protocol.target:,} "
-            f"tokens, {len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once "
-            "it is decided.",
+            f"tokens, {len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends "
+            "once it is decided.",
         )
         return trial
 
