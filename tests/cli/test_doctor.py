@@ -97,7 +97,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
         [
             "index.html",
             "report.json",
-            *(f"{n}.{k}" for n in ("loss", "wavelengths", "frequencies") for k in ("png", "svg")),
+            *(f"{n}.{k}" for n in ("loss", "looks", "wavelengths", "frequencies") for k in ("png", "svg")),
         ]
     )
     page = (report / "index.html").read_text()

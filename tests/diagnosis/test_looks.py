@@ -28,7 +28,8 @@ NOVEL = [("novel", read_text(None)[1][:40_000])]
 
 @pytest.fixture(scope="module")
 def tiny() -> Decoder:
-    return load("tiny", dtype=torch.float32)
+    model: Decoder = load("tiny", dtype=torch.float32)
+    return model
 
 
 class Clock:
@@ -93,7 +94,7 @@ def test_a_run_that_reaches_its_minutes_reports_the_last_look(tiny: Decoder, tmp
     clock = Clock()
     progress = Ticking(clock)
     run = prepared(tiny, tmp_path, clock, windows=8, minutes=6.5 / 60, keep_going=True)
-    found = run.measure(progress)  # type: ignore[arg-type]
+    found = run.measure(progress)
     assert found.verdict.stopped == "minutes"
     assert found.measurement.windows == found.verdict.windows == 2
     assert [look["windows"] for look in found.looks] == [1, 2]
@@ -105,11 +106,11 @@ def test_ctrl_c_gives_the_last_look_and_resume_the_same_verdict(tiny: Decoder, t
     """Before the first look there is no diagnosis."""
     given: dict[str, Any] = {"windows": 2, "keep_going": True, "minutes": 60.0}
     with pytest.raises(RunInterrupted) as early:
-        prepared(tiny, tmp_path / "part", Clock(), **given).measure(Ticking(stop_at=2))  # type: ignore[arg-type]
+        prepared(tiny, tmp_path / "part", Clock(), **given).measure(Ticking(stop_at=2))
     assert (early.value.diagnosis, early.value.kept) == (None, 1)
     resumed = prepared(tiny, tmp_path / "part", Clock(), resume=True, **given)
     with pytest.raises(RunInterrupted) as late:
-        resumed.measure(Ticking(stop_at=4))  # type: ignore[arg-type]
+        resumed.measure(Ticking(stop_at=4))
     assert late.value.diagnosis is not None
     assert (late.value.diagnosis.verdict.stopped, late.value.diagnosis.verdict.windows) == ("Ctrl-C", 1)
     rest = prepared(tiny, tmp_path / "part", Clock(), resume=True, **given).measure(False)

@@ -153,7 +153,8 @@ def test_intervals_are_the_moderated_ones_at_98_percent() -> None:
     cost = Evidence(table).cost("yarn")
     inside = (noisy["yarn"] - noisy["plain"])[:, :WITHIN]
     mean, interval = moderated_interval(inside, weights=table.weights[:WITHIN], confidence=0.98)
-    assert (cost.difference, cost.interval) == (pytest.approx(mean), pytest.approx(interval))
+    assert cost.difference == pytest.approx(mean)
+    assert cost.interval == pytest.approx(interval)
 
 
 APPLIED: dict[str, Any] = {"application": lambda method, length: (None, f"rw.attach(model, {method!r})")}

@@ -378,8 +378,8 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     2. "keep": plain reads no worse than crop by more than 0.02 nats per token, stretch by stretch from the trained
        length on. `length` is the end of the last stretch for which that is shown.
     3. "extend": a method that the engine can run is shown, stretch by stretch, to read better than crop, or to lose
-       less than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain up to
-       there, and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach
+       less than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain up
+       to there, and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach
        wins, then the lowest loss.
     4. "cut": plain does not hold in the first stretch, and no method does: it costs too much, or reads worse, or reads
        no better and does not copy.
