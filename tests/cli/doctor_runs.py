@@ -23,11 +23,16 @@ def write_checkpoint(folder: Path, rope: Any, *, tokenizer: bool = True) -> Path
     return folder
 
 
-def doctor(*arguments: str | int | Path) -> int:
-    """Run the command; the exit status."""
+def run_command(*arguments: str | int | Path) -> int:
+    """Run a command of ropewalk; the exit status."""
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", *map(str, arguments)])
+        main([*map(str, arguments)])
     return int(ended.value.code or 0)
+
+
+def doctor(*arguments: str | int | Path) -> int:
+    """Run the doctor; the exit status."""
+    return run_command("doctor", *arguments)
 
 
 def finite_or_null(value: Any) -> bool:

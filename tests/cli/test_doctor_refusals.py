@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("quiet")
         (["--method", "alibi"], "unknown method"),
         (["--target", "16", "--method", "yarn"], "within the trained length"),
         (["--target", "1000"], "too short for the windows"),
-        (["--windows", "50"], "too short for the windows"),
         (["--protocol", '{"block": 1}'], "`block` must be from 2"),
         (["--protocol", '{"stride": 9}'], "at most a quarter"),
         (["--dtype", "int8"], "unknown dtype"),
@@ -27,7 +26,10 @@ pytestmark = pytest.mark.usefixtures("quiet")
         (["--protocol", '{"chunk": 0}'], "`chunk` must be at least 1"),
         (["--protocol", '{"workers": 0}'], "`workers` must be at least 1"),
         (["--minutes", "0"], "`minutes` must be above 0"),
-        (["--minutes", "0.0001"], "plain and crop on one window of each text take longer than that"),
+        (["--minutes", "0.0001"], "not even a short target can be measured in this time"),
+        (["--engine", "nonsense"], "unknown engine"),
+        (["--measure", "copies"], "must contain loss"),
+        (["--measure", "loss,speed"], "must contain loss"),
         (["--text", "absent.txt"], "text cannot be read"),
         (["--protocol", '{"start_char": -3}'], "must not be negative"),
         (["--state", __file__], "the state is a folder"),
@@ -77,3 +79,33 @@ def test_models_that_cannot_be_measured(tmp_path: Path, text: Path, capsys: pyte
     for model, message in cases:
         assert doctor(model, "--text", text) == 2
         assert message in capsys.readouterr().err
+
+
+def test_texts_that_cannot_be_read_or_are_too_short(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A binary file, an empty folder, and fewer tokens than two trained lengths, each by its message."""
+    (tmp_path / "binary").write_bytes(bytes(range(256)) * 4)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("So it goes.")
+    for name in ("binary", "empty", "short.txt"):
+        assert doctor(checkpoint, "--text", tmp_path / name) == 2, name
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        assert "text" in error
+
+
+def test_a_folder_of_texts_and_a_short_one(
+    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Windows come from each file; a text of 100 tokens shortens the target to three times the trained length."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(text.read_text())
+    given = ("--methods", "pi", "--protocol", '{"keep_going": true}')
+    assert doctor(checkpoint, "--text", folder, "--windows", 2, *given) == 0
+    assert "2 windows of 128 tokens of a.txt, b.txt" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "short.txt").write_text(text.read_text()[:100])
+    assert doctor(checkpoint, "--text", tmp_path / "short.txt", *given) == 0
+    assert "One window of 96 tokens of short.txt" in " ".join(capsys.readouterr().out.split())

@@ -94,7 +94,7 @@ def test_tuned_and_measured(
     record = json.loads((out / "extend.json").read_text())
     assert [variant["name"] for variant in record["variants"]] == [
         "plain", "crop", "yarn", "yarn crop", "tuned", "tuned crop"]  # fmt: skip
-    assert {len(variant["loss_by_block"]) for variant in record["variants"]} == {TARGET // (TRAINED // 4)}
+    assert {len(variant["loss_by_block"]) for variant in record["variants"]} == {TARGET // (TRAINED // 8)}
     plain, crop = record["variants"][:2]
     assert plain["loss_within"] == pytest.approx(crop["loss_within"], abs=1e-6)
     tuned = {variant["name"]: variant["loss_beyond"] for variant in record["variants"]}

@@ -49,7 +49,7 @@ def made(
         period = 1 if name == "plain" else 2
         signs = np.where((blocks // period + np.arange(windows)[:, None]) % 2, 1.0, -1.0)
         found = 3.0 + hard + means + (0.0 if name == "crop" else size) * signs
-        return found[: (counts or {}).get(name, windows)].tolist()
+        return [list(map(float, row)) for row in found[: (counts or {}).get(name, windows)]]
 
     return LossTable(
         trained=TRAINED,

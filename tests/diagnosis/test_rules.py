@@ -32,7 +32,13 @@ BROKEN = {"plain": 1.5}
         (made({"plain": 0.012, "yarn": 0.5}), NO, "keep", None, 1024),
         (made({"plain": 0.018, "yarn": 0.5}), NO, "undecided", None, None),
         (made({"plain": (0.0, 0.0, 0.5), "yarn": 0.5}, windows=2), NO, "keep", None, 768),
-        (made({"plain": (0.0, 0.5, 0.0), "yarn": 0.5}, windows=2), NO, "keep", None, 512),  # what holds later does not count
+        (
+            made({"plain": (0.0, 0.5, 0.0), "yarn": 0.5}, windows=2),
+            NO,
+            "keep",
+            None,
+            512,
+        ),
         (made({"plain": (0.0, 0.5, 0.5), "yarn": (-0.1, -0.1, 0.5)}, windows=2), NO, "extend", "yarn", 768),
         (made({"plain": (0.0, 0.5, 0.5), "yarn": (-0.1, 0.5, 0.5)}, windows=2), NO, "keep", None, 512),
         # 3. extend by loss: stretch by stretch
@@ -40,9 +46,21 @@ BROKEN = {"plain": 1.5}
         (made({**BROKEN, "yarn": -0.01}), NO, "extend", "yarn", 1024),
         (made({**BROKEN, "yarn": (-0.1, -0.1, 0.5)}, windows=2), None, "extend", "yarn", 768),
         (made({**BROKEN, "yarn": (-0.1, 0.5, -0.1)}, windows=2), None, "extend", "yarn", 512),
-        (made({**BROKEN, "yarn": (0.5, -0.9, -0.9)}, windows=2), YES, "cut", None, None),  # though the mean is better than crop
+        (
+            made({**BROKEN, "yarn": (0.5, -0.9, -0.9)}, windows=2),
+            YES,
+            "cut",
+            None,
+            None,
+        ),
         (made({**BROKEN, "yarn": -0.3, "ntk": -0.32}), None, "extend", "ntk", 1024),
-        (made({**BROKEN, "yarn": -0.1, "ntk": (-0.9, -0.9, 0.5)}, windows=2), None, "extend", "yarn", 1024),  # reach comes first
+        (
+            made({**BROKEN, "yarn": -0.1, "ntk": (-0.9, -0.9, 0.5)}, windows=2),
+            None,
+            "extend",
+            "yarn",
+            1024,
+        ),
         (made({**BROKEN, "yarn": -0.3, "streaming": -0.9}), None, "extend", "yarn", 1024),  # it forgets
         # 3. extend by copies: up to 0.10 worse than crop
         (made({**BROKEN, "yarn": 0.09}), YES, "extend", "yarn", 1024),
@@ -135,7 +153,8 @@ def test_intervals_are_the_moderated_ones_at_98_percent() -> None:
     cost = Evidence(table).cost("yarn")
     inside = (noisy["yarn"] - noisy["plain"])[:, :WITHIN]
     mean, interval = moderated_interval(inside, weights=table.weights[:WITHIN], confidence=0.98)
-    assert (cost.difference, cost.interval) == (pytest.approx(mean), pytest.approx(interval))
+    assert cost.difference == pytest.approx(mean)
+    assert cost.interval == pytest.approx(interval)
 
 
 APPLIED: dict[str, Any] = {"application": lambda method, length: (None, f"rw.attach(model, {method!r})")}

@@ -40,7 +40,10 @@ def test_every_sentence(name: str) -> None:
     assert ".." not in text
     if "loss" in text:
         assert re.search(r"[Ll]oss[^.:;]{0,40} \((how badly|repeat)", text) or "(how badly" in text.split("loss", 2)[1]
-    for term, explained in (("crop", "given only the last 256 tokens|last 256 tokens \\(crop\\)"), ("copies", "repeat")):
+    for term, explained in (
+        ("crop", "given only the last 256 tokens|last 256 tokens \\(crop\\)"),
+        ("copies", "repeat"),
+    ):
         if re.search(rf"\b{term}\b", text) and "not measured" not in name:
             assert re.search(explained, text), (term, text)
     if "(0." in text:
@@ -60,7 +63,10 @@ def test_what_decided_is_said() -> None:
     assert "does not copy" in by_loss
     part = decide(*EVERY["extend to a stretch"])
     assert part.headline == "Extend with yarn to 512 tokens; 1,024 is not shown."
-    assert "Still open: whether yarn copies, that is, repeats passages that it read 512 to 768 tokens before." in part.sentence
+    assert (
+        "Still open: whether yarn copies, that is, repeats passages that it read 512 to 768 tokens before."
+        in part.sentence
+    )
     cut = decide(*EVERY["cut"]).sentence
     assert "yarn reads no better than crop (worse by 0.050 (" in cut
     assert "ntk reads worse than crop: worse by 0.500 (" in cut
@@ -117,7 +123,7 @@ def test_what_would_settle_it() -> None:
     assert next_step(found, "tiny", 1024) == found.next.command
     stopped = decide(OPEN, NO, RunFacts(available=50, planned=16, seconds=160.0, stopped="minutes", more=asked))
     assert stopped.next is not None
-    assert stopped.next.command == f"minutes={math.ceil(1.3 * 80 * (needed - 2) / 60)}"
+    assert stopped.next.command == f"windows={needed} minutes={math.ceil(1.3 * 80 * (needed - 2) / 60)}"
 
 
 def test_a_text_that_is_too_short_asks_for_more() -> None:

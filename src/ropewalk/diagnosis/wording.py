@@ -262,7 +262,8 @@ def _extend(method: str, stretches: int, evidence: Evidence) -> list[str]:
     if copies and not read_better:
         little = f" Up to {NEAR:.2f} worse is tolerated of a method that copies." if against.difference > 0 else ""
         lines += [
-            f"Copies decide: it repeats passages that it read up to {length:,} tokens before. That is beyond {_crop(table)}.",
+            f"Copies decide: it repeats passages that it read up to {length:,} tokens before. That is beyond "
+            f"{_crop(table)}.",
             f"Its loss (how badly it predicts the text) beyond the trained length is {loss} than crop's.{little}",
         ]
     else:
@@ -304,7 +305,9 @@ def _copies_of(method: str, stretches: int, evidence: Evidence) -> list[str]:
     if all(one == "shown" for one in results):
         return [f"It copies: it repeats passages that it read up to {length:,} tokens before."]
     if "refuted" in results:
-        return [f"But {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} tokens before."]
+        return [
+            f"But {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} tokens before."
+        ]
     return [
         f"It is open whether {name} copies, that is, repeats passages from more than {evidence.table.trained:,} tokens "
         "before."
@@ -317,8 +320,8 @@ def _cut(evidence: Evidence) -> list[str]:
     why = f"no method{able} makes more of them useful" if evidence.candidates else f"no method{able} was measured"
     lines = [
         f"Give the model only the last {table.trained:,} tokens (crop): {why}.",
-        f"As it is, its loss (how badly it predicts the text) at positions {holds.where} is {better_or_worse(holds)} nats "
-        "per token than with crop.",
+        f"As it is, its loss (how badly it predicts the text) at positions {holds.where} is {better_or_worse(holds)} "
+        "nats per token than with crop.",
     ]
     for name in evidence.candidates[:3]:
         cost, near = evidence.cost(name), evidence.near_crop(name, 0)
@@ -385,9 +388,9 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     1. "unfit": its loss within the trained length is not below that of token frequencies.
     2. "keep": plain reads no worse than crop by more than 0.02 nats per token, stretch by stretch from the trained
        length on. `length` is the end of the last stretch for which that is shown.
-    3. "extend": a method that the engine can run is shown, stretch by stretch, to read better than crop, or to lose less
-       than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain up to
-       there, and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach
+    3. "extend": a method that the engine can run is shown, stretch by stretch, to read better than crop, or to lose
+       less than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain up
+       to there, and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach
        wins, then the lowest loss.
     4. "cut": plain does not hold in the first stretch, and no method does: it costs too much, or reads worse, or reads
        no better and does not copy.
