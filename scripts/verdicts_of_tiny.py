@@ -11,6 +11,7 @@ record keeps every loss and answer, so that `replayed` decides anew without a mo
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import ropewalk as rw
 from ropewalk.atomic_io import write_whole
 from ropewalk.diagnosis import Protocol
 from ropewalk.diagnosis.rules import Decision, Evidence, LossTable, apply_rules
+from ropewalk.measure import copies as of_copies
 from ropewalk.measure.copies import Answers, CopyMeasurement, SpanDesign
 from ropewalk.measure.plan import LossProtocol
 from ropewalk.statistics import LOOKS
@@ -30,6 +32,14 @@ from ropewalk.statistics import LOOKS
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/verdicts-tiny.json"
 TEXTS = ("moby_dick.txt", "bleak_house.txt", "tinyshakespeare.txt")
 METHODS, WINDOWS, RUN = ("yarn", "dca", "llama3"), 48, LOOKS[-1]
+
+
+class Able(CopyMeasurement):
+    """A measurement whose model is known to copy: gains are computed from any windows."""
+
+    @property
+    def can_copy(self) -> bool:
+        return True
 
 
 def measured(path: Path, state: Path | None) -> dict[str, Any]:
@@ -130,7 +140,7 @@ def replayed(
 
 
 def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of docs/evidence/verdicts.md: the verdicts of each text, and the look from which action and method stay."""
+    """Return the table of verdicts of docs/evidence/verdicts.md, with the looks from which action and method stay."""
     lines = ["| text | last verdict | runs | same action and method from |", "|---|---|--:|---|"]
     found: dict[tuple[str, str], list[int]] = {}
     for one in verdicts:
@@ -139,6 +149,57 @@ def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
     for (text, verdict), windows in found.items():
         lines.append(f"| {text} | {verdict} | {len(windows)} | {', '.join(map(str, sorted(windows)))} |")
     return "\n".join(lines)
+
+
+def coverage(texts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of copies of docs/evidence/verdicts.md, for other priors and bounds than the package's.
+
+    By text: how often the interval of the gain less the bound contains the mean of all windows, mean and worst over
+    methods and lengths, and how often plain is taken for a method that copies, at the worst length; percentages.
+    """
+    of_package = of_copies.SHARE, of_copies.PRIOR, of_copies.PRIOR_DF
+    lines = ["| bound | k | d0 | text | 1 window | 2 windows | plain copies |", "|--:|--:|--:|---|--:|--:|--:|"]
+    try:
+        for constants in ((1 / 3, 1.25, 8), (1 / 3, 1.25, 4), (1 / 3, 1.5, 8), (1 / 4, 1.25, 8), (1 / 2, 1.25, 8)):
+            of_copies.SHARE, of_copies.PRIOR, of_copies.PRIOR_DF = constants
+            for number, text in enumerate(texts):
+                cells, false = [], 0.0
+                for count in (1, 2):
+                    rng, held = np.random.default_rng(count), dict[tuple[str, int], list[bool]]()
+                    draws = [[i] for i in range(WINDOWS)]
+                    if count > 1:
+                        draws = [rng.choice(WINDOWS, count, replace=False).tolist() for _ in range(100)]
+                    whole, shown = gains(texts, number, range(WINDOWS)), dict[int, list[bool]]()
+                    for chosen in draws:
+                        for key, (mean, (low, high)) in gains(texts, number, chosen).items():
+                            error = abs(mean - whole[key][0]) / np.sqrt(1 - count / WINDOWS)
+                            held.setdefault(key, []).append(error <= (high - low) / 2)
+                            if key[0] == "plain":
+                                shown.setdefault(key[1], []).append(low > 0)
+                    parts = [100 * float(np.mean(of)) for of in held.values()]
+                    cells.append(f"{np.mean(parts):.1f}, {min(parts):.1f}")
+                    false = max(false, *(100 * float(np.mean(of)) for of in shown.values()))
+                row = [
+                    f"{constants[0]:.2f}",
+                    str(constants[1]),
+                    str(constants[2]),
+                    text["text"],
+                    *cells,
+                    f"{false:.1f}",
+                ]
+                lines.append(f"| {' | '.join(row)} |")
+    finally:
+        of_copies.SHARE, of_copies.PRIOR, of_copies.PRIOR_DF = of_package
+    return "\n".join(lines)
+
+
+def gains(texts: Sequence[Mapping[str, Any]], text: int, chosen: Sequence[int]) -> dict[tuple[str, int], Any]:
+    """Return each method's gain less the bound at each stretch, with its interval, from some windows of a text."""
+    found = evidence(texts, [(text, window) for window in chosen]).copies
+    assert isinstance(found, CopyMeasurement)
+    copies = Able(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    stops = range(len(copies.design.stops)) if copies.design is not None else ()
+    return {(name, stretch): copies.beyond_bound(name, stretch) for name in copies.methods for stretch in stops}
 
 
 def main() -> None:
@@ -158,7 +219,7 @@ def main() -> None:
             {"texts": texts[chosen[0][0]]["text"] if len(of) == 1 else "all", "chosen": chosen, "windows": windows,
              "action": decision.action, "method": decision.method, "length": length, "final": decision.final}
         )  # fmt: skip
-    record = {"model": "tiny", "methods": METHODS, "verdicts": verdicts, "measured": texts}
+    record = {"model": "tiny", "methods": METHODS, "verdicts": verdicts, "coverage": coverage(texts), "measured": texts}
     write_whole(RECORD, json.dumps(record) + "\n")
     print(table(verdicts))
 
