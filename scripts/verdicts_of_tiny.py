@@ -1,12 +1,11 @@
-"""The doctor's verdicts on `tiny` by number of windows, into benchmarks/results/verdicts-tiny.json.
+"""The doctor's verdicts on `tiny`, window by window, into benchmarks/results/verdicts-tiny.json.
 
-    python scripts/verdicts_of_tiny.py [--state FOLDER]
+    python scripts/verdicts_of_tiny.py FOLDER [--state FOLDER]
 
-Losses and the use of far tokens are measured once, on 64 windows of Moby Dick. For 1, 2, 3, 4, 8 and 16 of these
-windows, and for seeds 0 to 9 that draw them, the doctor's own functions conclude, as on a run of so many windows. A
-method is held against the best of all 64: of those whose mean costs at most 0.05 nats within the trained length, the
-lowest mean beyond it. The record also keeps the losses by window, from which scripts/simulate_verdicts.py draws. About
-ten minutes on one core; stopped, the same command goes on.
+FOLDER contains moby_dick.txt, bleak_house.txt and tinyshakespeare.txt. Each text is read in 48 disjoint windows, under
+five methods. The rules then decide on disjoint runs of 16 of these windows, at the planned looks, and stop as the
+doctor stops: on three runs of each text, and on nine runs that take their windows from the three texts in turn. The
+record keeps every loss and answer, so that `replayed` decides anew without a model. About ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,163 +20,208 @@ from typing import Any
 import numpy as np
 import torch
 
-from ropewalk.atomic_io import finite, write_whole
-from ropewalk.diagnosis.prepare import prepare
-from ropewalk.diagnosis.rules import TOLERATED, forgets
-from ropewalk.diagnosis.run import DoctorRun, conclude, examined_methods
-from ropewalk.diagnosis.settings import DoctorSettings, Protocol
-from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.measure.copy_test import UseMeasurement, UseRun, gather
-from ropewalk.measure.copy_windows import Reading, UseInputs, Where
-from ropewalk.measure.losses import Measurement, WindowLosses
-from ropewalk.progress import SilentProgress
-from ropewalk.readers.digest import environment_of
-from ropewalk.readers.reader import Losses
+import ropewalk as rw
+from ropewalk.atomic_io import write_whole
+from ropewalk.diagnosis import Protocol
+from ropewalk.diagnosis.rules import Decision, Evidence, LossTable, apply_rules
+from ropewalk.measure import copies as of_copies
+from ropewalk.measure.copies import Answers, CopyMeasurement, SpanDesign
+from ropewalk.measure.plan import LossProtocol
+from ropewalk.statistics import LOOKS
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/verdicts-tiny.json"
-WINDOWS, COUNTS, SEEDS = 64, (1, 2, 3, 4, 8, 16), range(10)
+TEXTS = ("moby_dick.txt", "bleak_house.txt", "tinyshakespeare.txt")
+METHODS, WINDOWS, RUN = ("yarn", "dca", "llama3"), 48, LOOKS[-1]
 
 
-def drawn(count: int, seed: int) -> list[int]:
-    """The windows of one verdict, by their numbers."""
-    return sorted(np.random.default_rng([seed, count]).choice(WINDOWS, count, replace=False).tolist())
+class Able(CopyMeasurement):
+    """A measurement whose model is known to copy: gains are computed from any windows."""
+
+    @property
+    def can_copy(self) -> bool:
+        return True
 
 
-def some_windows(whole: Measurement, chosen: Sequence[int]) -> Measurement:
-    """A measurement as if only these windows had been read."""
-    assert whole.frequencies is not None
-    return dataclasses.replace(
-        whole,
-        protocol=dataclasses.replace(whole.protocol, windows=len(chosen)),
-        results={name: tuple(of[window] for window in chosen) for name, of in whole.results.items()},
-        frequencies=tuple(whole.frequencies[window] for window in chosen),
+def measured(path: Path, state: Path | None) -> dict[str, Any]:
+    """Return every loss and answer of one text, rounded to 0.00001 nats, and the protocol."""
+    found = rw.doctor(
+        "tiny",
+        text=path,
+        methods=METHODS,
+        minutes=600,
+        resume=True,
+        state=None if state is None else state / path.stem,
+        protocol=Protocol(windows=WINDOWS, workers=1, keep_going=True),
+        progress=False,
+    )
+    losses, copies = LossTable.of(found.measurement), found.copies
+    assert copies is not None
+    assert losses.share == 1.0, "windows are disjoint"
+    return {
+        "text": path.stem,
+        "protocol": found.measurement.protocol.to_json(),
+        "model_digest": found.environment["model_digest"],
+        "losses": {name: np.round(values, 5).tolist() for name, values in losses.losses.items()},
+        "frequencies": np.round(losses.frequencies, 5).tolist(),
+        "answers": {
+            name: [
+                {
+                    kind: {length: np.round(values, 5).tolist() for length, values in part.items()}
+                    for kind, part in (("read", one.read), ("unread", one.unread))
+                }
+                for one in windows
+            ]
+            for name, windows in copies.answers.items()
+        },
+        "ranges": copies.ranges,
+    }
+
+
+def runs(texts: int) -> list[list[tuple[int, int]]]:
+    """Return the (text, window) of each run: three runs of each text, then those that take the texts in turn."""
+    per_text = WINDOWS // RUN
+    alone = [[(text, part * RUN + i) for i in range(RUN)] for text in range(texts) for part in range(per_text)]
+    turn = [(text, window) for window in range(WINDOWS) for text in range(texts)]
+    return alone + [turn[start : start + RUN] for start in range(0, len(turn), RUN)]
+
+
+def evidence(texts: Sequence[Mapping[str, Any]], chosen: Sequence[tuple[int, int]]) -> Evidence:
+    """Return the evidence of some windows of a record, given by text and number."""
+    first = texts[0]
+    protocol = LossProtocol.choose(
+        trained_length=first["protocol"]["trained_length"],
+        text="these",
+        target=first["protocol"]["target"],
+        windows=1,
+        block=first["protocol"]["block"],
+    )
+    blocks = LossTable(
+        trained=protocol.trained_length,
+        target=protocol.target,
+        losses={name: [texts[text]["losses"][name][window] for text, window in chosen] for name in first["losses"]},
+        frequencies=[texts[text]["frequencies"][window] for text, window in chosen],
+        weights=protocol.weights,
+        within=protocol.blocks_within,
+        stretches=protocol.stretches,
+        ends=protocol.stretch_ends,
+        texts=tuple(text for text, _ in chosen),
     )
 
+    def answers(one: Mapping[str, Any]) -> Answers:
+        return Answers(*({int(length): values for length, values in one[kind].items()} for kind in ("read", "unread")))
 
-class SomeInputs(UseInputs):
-    """The readings of some windows of a measurement of use, numbered from 0."""
-
-    whole: UseInputs
-    chosen: Sequence[int]
-
-    @classmethod
-    def of(cls, whole: UseInputs, chosen: Sequence[int]) -> SomeInputs:
-        """Those of these windows."""
-        found = cls(
-            protocol=dataclasses.replace(whole.protocol, windows=len(chosen)),
-            texts=whole.texts,
-            tokenizer=whole.tokenizer,
-        )
-        object.__setattr__(found, "whole", whole)
-        object.__setattr__(found, "chosen", chosen)
-        return found
-
-    def copy(self, where: Where) -> Any:
-        return self.whole.copy(where)
-
-    def blocks(self, where: Where, window: int) -> Any:
-        return self.whole.blocks(where, self.chosen[window])
+    copies = CopyMeasurement(
+        trained_length=protocol.trained_length,
+        target=protocol.target,
+        design=SpanDesign.choose(protocol),
+        answers={
+            name: [answers(texts[text]["answers"][name][window]) for text, window in chosen]
+            for name in first["answers"]
+        },
+        ranges={int(length): numbers for length, numbers in first["ranges"].items()},
+        texts=blocks.texts,
+    )
+    return Evidence(blocks, copies)
 
 
-def use_of(run: DoctorRun, methods: Sequence[str], chosen: Sequence[int]) -> UseMeasurement:
-    """The use of far tokens as these windows show it, from the readings in the ledger."""
-    assert run.use is not None
-    models = {name: UseRun.model(name, run.reader, run.plan) for name in methods}
-
-    def losses_of(method: str, reading: Reading, window: int) -> Losses:
-        key = run.use.key(models[method], reading, chosen[window])  # type: ignore[union-attr]
-        return np.asarray(run.use.ledger[key]["losses"], dtype=np.float64)  # type: ignore[union-attr]
-
-    rows, controls = gather(SomeInputs.of(run.use.inputs, chosen), list(methods), losses_of)
-    protocol = run.use.inputs.protocol
-    return UseMeasurement(trained_length=protocol.trained_length, target=protocol.target, rows=rows, controls=controls)
-
-
-def best_of(losses: WindowLosses) -> str:
-    """The method of the lowest mean beyond the trained length, of those that cost at most 0.05 nats within it."""
-
-    def mean(values: Sequence[float]) -> float:
-        return float(np.mean(values))
-
-    plain = mean(losses.within["plain"])
-    able = [name for name in losses.beyond if not forgets(name) and mean(losses.within[name]) - plain <= TOLERATED]
-    return min(able, key=lambda name: mean(losses.beyond[name]))
+def replayed(
+    texts: Sequence[Mapping[str, Any]], chosen: Sequence[tuple[int, int]]
+) -> tuple[int | None, Decision, int | None]:
+    """Return the windows of the first look with the last action and method, the decision, and its length, or None."""
+    first, last = None, None
+    for look in LOOKS:
+        of = evidence(texts, chosen[:look])
+        decision = apply_rules(of)
+        if (decision.action, decision.method) != last:
+            first, last = look, (decision.action, decision.method)
+        if decision.final:
+            break
+    return first, decision, of.length(decision.stretches) if decision.action in ("keep", "extend") else None
 
 
-def measured(run: DoctorRun) -> tuple[Measurement, tuple[str, ...]]:
-    """The losses of all windows, and the methods whose use is measured: all that are the best one of some draw."""
-    assert run.use is not None
-    whole = run.measure_losses(SilentProgress())
-    draws = [range(WINDOWS), *(drawn(count, seed) for count in COUNTS for seed in SEEDS)]
-    wanted = {name for chosen in draws for name in examined_methods(some_windows(whole, chosen))}
-    names = tuple(name for name in whole.results if name in wanted)
-    run.use.measure({name: UseRun.model(name, run.reader, run.plan) for name in names}, workers=1)
-    return whole, names
+def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of verdicts of docs/evidence/verdicts.md, with the looks from which action and method stay."""
+    lines = ["| text | last verdict | runs | same action and method from |", "|---|---|--:|---|"]
+    found: dict[tuple[str, str], list[int]] = {}
+    for one in verdicts:
+        words = [one["action"], one["method"], None if one["length"] is None else f"to {one['length']:,}"]
+        found.setdefault((one["texts"], " ".join(filter(None, words))), []).append(one["windows"])
+    for (text, verdict), windows in found.items():
+        lines.append(f"| {text} | {verdict} | {len(windows)} | {', '.join(map(str, sorted(windows)))} |")
+    return "\n".join(lines)
 
 
-def verdict_of(run: DoctorRun, whole: Measurement, chosen: Sequence[int]) -> tuple[Verdict, dict[str, bool | None]]:
-    """What the doctor concludes from these windows, and which methods they show to use far tokens."""
-    part = some_windows(whole, chosen)
-    use = use_of(run, examined_methods(part), chosen)
-    verdict = conclude(part, use, command=run.command, available=run.available)
-    return verdict, {name: use.shows_use(name) for name in use.methods}
+def coverage(texts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of copies of docs/evidence/verdicts.md, for other priors and bounds than the package's.
+
+    By text: how often the interval of the gain less the bound contains the mean of all windows, mean and worst over
+    methods and lengths, and how often plain is taken for a method that copies, at the worst length; percentages.
+    """
+    of_package = of_copies.SHARE, of_copies.PRIOR, of_copies.PRIOR_DF
+    lines = ["| bound | k | d0 | text | 1 window | 2 windows | plain copies |", "|--:|--:|--:|---|--:|--:|--:|"]
+    try:
+        for constants in ((1 / 3, 1.25, 8), (1 / 3, 1.25, 4), (1 / 3, 1.5, 8), (1 / 4, 1.25, 8), (1 / 2, 1.25, 8)):
+            of_copies.SHARE, of_copies.PRIOR, of_copies.PRIOR_DF = constants
+            for number, text in enumerate(texts):
+                cells, false = [], 0.0
+                for count in (1, 2):
+                    rng, held = np.random.default_rng(count), dict[tuple[str, int], list[bool]]()
+                    draws = [[i] for i in range(WINDOWS)]
+                    if count > 1:
+                        draws = [rng.choice(WINDOWS, count, replace=False).tolist() for _ in range(100)]
+                    whole, shown = gains(texts, number, range(WINDOWS)), dict[int, list[bool]]()
+                    for chosen in draws:
+                        for key, (mean, (low, high)) in gains(texts, number, chosen).items():
+                            error = abs(mean - whole[key][0]) / np.sqrt(1 - count / WINDOWS)
+                            held.setdefault(key, []).append(error <= (high - low) / 2)
+                            if key[0] == "plain":
+                                shown.setdefault(key[1], []).append(low > 0)
+                    parts = [100 * float(np.mean(of)) for of in held.values()]
+                    cells.append(f"{np.mean(parts):.1f}, {min(parts):.1f}")
+                    false = max(false, *(100 * float(np.mean(of)) for of in shown.values()))
+                row = [
+                    f"{constants[0]:.2f}",
+                    str(constants[1]),
+                    str(constants[2]),
+                    text["text"],
+                    *cells,
+                    f"{false:.1f}",
+                ]
+                lines.append(f"| {' | '.join(row)} |")
+    finally:
+        of_copies.SHARE, of_copies.PRIOR, of_copies.PRIOR_DF = of_package
+    return "\n".join(lines)
 
 
-def rounded(rows: Mapping[str, Sequence[Any]], digits: int = 6) -> dict[str, Any]:
-    """Losses as the record keeps them."""
-    return {name: np.round(values, digits).tolist() for name, values in rows.items()}
+def gains(texts: Sequence[Mapping[str, Any]], text: int, chosen: Sequence[int]) -> dict[tuple[str, int], Any]:
+    """Return each method's gain less the bound at each stretch, with its interval, from some windows of a text."""
+    found = evidence(texts, [(text, window) for window in chosen]).copies
+    assert isinstance(found, CopyMeasurement)
+    copies = Able(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    stops = range(len(copies.design.stops)) if copies.design is not None else ()
+    return {(name, stretch): copies.beyond_bound(name, stretch) for name in copies.methods for stretch in stops}
 
 
 def main() -> None:
-    """Measure, conclude, and write the record."""
+    """Measure, decide, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the texts")
     parser.add_argument("--state", type=Path, help="the folder of the results so far [default: in the user's cache]")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = DoctorSettings(state=given.state, resume=True, protocol=Protocol(windows=WINDOWS, workers=1))
-    run = prepare("tiny", settings)
-    whole, examined = measured(run)
-    losses = whole.losses()
-    best, (all_of_them, _) = best_of(losses), verdict_of(run, whole, range(WINDOWS))
-    lowest = float(np.mean(losses.beyond[best]))
+    texts = [measured(given.folder / name, given.state) for name in TEXTS]
+    texts = json.loads(json.dumps(texts))
     verdicts = []
-    for count in COUNTS:
-        for seed in SEEDS:
-            found, use = verdict_of(run, whole, drawn(count, seed))
-            over = None if found.method is None else float(np.mean(losses.beyond[found.method])) - lowest
-            verdicts.append(
-                {"windows": count, "seed": seed, "chosen": drawn(count, seed), "use": use, "action": found.action,
-                 "method": found.method, "over_best": over, "reach_loss": found.reach_loss,
-                 "reach_use": found.reach_use, "sentence": found.sentence}
-            )  # fmt: skip
-    table = {
-        str(count): dict(
-            Counter(" ".join(filter(None, (v["action"], v["method"]))) for v in verdicts if v["windows"] == count)
-        )
-        for count in COUNTS
-    }
-    record = {
-        "model": "tiny",
-        "model_digest": run.reader.digest(),
-        "protocol": whole.protocol.to_json(),
-        "use_measured_of": list(examined),
-        "best_of_all": best,
-        "verdict_of_all": all_of_them.to_json(),
-        "table": table,
-        "verdicts": verdicts,
-        "losses": {
-            "within": rounded(losses.within),
-            "frequencies": np.round(losses.frequencies, 6).tolist(),
-            "stretches": [list(stretch) for stretch in losses.stretches],
-            "by_stretch": rounded(losses.by_stretch),
-            "beyond": rounded(losses.beyond),
-        },
-        "environment": environment_of("cpu", run.reader.parameters),
-    }
-    write_whole(RECORD, json.dumps(finite(record), allow_nan=False) + "\n")
-    for count, row in table.items():
-        print(f"{count:>3} windows: " + ", ".join(f"{times} {what}" for what, times in row.items()))
-    print(f"all {WINDOWS}: {all_of_them.action}. {all_of_them.sentence}")
+    for chosen in runs(len(texts)):
+        of = {text for text, _ in chosen}
+        windows, decision, length = replayed(texts, chosen)
+        verdicts.append(
+            {"texts": texts[chosen[0][0]]["text"] if len(of) == 1 else "all", "chosen": chosen, "windows": windows,
+             "action": decision.action, "method": decision.method, "length": length, "final": decision.final}
+        )  # fmt: skip
+    record = {"model": "tiny", "methods": METHODS, "verdicts": verdicts, "coverage": coverage(texts), "measured": texts}
+    write_whole(RECORD, json.dumps(record) + "\n")
+    print(table(verdicts))
 
 
 if __name__ == "__main__":

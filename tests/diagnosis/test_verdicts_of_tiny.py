@@ -1,113 +1,72 @@
-"""The verdicts on `tiny` by number of windows and seed, as scripts/verdicts_of_tiny.py records them."""
+"""The verdicts on `tiny` as scripts/verdicts_of_tiny.py records them, decided anew from the recorded losses."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import runpy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from ropewalk.diagnosis.rules import TOLERATED
-from ropewalk.diagnosis.wording import decide
-from ropewalk.measure.losses import WindowLosses
+from ropewalk.diagnosis import rules
 from ropewalk.readers.adapters import open_reader
 
-RECORD: dict[str, Any] = json.loads(
-    (Path(__file__).resolve().parents[2] / "benchmarks/results/verdicts-tiny.json").read_text()
-)
-LOSSES, VERDICTS = RECORD["losses"], RECORD["verdicts"]
-
-
-class RecordedUse:
-    """The use of far tokens as the record has it."""
-
-    def __init__(self, used: Mapping[str, bool | None], reach: int | None) -> None:
-        self.used, self.reached, self.methods = used, reach, tuple(used)
-
-    def shows_use(self, method: str) -> bool | None:
-        return self.used.get(method)
-
-    def reach(self, method: str) -> int | None:
-        return self.reached
-
-
-def some(chosen: list[int]) -> WindowLosses:
-    """The losses of these windows."""
-
-    def rows(of: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        return {name: [values[window] for window in chosen] for name, values in of.items()}
-
-    return WindowLosses(
-        trained=RECORD["protocol"]["trained_length"],
-        target=RECORD["protocol"]["target"],
-        within=rows(LOSSES["within"]),
-        frequencies=[LOSSES["frequencies"][window] for window in chosen],
-        beyond=rows(LOSSES["beyond"]),
-        stretches=tuple((start, end) for start, end in LOSSES["stretches"]),
-        by_stretch=rows(LOSSES["by_stretch"]),
-    )
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts/verdicts_of_tiny.py"))
+RECORD: dict[str, Any] = json.loads(SCRIPT["RECORD"].read_text())
+TEXTS, VERDICTS = RECORD["measured"], RECORD["verdicts"]
 
 
 def test_the_record_is_of_this_model() -> None:
     """Train tiny anew, and the verdicts are made anew: python scripts/verdicts_of_tiny.py."""
-    assert RECORD["model_digest"] == open_reader("tiny", name="tiny", dtype=torch.float32).digest()
+    digest = open_reader("tiny", name="tiny", dtype=torch.float32).digest()
+    assert {text["model_digest"] for text in TEXTS} == {digest}
 
 
-def test_every_number_of_windows_and_seed_is_there() -> None:
-    """1, 2, 3, 4, 8 and 16 of 64 windows, seeds 0 to 9."""
-    assert {(v["windows"], v["seed"]) for v in VERDICTS} == {(n, s) for n in (1, 2, 3, 4, 8, 16) for s in range(10)}
-    assert len(LOSSES["frequencies"]) == 64
-    for verdict in VERDICTS:
-        assert len(set(verdict["chosen"])) == verdict["windows"]
+def test_runs_are_disjoint() -> None:
+    """No window stands in two runs of one kind."""
+    assert [[tuple(one) for one in verdict["chosen"]] for verdict in VERDICTS] == SCRIPT["runs"](len(TEXTS))
+    for kind in {verdict["texts"] for verdict in VERDICTS}:
+        chosen = [tuple(one) for verdict in VERDICTS if verdict["texts"] == kind for one in verdict["chosen"]]
+        assert len(set(chosen)) == len(chosen)
 
 
-def test_no_method_is_recommended_that_is_far_from_the_best() -> None:
-    """Of all 64 windows, at most 0.05 nats above the lowest mean of those that cost little; of one window none."""
-    within, beyond = ({k: float(np.mean(v)) for k, v in LOSSES[where].items()} for where in ("within", "beyond"))
-    able = [name for name in beyond if name != "crop" and within[name] - within["plain"] <= TOLERATED]
-    lowest = min(beyond[name] for name in able)
-    for verdict in VERDICTS:
-        if verdict["method"] is not None:
-            assert beyond[verdict["method"]] <= lowest + 0.05
-            assert verdict["over_best"] == pytest.approx(beyond[verdict["method"]] - lowest, abs=1e-5)
-        if verdict["windows"] == 1:
-            assert verdict["action"] in ("undecided", "unfit")
-
-
-@pytest.mark.parametrize("verdict", VERDICTS, ids=lambda v: f"{v['windows']}-{v['seed']}")
+@pytest.mark.parametrize("verdict", VERDICTS, ids=lambda one: f"{one['texts']}-{one['chosen'][0][1]}")
 def test_the_rules_of_today_give_the_recorded_verdict(verdict: dict[str, Any]) -> None:
-    """From the same losses; and nothing in it contradicts the rest."""
-    losses = some(verdict["chosen"])
-    found = decide(losses, RecordedUse(verdict["use"], verdict["reach_use"]))
-    assert (found.action, found.method, found.reach_loss) == tuple(
-        verdict[key] for key in ("action", "method", "reach_loss")
+    """From the same losses and answers, after the same number of windows."""
+    windows, decision, length = SCRIPT["replayed"](TEXTS, [tuple(one) for one in verdict["chosen"]])
+    assert (windows, decision.action, decision.method, length) == tuple(
+        verdict[key] for key in ("windows", "action", "method", "length")
     )
-    of = {(c.name, c.method): c for c in found.evidence}
-    if found.action == "cut":
-        assert all(c.result == "refuted" for c in found.evidence if c.name == "better than crop by the margin")
-    if found.action == "extend":
-        assert of["better than plain", found.method].result == "shown"  # type: ignore[index]
-    if found.action == "keep":
-        assert found.reach_loss == losses.target
-    if found.action == "undecided" and found.next is not None:
-        assert found.next.windows > verdict["windows"]
-        assert found.sentence.endswith(found.next.sentence)
-    opening = {
-        "cut": "Give the model only the last",
-        "keep": "Keep",
-        "undecided": "Not decided",
-        "unfit": "Nothing can",
-    }
-    assert found.sentence.startswith(opening.get(found.action, f"Extend with {found.method}"))
 
 
-def test_the_table_counts_them() -> None:
-    """By number of windows; and the verdict of all 64 is no less sure than these."""
-    for count, row in RECORD["table"].items():
-        actions = [" ".join(filter(None, (v["action"], v["method"]))) for v in VERDICTS if v["windows"] == int(count)]
-        assert row == {action: actions.count(action) for action in actions}
-    assert RECORD["verdict_of_all"]["action"] != "unfit"
+def test_no_verdict_states_what_is_false_of_all_windows() -> None:
+    """By the means of all 48 windows of each text of a run."""
+    for verdict in VERDICTS:
+        numbers = sorted({text for text, _ in verdict["chosen"]})
+        every = SCRIPT["evidence"](TEXTS, [(text, window) for text in numbers for window in range(SCRIPT["WINDOWS"])])
+        assert verdict["action"] != "unfit"
+        if verdict["action"] == "extend":
+            assert every.cost(verdict["method"]).difference <= rules.TOLERATED_END
+            for stretch, end in enumerate(every.table.ends):
+                if end <= verdict["length"]:
+                    assert every.near_crop(verdict["method"], stretch).difference < rules.NEAR
+        if verdict["action"] == "keep":
+            for stretch, end in enumerate(every.table.ends):
+                assert end > verdict["length"] or every.holds(stretch).difference <= rules.MARGIN
+
+
+def test_a_broken_rule_changes_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rule for copies some verdicts differ."""
+    monkeypatch.setattr(rules.Evidence, "copies_at", lambda self, method, stretch: "refuted")
+    found = [SCRIPT["replayed"](TEXTS, [tuple(one) for one in verdict["chosen"]])[1] for verdict in VERDICTS]
+    assert [(one.action, one.method) for one in found] != [(one["action"], one["method"]) for one in VERDICTS]
+
+
+def test_the_documentation_has_the_records_tables() -> None:
+    """They are made by the script."""
+    page = (ROOT / "docs/evidence/verdicts.md").read_text()
+    assert SCRIPT["table"](VERDICTS) in page
+    assert RECORD["coverage"] in page
