@@ -239,7 +239,7 @@ class Evidence:
         return self._beyond(NO_BETTER, method, CROP, -MARGIN, stretch, stretch)
 
     def against_crop(self, method: str) -> Comparison:
-        """Compare a method's loss beyond the trained length with crop's; plus 0.10 nats if it is shown to copy there."""
+        """Compare a method's loss beyond the trained length with crop's; with 0.10 nats more if it copies there."""
         copies = self.copies_at(method, 0) == "shown"
         name, margin = (NEAR_CROP, NEAR) if copies else (READS, 0.0)
         return self._beyond(name, method, CROP, margin, 0, len(self.table.stretches) - 1)

@@ -141,7 +141,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 @dataclasses.dataclass(frozen=True)
 class RunLook:
-    """The state after a planned number of windows: the seconds so far, and what can be concluded."""
+    """The state after a planned number of windows: the seconds of its readings, and what can be concluded."""
 
     windows: int
     seconds: float
@@ -389,7 +389,10 @@ class DoctorRun:
             share=self.share[count - 1],
         )
         copies = self._copies(measurement)
-        seconds = self.clock() - self.began
+        spent = sum(
+            one.seconds for name, of in measurement.results.items() if name not in measurement.same_as for one in of
+        )
+        seconds = spent / self.outlook.workers(count * len(measurement.results))
         verdict = self._conclude(measurement, copies, seconds, None)
         return RunLook(count, seconds, measurement, copies, verdict)
 

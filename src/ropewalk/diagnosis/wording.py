@@ -306,7 +306,8 @@ def _copies_of(method: str, stretches: int, evidence: Evidence) -> list[str]:
         return [f"It copies: it repeats passages that it read up to {length:,} tokens before."]
     if "refuted" in results:
         return [
-            f"But {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} tokens before."
+            f"But {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} tokens "
+            "before."
         ]
     return [
         f"It is open whether {name} copies, that is, repeats passages from more than {evidence.table.trained:,} tokens "
@@ -377,7 +378,7 @@ def _scope(decision: Decision, evidence: Evidence, run: RunFacts) -> str:
         return f"This holds for {run.texts[table.texts[0]]} ({windows}); no other text was read.{ranges}"
     copies = evidence.copies.over_texts() if isinstance(evidence.copies, CopyMeasurement) else evidence.copies
     again = apply_rules(dataclasses.replace(evidence, between_texts=True, copies=copies))
-    if (again.action, again.method) == (decision.action, decision.method):
+    if (again.action, again.method) == (decision.action, decision.method) and again.stretches >= decision.stretches:
         return f"It is shown between the texts too, so it holds for texts like these {count} ({windows}).{ranges}"
     return f"This holds for the {count} texts that were read ({windows}), not yet for others like them.{ranges}"
 
@@ -389,9 +390,9 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     2. "keep": plain reads no worse than crop by more than 0.02 nats per token, stretch by stretch from the trained
        length on. `length` is the end of the last stretch for which that is shown.
     3. "extend": a method that the engine can run is shown, stretch by stretch, to read better than crop, or to lose
-       less than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain up
-       to there, and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach
-       wins, then the lowest loss.
+       less than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain,
+       and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach wins,
+       then the lowest loss.
     4. "cut": plain does not hold in the first stretch, and no method does: it costs too much, or reads worse, or reads
        no better and does not copy.
     5. "undecided": `next` says what would settle it.
