@@ -2,7 +2,7 @@
 
     python scripts/front_figure.py [RECORD.json]
 
-Two questions about one model: does the loss hold beyond the trained length, and does it copy from far back? The files are
+Two questions about one model: does the loss hold beyond the trained length, and does it copy from far back? Files:
 docs/assets/front-{wide,narrow}-{light,dark}.svg, without a background. Text is drawn as outlines. Each file's
 description, for screen readers, contains every number; a test compares it with the record.
 """
@@ -31,7 +31,7 @@ def losses(record: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def copies(record: dict[str, Any]) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Return by method: tokens back, gain in nats per token, ends of its interval; crop: plain at its trained length."""
+    """Return by method: tokens back, gain in nats per token, ends of its interval; crop is plain at its control."""
     found: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in record["copies"]["rows"]:
         control = row["method"] == "plain" and row["length"] == record["trained_length"]
