@@ -114,7 +114,7 @@ def test_figures_by_name(tmp_path: Path) -> None:
     """Each is matplotlib's; a name that does not exist and numbers that are not there are told apart."""
     found = diagnose(tmp_path)
     assert found.figure().axes[0].get_title(loc="left") == "decoder: loss compared with crop"
-    assert {line.get_label() for line in found.figure("loss").axes[0].get_lines()} >= {"pi", "yarn", "crop"}
+    assert {line.get_label() for line in found.figure("loss").axes[0].get_lines()} >= {"pi", "yarn", "crop (zero)"}
     assert found.figure("wavelengths").axes[0].get_title(loc="left") == "decoder: wavelength of each pair"
     with pytest.raises(RopeError, match="no figure of this name"):
         found.figure("spectrum")

@@ -157,7 +157,7 @@ def test_intervals_are_the_moderated_ones_at_98_percent() -> None:
     assert cost.interval == pytest.approx(interval)
 
 
-APPLIED: dict[str, Any] = {"application": lambda method, length: (None, f"rw.attach(model, {method!r})")}
+APPLIED: dict[str, Any] = {"config_of": lambda method, length: None}
 
 
 def test_an_engine_is_not_told_to_run_what_it_cannot() -> None:
@@ -169,7 +169,7 @@ def test_an_engine_is_not_told_to_run_what_it_cannot() -> None:
     assert found.beside is not None
     assert (found.beside.method, found.beside.length) == ("dca", 1024)
     assert found.beside.sentence == "dca reads better by 0.400 nats per token (not in vllm)."
-    assert found.beside.call == "rw.attach(model, 'dca')"
+    assert found.beside.call == 'rw.attach(model, "dca", target=1024)'
     alone = decide(table, YES, RunFacts(engine="python", runs=runs | {"dca"}, **APPLIED))
     assert (alone.method, alone.beside) == ("dca", None)
     only = decide(made({**BROKEN, "dca": -0.5}), YES, RunFacts(engine="vllm", runs=runs, **APPLIED))

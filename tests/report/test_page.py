@@ -374,7 +374,7 @@ def test_many_methods():
 def test_what_acts_in_attention_is_no_config():
     """A method of run time is named instead of a block to paste."""
     found = record({"plain": (3.0, 6.0), "rerope": (3.0, 3.1), "crop": (3.0, 3.3)})
-    assert "express rerope. It works at run time" in text_of(found).words
+    assert "express rerope. It works in Python" in text_of(found).words
     found["methods"][1].update(extension="ReRoPE(window=4, log_n=16)", rope_parameters=None)
     found["methods"][1].update(inv_freq=None, inv_freq_unscaled=None)
     page = text_of(found)
@@ -425,7 +425,8 @@ def test_records_in_the_repository_are_read(path):
     assert verdict["headline"].endswith(".")
     assert verdict["headline"].replace("`", "") in text_of(found).words
     assert next(iter(loss(checked(found)))).name == "loss"
-    assert " ".join(verdict["reasons"]).endswith((found.get("verdict") or {}).get("sentence", "."))
+    said = " ".join([verdict["headline"], *verdict["reasons"]])
+    assert said.endswith((found.get("verdict") or {}).get("sentence", "."))
 
 
 @pytest.mark.parametrize(

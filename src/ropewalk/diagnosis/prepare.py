@@ -184,6 +184,7 @@ def prepare(
         settings=settings,
         reader=reader,
         name=source.name,
+        model=str(model) if isinstance(model, str | Path) else None,
         audits=tuple(source.audits(trained_length=protocol.trained_length, target=protocol.target)),
         findings=tuple(source.findings(protocol.target)),
         reading=reading,

@@ -19,7 +19,7 @@ from ropewalk.diagnosis.document import Diagnosis, at_run_time, config_changes
 from ropewalk.diagnosis.rules import Evidence, LossTable
 from ropewalk.diagnosis.settings import FILE_ONLY, OPTIONS_OF_PROTOCOL, DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.wording import RunFacts, decide
+from ropewalk.diagnosis.wording import RunFacts, attach_call, decide, python_call
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.measure.answers import RetrievalMeasurement
@@ -46,11 +46,13 @@ def conclude(
     copies: CopyMeasurement | None = None,
     *,
     library: str = "ropewalk",
+    model: str | None = None,
     **facts: Any,
 ) -> Verdict:
     """Return the verdict on a measurement; `decide` describes the rules.
 
     - `copies`: the measurement of copies, or None. `library`: the library that computed the model.
+      `model`: its path or name; None: an object.
     - `facts`: fields of `RunFacts`.
     """
 
@@ -61,8 +63,14 @@ def conclude(
             return measurement.config_form.whole(config)
         return None
 
+    def call_of(method: str) -> str:
+        own, protocol = at_run_time(method, measurement, library=library), measurement.protocol
+        if model is not None and not protocol.unscaled_tokens:
+            return python_call(model, method, protocol.target)
+        return own or attach_call(method, protocol.target)
+
     facts.setdefault("texts", measurement.protocol.texts)
-    return decide(LossTable.of(measurement), copies, RunFacts(config_of=config_of, **facts))
+    return decide(LossTable.of(measurement), copies, RunFacts(config_of=config_of, call_of=call_of, **facts))
 
 
 NOT_REPEATED = ("state", "resume")
@@ -179,6 +187,7 @@ class RunLook:
 class DoctorRun:
     """A prepared run, with checked settings and a loaded model: its work, and the looks at what it found.
 
+    - `name`: the model's, without folders; `model`: its path or name as it was given, or None for an object.
     - `audits`, `findings`: of the config. `plan`, `windows`: what may be measured. `spans`: of each window; empty: no
       copies are asked for. `resumed`: the number of results that were saved before. `retrieval`: or None.
     - `trial`: the model's pace, if it is known already. `notes`: what the user must know of the plan, in sentences.
@@ -195,6 +204,7 @@ class DoctorRun:
     settings: DoctorSettings
     reader: Reader
     name: str
+    model: str | None = None
     audits: tuple[Audit, ...]
     findings: tuple[Finding, ...]
     plan: Plan
@@ -413,7 +423,7 @@ class DoctorRun:
             measurement,
             copies,
             library=self.reader.library,
-            model=self.name,
+            model=self.model,
             texts=self.texts,
             planned=self.looks[-1],
             available=self.available,

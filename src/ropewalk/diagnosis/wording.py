@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,7 +48,8 @@ class RunFacts:
     - `more`: returns the command of a longer run: with this many windows, these minutes (None: as now), and the default
       texts instead of the given ones; None if it would be the command that was run.
     - `engine`: that must run the method, and `runs`: the methods that it can run; None: all.
-    - `config_of`: returns the config that expresses a method for a length, or None. `model`: as a call names it.
+    - `config_of`: returns the config that expresses a method for a length, or None. `call_of`: the
+      lines of Python that apply a method.
     - `default_texts`: whether the texts were chosen by the doctor.
     """
 
@@ -60,7 +62,7 @@ class RunFacts:
     engine: str | None = None
     runs: frozenset[str] | None = None
     config_of: Callable[[str, int], dict[str, Any] | None] | None = None
-    model: str = "MODEL"
+    call_of: Callable[[str], str] | None = None
     default_texts: bool = False
 
 
@@ -175,6 +177,13 @@ def attach_call(method: str, target: int, trained_length: int | None = None) -> 
     stated = "" if trained_length is None else f", trained_length={trained_length}"
     return f'rw.attach(model, "{method}", target={target}{stated})'
 
+
+def python_call(model: str, method: str, target: int) -> str:
+    """Return the lines of Python that apply a method to a model, without its folders."""
+    return _FOLDERS.sub(r"\1\2", setting_command("python", model, method, target=target))
+
+
+_FOLDERS = re.compile(r"""(['"])/(?:[^'"/]+/)+([^'"/]+)(?=\1)""")
 
 QUESTIONS = {
     PREDICTS: "whether the model predicts this text better than counting its tokens does",
@@ -422,7 +431,7 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
         assert length is not None, "a method extends to a length"
         config = run.config_of(decision.method, length)
         if config is None:
-            call = setting_command("python", run.model, decision.method, target=table.target)
+            call = attach_call(decision.method, table.target) if run.call_of is None else run.call_of(decision.method)
             reasons.append("No config.json can express it, so no engine can serve it; it works in Python.")
     if settling is not None:
         reasons.append(settling.sentence)
