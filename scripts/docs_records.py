@@ -30,7 +30,7 @@ def with_tables(markdown: str) -> str:
 
 
 def smollm2() -> str:
-    """Return loss, copying and retrieval of SmolLM2 at 16,384 tokens, and its verdict."""
+    """Return loss, copying and retrieval of SmolLM2 at 16,384 tokens."""
     record = document("doctor-smollm2-135m-first.json")
     against = {one["method"]: one for one in record["verdict"]["evidence"] if one["against"] == "crop"}
     far = sorted({row["distance"] for row in record["use"] if row["test"] == "copy" and not row["control"]
@@ -51,20 +51,7 @@ def smollm2() -> str:
         ])  # fmt: skip
     heads = ["method", "within", "beyond", "beyond - crop", *(f"copied from {at:,}" for at in far), "found",
              "found in the first half"]  # fmt: skip
-    return f"{table(heads, rows)}\n\nThe verdict: {record['verdict']['sentence']}"
-
-
-def smollm2_long() -> str:
-    """Return loss, memory and speed at 32,768 tokens."""
-    record = document("doctor-smollm2-135m-32k.json")
-    rows = {method["name"]: method for method in record["methods"]}
-    best = rows[record["recommended"]]
-    return (
-        f"At {record['target']:,} tokens, the loss of `{best['name']}` beyond the trained length is "
-        f"{best['loss_beyond']:.2f} nats, and that of plain {rows['plain']['loss_beyond']:.2f}, in "
-        f"{best['peak_rss_bytes'] / 1e9:.2f} GB of memory and at {record['target'] / best['seconds']:.0f} tokens a "
-        f"second ([record](../benchmarks/results/doctor-smollm2-135m-32k.json))."
-    )
+    return table(heads, rows)
 
 
 def rotation() -> str:
@@ -253,7 +240,7 @@ def verify() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
+    "smollm2": smollm2, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
     "classification-init": classification_init, "models": models, "verify": verify, **EXTENSION["TABLES"],
 }  # fmt: skip
