@@ -2,7 +2,7 @@
 
     python scripts/front_figure.py [RECORD.json]
 
-Two questions about one model: does the loss hold beyond the trained length, and are far tokens used? The files are
+Two questions about one model: does the loss hold beyond the trained length, and does it copy from far back? Files:
 docs/assets/front-{wide,narrow}-{light,dark}.svg, without a background. Text is drawn as outlines. Each file's
 description, for screen readers, contains every number; a test compares it with the record.
 """
@@ -16,38 +16,43 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.figures.style import QUIET, length_ticks, look_of, mark_trained_length, render, style
-from ropewalk.report.figures import loss_curves
 from ropewalk.report.inline import night_colors
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "benchmarks" / "results" / "doctor-smollm2-135m-first.json"
+RECORD = ROOT / "benchmarks" / "results" / "doctor-smollm2-16k.json"
 TO = ROOT / "docs" / "assets"
 SIZES = {"wide": (9.4, 3.7), "narrow": (4.3, 6.4)}  # inches: side by side, and one above the other
 NIGHT = {f"#{day}": night for day, night in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
 
 
+def losses(record: dict[str, Any]) -> dict[str, list[float]]:
+    """Return by method the mean loss of each block, nats per token, on the windows that it read."""
+    return {one["name"]: one["loss_by_block"] for one in record["methods"] if not one["same_as"]}
+
+
+def copies(record: dict[str, Any]) -> dict[str, list[tuple[float, float, float, float]]]:
+    """Return by method: tokens back, gain in nats per token, ends of its interval; crop is plain at its control."""
+    found: dict[str, list[tuple[float, float, float, float]]] = {}
+    for row in record["copies"]["rows"]:
+        control = row["method"] == "plain" and row["length"] == record["trained_length"]
+        if row["interval"] is not None and (control or row["length"] == record["target"]):
+            of = found.setdefault("crop" if control else row["method"], [])
+            of.append((row["distance"], row["gain"], *row["interval"]))
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
 def description(record: dict[str, Any]) -> str:
     """Return every drawn number in words."""
-    losses, _ = loss_curves(record)
-    parts = [f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses.items()]
+    parts = [f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses(record).items()]
     copied = []
     for name, rows in copies(record).items():
-        gains = (f"{at:,} back {gain:+.2f} [{low:+.2f}, {high:+.2f}]" for at, gain, low, high in rows)
+        gains = (f"{at:,.0f} back {gain:+.2f} [{low:+.2f}, {high:+.2f}]" for at, gain, low, high in rows)
         copied.append(f"{name}: {', '.join(gains)}")
     return (
         f"Trained length {record['trained_length']:,} tokens. Loss in nats per token by blocks of "
-        f"{record['blocks'][0][1]:,} positions, {'; '.join(parts)}. Gain in nats per token of words copied from far "
-        f"back, {'; '.join(copied)}."
+        f"{record['blocks'][0][1]:,} positions, {'; '.join(parts)}. Gain in nats per token of passages that were read "
+        f"so far back, {'; '.join(copied)}."
     )
-
-
-def copies(record: dict[str, Any]) -> dict[str, list[tuple[int, float, float, float]]]:
-    """Return by method: distance in tokens, gain in nats per token, ends of its 95 % interval."""
-    by_method: dict[str, list[tuple[int, float, float, float]]] = {}
-    for row in record["use"]:
-        if row["test"] == "copy" and not row["control"]:
-            by_method.setdefault(row["method"], []).append((row["distance"], row["gain"], *row["interval"]))
-    return {name: sorted(rows) for name, rows in by_method.items()}
 
 
 def draw(record: dict[str, Any], size: str) -> bytes:
@@ -57,15 +62,14 @@ def draw(record: dict[str, Any], size: str) -> bytes:
 
     trained, last = record["trained_length"], record["blocks"][-1][1]
     names = {"plain": "the model as it is", "crop": f"crop: reads the last {trained // 1024}k tokens only",
-             "dca": "dual chunk attention, chosen"}  # fmt: skip
+             "yarn": "YaRN", "dca": "dual chunk attention (Python only)"}  # fmt: skip
     with style(), rc_context({"svg.fonttype": "path", "figure.facecolor": "none", "savefig.facecolor": "none"}):
         figure = Figure(figsize=SIZES[size])
-        losses_axes, use_axes = figure.subplots(*((1, 2) if size == "wide" else (2, 1)))
-        losses, bands = loss_curves(record)
+        losses_axes, copies_axes = figure.subplots(*((1, 2) if size == "wide" else (2, 1)))
         middles = [(start + end) / 2 for start, end in record["blocks"]]
         for axes, title, below in (
             (losses_axes, "Does the loss hold?", "position in the text (tokens)"),
-            (use_axes, "Are far tokens used?", "how far back the copied words stand (tokens)"),
+            (copies_axes, "Does it copy what it read?", "how far back the passage stands (tokens)"),
         ):
             axes.set_facecolor("none")
             axes.set_xlim(0, last)
@@ -74,24 +78,19 @@ def draw(record: dict[str, Any], size: str) -> bytes:
             axes.set_xlabel(below)
             axes.set_xticks(range(0, last + 1, last // 4))
             length_ticks(axes)
-        for name, values in losses.items():
+        for name, values in losses(record).items():
             look, above = look_of(name), 5 if name == "crop" else 3
             thick = 3.0 if name == record["recommended"] else 1.8
-            shape = {"color": look.color, "linestyle": look.line, "marker": look.marker, "zorder": above}
-            label = names.get(name, name)
-            losses_axes.plot(middles, values, linewidth=thick, label=label, **shape)
-            known = [(x, band) for x, band in zip(middles, bands[name], strict=True) if band is not None]
-            losses_axes.fill_between([x for x, _ in known], [low for _, (low, _) in known],
-                                     [high for _, (_, high) in known], color=look.color,
-                                     alpha=0.15, linewidth=0)  # fmt: skip
-            rows = copies(record)[name]
+            shape = {"color": look.color, "linestyle": look.line, "zorder": above}
+            losses_axes.plot(middles, values, linewidth=thick, label=names.get(name, name), **shape)
+            rows = copies(record).get(name, [])
             reach = [[gain - low for _, gain, low, _ in rows], [high - gain for _, gain, _, high in rows]]
-            use_axes.errorbar([row[0] for row in rows], [row[1] for row in rows], yerr=reach, linewidth=thick,
-                              elinewidth=1, capsize=2, **shape)  # fmt: skip
+            copies_axes.errorbar([row[0] for row in rows], [row[1] for row in rows], yerr=reach, linewidth=thick,
+                                 elinewidth=1, capsize=2, marker=look.marker, **shape)  # fmt: skip
         losses_axes.set_ylabel("loss (nats per token)")
-        use_axes.set_ylabel("gain (nats per token)")
-        use_axes.margins(y=0.12)  # space above the curves for the note on the trained length
-        use_axes.axhline(0.0, color=QUIET, linewidth=0.8)
+        copies_axes.set_ylabel("gain (nats per token)")
+        copies_axes.margins(y=0.12)  # space above the curves for the note on the trained length
+        copies_axes.axhline(0.0, color=QUIET, linewidth=0.8)
         figure.legend(loc="outside lower center", ncols=3 if size == "wide" else 1)
         return render(figure, "svg")
 

@@ -64,7 +64,7 @@ def test_the_figure_is_the_record():
     said = FRONT["description"](SMOLLM2)
     plain = next(method for method in SMOLLM2["methods"] if method["name"] == "plain")
     assert ", ".join(f"{value:.3f}" for value in plain["loss_by_block"]) in said
-    assert said.count(" back ") == sum(row["test"] == "copy" and not row["control"] for row in SMOLLM2["use"])
+    assert said.count(" back ") == sum(map(len, FRONT["copies"](SMOLLM2).values()))
     files = sorted(FRONT["TO"].glob("front-*.svg"))
     assert len(files) == 4
     for file in files:
@@ -74,9 +74,17 @@ def test_the_figure_is_the_record():
 
 
 def test_the_quoted_numbers_are_the_records():
-    """Of SmolLM2: its lengths; of transformers: the exact families."""
+    """Of SmolLM2: losses beyond, and all gains beyond; of transformers: the exact families."""
     readme = " ".join(README.split())
-    assert f"trained to {SMOLLM2['trained_length']:,} tokens, on windows of {SMOLLM2['target']:,} tokens" in readme
+    beyond = {method["name"]: f"{method['loss_beyond']:.2f}" for method in SMOLLM2["methods"]}
+    far = [f"{row['gain']:+.2f}" for row in SMOLLM2["copies"]["rows"]
+           if (row["method"], row["length"]) == ("yarn", SMOLLM2["target"]) and row["from"] >= 8192]  # fmt: skip
+    assert f"Beyond 8k it is {beyond['plain']} unchanged, {beyond['yarn']} with YaRN" in readme
+    assert f"and {beyond['crop']} with `crop`" in readme
+    assert len(far) == 3
+    assert f"YaRN gains {far[0]}, {far[1]} and {far[2]} nats per token" in readme
+    assert (SMOLLM2["trained_length"], SMOLLM2["target"], SMOLLM2["verdict"]["windows"]) == (8192, 16384, 8)
+    assert SMOLLM2["verdict"]["headline"] in readme
     exact, families, version = re.search(
         r"and (\d+) of the (\d+) causal families of transformers ([\d.]+) are", RECORDS["models"]()
     ).groups()

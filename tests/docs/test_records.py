@@ -48,23 +48,26 @@ def test_every_mark_has_its_table_and_every_table_its_mark():
 
 
 def test_smollm2():
-    """Losses, differences, gains and answers of each method."""
-    record = json.loads((RESULTS / "doctor-smollm2-135m-first.json").read_text())
-    found = rows("smollm2")
-    crop = next(method for method in record["methods"] if method["name"] == "crop")
+    """Losses, paired differences to crop, gains by distance at the target, and the verdict."""
+    record = json.loads((RESULTS / "doctor-smollm2-16k.json").read_text())
+    table = {name: [*cells, ""] for name, cells in rows("smollm2").items()}
     for method in record["methods"]:
-        within, beyond, against, *others = found[method["name"]]
+        within, beyond, apart, *gains = table[method["name"]]
         assert (within, beyond) == (f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}")
-        if method is not crop:
-            assert against == f"{method['loss_beyond'] - crop['loss_beyond']:+.3f}"
-        assert others[1] == next(
-            f"{row['gain']:+.2f}" for row in record["use"]
-            if (row["method"], row["test"], row["distance"]) == (method["name"], "copy", 11456)
+        difference = method["loss_beyond"] - found_crop(record)["loss_beyond"]
+        if method["name"] not in ("plain", "crop"):
+            assert float(apart.split()[0]) == pytest.approx(difference, abs=0.0011)
+        expected = sorted(
+            (row["from"], f"{row['gain']:+.2f}") for row in record["copies"]["rows"]
+            if (row["method"], row["length"]) == (method["name"], record["target"])
         )  # fmt: skip
-        asked = [row for row in record["retrieval"]
-                 if (row["method"], row["length"]) == (method["name"], 16384)
-                 and row["depth"] in (0.25, 0.75)]  # fmt: skip
-        assert others[3] == f"{asked[0]['found'] + asked[1]['found']} of {asked[0]['asked'] + asked[1]['asked']}"
+        assert [gain.split()[0] for gain in gains if gain] == [gain for _, gain in expected]
+    assert record["verdict"]["sentence"] in MADE["TABLES"]["smollm2"]()
+
+
+def found_crop(record):
+    """Crop's entry in a record."""
+    return next(method for method in record["methods"] if method["name"] == "crop")
 
 
 def test_rotation_and_attention():
