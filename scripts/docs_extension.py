@@ -87,14 +87,6 @@ def served(name: str) -> tuple[str, str]:
     return "yes", ", ".join(engines)
 
 
-def tuned() -> str:
-    """Return the losses of the built-in model before and after tuning."""
-    record = document("extend-tiny.json")
-    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
-    rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]]
-    return table([f"tiny, {trained:,} to {target:,} tokens", f"within {trained:,}", "beyond"], rows)
-
-
 def pose(name: str) -> str:
     """Return gains and costs of a model tuned on windows that skip, and of the controls."""
     record = document(f"{name}.json")
@@ -193,7 +185,7 @@ def farthest_seen(record: Record) -> int:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "tuned": tuned, "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
+    "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
     "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
     "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
 }  # fmt: skip

@@ -30,41 +30,33 @@ def with_tables(markdown: str) -> str:
 
 
 def smollm2() -> str:
-    """Return loss, copying and retrieval of SmolLM2 at 16,384 tokens, and its verdict."""
-    record = document("doctor-smollm2-135m-first.json")
-    against = {one["method"]: one for one in record["verdict"]["evidence"] if one["against"] == "crop"}
-    far = sorted({row["distance"] for row in record["use"] if row["test"] == "copy" and not row["control"]
-                  and row["distance"] > record["trained_length"]})  # fmt: skip
+    """Return losses and copies of SmolLM2 at 16,384 tokens, the control, and the verdict."""
+    record = document("doctor-smollm2-16k.json")
+    against = record["looks"][-1]["crop_difference"]
+    asked = [row for row in record["copies"]["rows"] if row["length"] == record["target"]]
+    ranges = sorted({(row["from"], row["to"]) for row in asked})
+    gains = {(row["method"], row["from"]): row for row in asked}
     rows = []
     for method in record["methods"]:
         name = method["name"]
-        gains = {
-            row["distance"]: row["gain"] for row in record["use"] if (row["method"], row["test"]) == (name, "copy")
-        }
-        found = [row for row in record["retrieval"] if (row["method"], row["length"]) == (name, record["target"])]
-        halves = [row for row in found if row["depth"] is not None]
+        apart = plus_minus(against[name]["mean"], against[name]["interval"]) if name in against else ""
+        cells = [gains.get((name, start)) for start, _ in ranges]
         rows.append([
-            name, f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}",
-            "" if name == "crop" else f"{against[name]['difference']:+.3f}", *(f"{gains[at]:+.2f}" for at in far),
-            f"{sum(row['found'] for row in halves)} of {sum(row['asked'] for row in halves)}",
-            f"{halves[0]['found']} of {halves[0]['asked']}",
+            name, f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}", apart,
+            *("" if cell is None else plus_minus(cell["gain"], cell["interval"], places=2) for cell in cells),
         ])  # fmt: skip
-    heads = ["method", "within", "beyond", "beyond - crop", *(f"copied from {at:,}" for at in far), "found",
-             "found in the first half"]  # fmt: skip
-    return f"{table(heads, rows)}\n\nThe verdict: {record['verdict']['sentence']}"
-
-
-def smollm2_long() -> str:
-    """Return loss, memory and speed at 32,768 tokens."""
-    record = document("doctor-smollm2-135m-32k.json")
-    rows = {method["name"]: method for method in record["methods"]}
-    best = rows[record["recommended"]]
+    heads = ["method", "loss within", "beyond", "less crop's", *(f"{start:,} to {end:,} back" for start, end in ranges)]
+    control = record["copies"]["control"]
     return (
-        f"At {record['target']:,} tokens, the loss of `{best['name']}` beyond the trained length is "
-        f"{best['loss_beyond']:.2f} nats, and that of plain {rows['plain']['loss_beyond']:.2f}, in "
-        f"{best['peak_rss_bytes'] / 1e9:.2f} GB of memory and at {record['target'] / best['seconds']:.0f} tokens a "
-        f"second ([record](../benchmarks/results/doctor-smollm2-135m-32k.json))."
+        f"{table(heads, rows)}\n\nThe control gains {plus_minus(control['gain'], control['interval'], places=2)} nats "
+        f"per token. The verdict: {record['verdict']['sentence']}"
     )
+
+
+def plus_minus(value: float, interval: Sequence[float] | None, places: int = 3) -> str:
+    """Return a difference with half the width of its interval."""
+    half = "" if interval is None else f" ±{(interval[1] - interval[0]) / 2:.{places}f}"
+    return f"{value:+.{places}f}{half}"
 
 
 def rotation() -> str:
@@ -253,7 +245,7 @@ def verify() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
+    "smollm2": smollm2, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
     "classification-init": classification_init, "models": models, "verify": verify, **EXTENSION["TABLES"],
 }  # fmt: skip

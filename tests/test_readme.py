@@ -64,7 +64,7 @@ def test_the_figure_is_the_record():
     said = FRONT["description"](SMOLLM2)
     plain = next(method for method in SMOLLM2["methods"] if method["name"] == "plain")
     assert ", ".join(f"{value:.3f}" for value in plain["loss_by_block"]) in said
-    assert said.count(" back ") == sum(row["test"] == "copy" and not row["control"] for row in SMOLLM2["use"])
+    assert said.count(" back ") == sum(map(len, FRONT["copies"](SMOLLM2).values()))
     files = sorted(FRONT["TO"].glob("front-*.svg"))
     assert len(files) == 4
     for file in files:
@@ -74,26 +74,21 @@ def test_the_figure_is_the_record():
 
 
 def test_the_quoted_numbers_are_the_records():
-    """Of SmolLM2: losses beyond, the gain of copied words, the verdict; of transformers: the exact families."""
+    """Of SmolLM2: losses beyond, and all gains beyond; of transformers: the exact families."""
     readme = " ".join(README.split())
     beyond = {method["name"]: f"{method['loss_beyond']:.2f}" for method in SMOLLM2["methods"]}
-    [copied] = [row for row in SMOLLM2["use"]
-                if (row["method"], row["test"], row["distance"]) == ("dca", "copy", 11456)]  # fmt: skip
-    assert f"it loses {beyond['plain']} nats per token beyond 8k; with dual chunk attention {beyond['dca']}" in readme
-    assert f"loses {beyond['crop']} too and can copy nothing" in readme
-    assert f"from 11,456 tokens back ({copied['gain']:+.2f} nats)" in readme
-    assert copied["interval"][0] > copied["needed"]
-    assert (SMOLLM2["verdict"]["action"], SMOLLM2["verdict"]["method"]) == ("extend", "dca")
-    assert f"on {'four' if len(plain_windows()) == 4 else '?'} windows of {SMOLLM2['target']:,} tokens" in readme
+    far = [f"{row['gain']:+.2f}" for row in SMOLLM2["copies"]["rows"]
+           if (row["method"], row["length"]) == ("yarn", SMOLLM2["target"]) and row["from"] >= 8192]  # fmt: skip
+    assert f"Beyond 8k it is {beyond['plain']} unchanged, {beyond['yarn']} with YaRN" in readme
+    assert f"and {beyond['crop']} with `crop`" in readme
+    assert len(far) == 3
+    assert f"YaRN gains {far[0]}, {far[1]} and {far[2]} nats per token" in readme
+    assert (SMOLLM2["trained_length"], SMOLLM2["target"], SMOLLM2["verdict"]["windows"]) == (8192, 16384, 8)
+    assert SMOLLM2["verdict"]["headline"] in readme
     exact, families, version = re.search(
         r"and (\d+) of the (\d+) causal families of transformers ([\d.]+) are", RECORDS["models"]()
     ).groups()
     assert f"{exact} of the {families} families of transformers {version}" in readme
-
-
-def plain_windows():
-    """The losses of plain in each window."""
-    return SMOLLM2["methods"][0]["loss_by_window_and_block"]
 
 
 def test_the_terminal_is_the_record():
@@ -102,13 +97,17 @@ def test_the_terminal_is_the_record():
     assert set(re.findall(r"https?://[^\s\"')]+", svg)) == {"http://www.w3.org/2000/svg"}
     shown = TERMINAL["words"](svg).replace("\xa0", " ")
     lines, words = [line.split() for line in shown.splitlines()], " ".join(shown.split())
-    assert TINY["environment"]["command"] == "ropewalk doctor tiny --methods yarn,llama3,dca"
+    assert TINY["environment"]["command"] == "ropewalk doctor tiny"
     assert words.startswith(f"$ {TINY['environment']['command']} --json result.json tiny: ")
     assert TINY["verdict"]["sentence"] in words
     for method in TINY["methods"]:
         row = next(line for line in lines if line[:1] == [method["name"]])
         assert row[1:3] == [f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}"]
-        if method["name"] != "plain":
-            low, high = method["difference_beyond_ci"]
-            assert row[3:5] == [f"{method['difference_beyond']:+.3f}", f"±{(high - low) / 2:.3f}"]
-    assert f"ropewalk extend apply tiny --from result.json --native --out tiny-{TINY['target']}" in words
+        apart = [one for one in TINY["verdict"]["evidence"]
+                 if (one["name"], one["method"], one["where"]) == ("better than crop", method["name"], "beyond")]  # fmt: skip
+        for one in apart:
+            low, high = one["interval"]
+            assert row[3:5] == [f"{one['difference']:+.3f}", f"±{(high - low) / 2:.3f}"]
+        assert len(apart) == (method["name"] not in ("plain", "crop"))
+    assert (TINY["verdict"]["action"], TINY["verdict"]["method"]) == ("extend", "dca")
+    assert f"rw.attach(model, 'dca', target={TINY['target']})" in words

@@ -48,28 +48,26 @@ def test_every_mark_has_its_table_and_every_table_its_mark():
 
 
 def test_smollm2():
-    """Losses, differences, gains and answers of each method, and the verdict."""
-    record = json.loads((RESULTS / "doctor-smollm2-135m-first.json").read_text())
-    found = rows("smollm2")
-    crop = next(method for method in record["methods"] if method["name"] == "crop")
+    """Losses, paired differences to crop, gains by distance at the target, and the verdict."""
+    record = json.loads((RESULTS / "doctor-smollm2-16k.json").read_text())
+    table = {name: [*cells, ""] for name, cells in rows("smollm2").items()}
     for method in record["methods"]:
-        within, beyond, against, *others = found[method["name"]]
+        within, beyond, apart, *gains = table[method["name"]]
         assert (within, beyond) == (f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}")
-        if method is not crop:
-            assert against == f"{method['loss_beyond'] - crop['loss_beyond']:+.3f}"
-        assert others[1] == next(
-            f"{row['gain']:+.2f}" for row in record["use"]
-            if (row["method"], row["test"], row["distance"]) == (method["name"], "copy", 11456)
+        difference = method["loss_beyond"] - found_crop(record)["loss_beyond"]
+        if method["name"] not in ("plain", "crop"):
+            assert float(apart.split()[0]) == pytest.approx(difference, abs=0.0011)
+        expected = sorted(
+            (row["from"], f"{row['gain']:+.2f}") for row in record["copies"]["rows"]
+            if (row["method"], row["length"]) == (method["name"], record["target"])
         )  # fmt: skip
-        asked = [row for row in record["retrieval"]
-                 if (row["method"], row["length"]) == (method["name"], 16384)
-                 and row["depth"] in (0.25, 0.75)]  # fmt: skip
-        assert others[3] == f"{asked[0]['found'] + asked[1]['found']} of {asked[0]['asked'] + asked[1]['asked']}"
+        assert [gain.split()[0] for gain in gains if gain] == [gain for _, gain in expected]
     assert record["verdict"]["sentence"] in MADE["TABLES"]["smollm2"]()
-    long = json.loads((RESULTS / "doctor-smollm2-135m-32k.json").read_text())
-    best = next(method for method in long["methods"] if method["name"] == long["recommended"])
-    assert best["peak_rss_bytes"] < 4e9
-    assert f"{best['loss_beyond']:.2f} nats" in MADE["TABLES"]["smollm2-32k"]()
+
+
+def found_crop(record):
+    """Crop's entry in a record."""
+    return next(method for method in record["methods"] if method["name"] == "crop")
 
 
 def test_rotation_and_attention():
@@ -138,10 +136,6 @@ def test_encodings_and_texts():
             assert cell == f"{value:.3f} ({low:.3f} to {high:.3f})"
         gained = record["test"]["accuracy"]["value"] - record["baseline"]["accuracy"]["value"]
         assert cells[2].split()[0] == f"{gained:+.3f}"
-    record = json.loads((RESULTS / "extend-tiny.json").read_text())
-    assert rows("tuned") == {
-        row["name"]: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]
-    }
 
 
 def test_league_of_gemma():
@@ -184,13 +178,12 @@ def test_league():
     assert min(beyond["dca"], beyond["crop"]) == min(beyond.values())
     assert record["verdict"]["action"] == "undecided"
     asked, chance = far["crop"][1], record["retrieval"][0]["chance"]
-    assert (asked, round(asked * chance)) == (74, 6)
-    assert far["crop"][0] <= 10
-    assert far["plain"][0] <= 10
-    assert all(3 <= far[name][0] / far["crop"][0] <= 5.2 for name in methods if name not in ("plain", "crop"))
-    cost = {name: row["loss_within"] - methods["plain"]["loss_within"] for name, row in methods.items()}
-    assert all(0.03 < cost[name] < 0.06 for name in ("yarn", "mrrope", "string", "lampe"))
-    assert cost["dca"] == 0
+    others = sorted(far[name][0] for name in methods if name not in ("plain", "crop"))
+    page = " ".join((DOCS / "extending.md").read_text().split())
+    assert (
+        f"Of the {asked} numbers that lie further back than `crop` can see, chance finds {asked * chance:.0f}, "
+        f"`plain` {far['plain'][0]}, `crop` {far['crop'][0]}, and each of the other methods {others[0]} to {others[-1]}."
+    ) in page
 
 
 def test_evidence_of_removed_searches_and_self_distillation():
@@ -216,17 +209,6 @@ def test_evidence_of_removed_searches_and_self_distillation():
     contrast = record["contrasts"]["self-distillation"][-1]
     assert quoted(-contrast["nats"], [-end for end in reversed(contrast["ci"])])
     assert len({arm["retrieval"][-1]["found"] for arm in record["arms"].values()}) == 1
-
-
-def test_the_tuned_tiny():
-    """At four times the trained length the tuned model is at or below crop, as the page says."""
-    record = json.loads((RESULTS / "extend-tiny.json").read_text())
-    protocol, page = record["protocol"], " ".join((DOCS / "extending.md").read_text().split())
-    assert protocol["target"] == 4 * protocol["trained_length"] == record["config"]["max_position_embeddings"]
-    for key in ("tuned_minus_crop_beyond", "tuned_minus_its_crop_beyond"):
-        found = record["verdict"][key]
-        assert f"{found['nats']:+.3f} [{found['ci'][0]:+.3f}, {found['ci'][1]:+.3f}]" in page
-    assert record["verdict"]["tuned_minus_crop_beyond"]["ci"][1] <= 0
 
 
 def test_pose():
