@@ -104,7 +104,7 @@ def test_the_terminal_is_the_record():
         row = next(line for line in lines if line[:1] == [method["name"]])
         assert row[1:3] == [f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}"]
         apart = [one for one in TINY["verdict"]["evidence"]
-                 if (one["name"], one["method"], one["where"]) == ("better than crop", method["name"], "beyond")]  # fmt: skip
+                 if (one["against"], one["method"], one["where"]) == ("crop", method["name"], "beyond")]  # fmt: skip
         for one in apart:
             low, high = one["interval"]
             assert row[3:5] == [f"{one['difference']:+.3f}", f"±{(high - low) / 2:.3f}"]

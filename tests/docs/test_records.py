@@ -182,7 +182,7 @@ def test_league():
     page = " ".join((DOCS / "extending.md").read_text().split())
     assert (
         f"Of the {asked} numbers that lie further back than `crop` can see, chance finds {asked * chance:.0f}, "
-        f"`plain` {far['plain'][0]}, `crop` {far['crop'][0]}, and each of the other methods {others[0]} to {others[-1]}."
+        f"`plain` {far['plain'][0]}, `crop` {far['crop'][0]}, and each of the other methods {others[0]} to {others[-1]}."  # noqa: E501
     ) in page
 
 

@@ -142,7 +142,7 @@ def print_table(console: Console, found: Diagnosis) -> None:
     for table in stacked(console, None, [(head, "bold") for head in heads], rows, best):
         console.print(table)
     several = f"{measurement.windows} windows" if measurement.windows > 1 else "One window"
-    texts = ", ".join(protocol.texts)
+    texts = ", ".join(protocol.texts[number] for number in sorted(set(measurement.texts))) or ", ".join(protocol.texts)
     said = f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}. plain: the model as it is. "
     said += f"crop: only the last {protocol.trained_length:,} tokens. ±: 98 % intervals."
     if found.copies is not None and found.copies.can_copy:

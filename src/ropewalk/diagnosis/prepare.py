@@ -37,12 +37,13 @@ from ropewalk.measure.plan import (
 )
 from ropewalk.measure.retrieval import RetrievalRun, fitting_tasks
 from ropewalk.measure.scaling import ScalingReading, settle_reading
-from ropewalk.methods import METHODS, unsettled
+from ropewalk.methods import METHODS, Reach, default_methods, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.processes import current
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
+from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader
 
 SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
@@ -133,7 +134,7 @@ def prepare(
             if target >= longest:
                 continue
         protocol, texts_used = _protocol(reader, settings, texts, trained, target)
-        work = plan(reader, protocol, _methods(model, settings, protocol, engine))
+        work = plan(reader, protocol, _methods(model, reader, settings, protocol, engine))
         runs = _runs(model, work, engine)
         work = _ordered(work, runs)
         windows = take_windows(texts_used.tokens, protocol)
@@ -236,14 +237,23 @@ def _protocol(
 
 
 def _methods(
-    model: object, settings: DoctorSettings, protocol: LossProtocol, engine: str | None
+    model: object, reader: Reader, settings: DoctorSettings, protocol: LossProtocol, engine: str | None
 ) -> Sequence[str] | None:
-    """Return the methods to measure; None: those that a config can express."""
+    """Return the methods to measure; None: those that a config can express.
+
+    By default a method in attention is measured last where our decoder computes the model: it may stand beside the
+    verdict.
+    """
     if settings.method_names:
         return _with_crop(settings.method_names, protocol)
     if protocol.target <= protocol.trained_length:
         return None
-    return _with_crop(DECIDING, protocol) if model == BUILT_IN and engine == "python" else None
+    if model == BUILT_IN and engine == "python":
+        return _with_crop(DECIDING, protocol)
+    if not isinstance(reader, DecoderReader):
+        return None
+    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
+    return [*default_methods(reader.positions, reach), PYTHON_ONLY]
 
 
 def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:

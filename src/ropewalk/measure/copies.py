@@ -259,8 +259,8 @@ def combined(
       are the windows, or the texts if there are several.
 
     The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over windows) say, with
-    at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 8 units on the interval
-    is Student's t.
+    at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 16 units on the
+    interval is Student's t.
 
     >>> mean, (low, high) = combined([[(1.0, [1.0, 2.0, 3.0]), (-1.0, [0.0, 0.5])]], [0])
     >>> mean, low < 0.5 < 3 < high
