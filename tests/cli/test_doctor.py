@@ -49,7 +49,7 @@ FIRST_VERSION: dict[str, set[str]] = {  # what records of the first version hold
                     "command"},
 }  # fmt: skip
 KEEP_GOING = ("--protocol", '{"keep_going": true}')  # though random weights are unfit at the first look
-METHODS = {"plain", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "crop"}
+METHODS = {"plain", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "dca", "crop"}
 
 
 def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_ctrl_c_keeps_what_is_done(
         monkeypatch.setattr(LinesProgress, "begin", stopping)
         assert doctor(*arguments, *(["--resume"] if kept > 3 else []), "--json", resumed) == 130
         printed = capsys.readouterr()
-        assert f"Stopped: {kept} readings are kept, {16 - kept} are due" in printed.err
+        assert f"Stopped: {kept} readings are kept, {18 - kept} are due" in printed.err
         assert "rerun the command with --resume" in printed.err
         assert printed.out.startswith("model: ") == resumed.exists() == (kept > 3)
     monkeypatch.setattr(LinesProgress, "begin", begin)

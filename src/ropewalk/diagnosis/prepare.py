@@ -43,7 +43,6 @@ from ropewalk.models.prompts import Tokenizer
 from ropewalk.processes import current
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
-from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader
 
 SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
@@ -250,7 +249,7 @@ def _methods(
         return None
     if model == BUILT_IN and engine == "python":
         return _with_crop(DECIDING, protocol)
-    if not isinstance(reader, DecoderReader):
+    if reader.library != "ropewalk":
         return None
     reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
     return [*default_methods(reader.positions, reach), PYTHON_ONLY]

@@ -203,7 +203,7 @@ class DoctorSettings:
         metadata=_option(
             "Measurement",
             'Extension methods, with commas; "all" includes those in attention [default: those that a config can '
-            "express, and crop].",
+            "express, dca and crop].",
             type=tuple[str, ...],
             commas=True,
             option=("--methods", "--method"),
