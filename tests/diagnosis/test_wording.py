@@ -132,7 +132,7 @@ def test_a_text_that_is_too_short_asks_for_more() -> None:
     found = decide(one, NO, RunFacts(texts=("novel",), available=1, planned=1, more=asked))
     assert found.next is not None
     assert "the text holds 1 window of this length: give more text with --text" in found.next.sentence
-    assert found.next.command == "default_texts=True"
+    assert found.next.command == "default_texts=True windows=4"
     own = decide(one, NO, RunFacts(texts=("a", "b"), available=1, planned=1, more=asked, default_texts=True))
     assert own.next is not None
     assert "these texts hold 1 window" in own.next.sentence

@@ -36,6 +36,7 @@ from ropewalk.measure.losses import CROP, PLAIN
 from ropewalk.statistics import FOUR_OF_FIVE, LOOKS, Interval, t_quantile
 
 MOST_WINDOWS = 256
+FIRST_WINDOWS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,21 +120,30 @@ def windows_for(comparison: Comparison, windows: int, *, confidence: float) -> i
 
 
 def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts) -> NextRun | None:
-    """Return the run that would settle the comparison that is settled first; None if no number of windows would."""
-    windows = evidence.table.windows
-    counts = [windows_for(one, windows, confidence=evidence.confidence) for one in undecided]
-    known = [count for count in counts if count is not None]
-    if not known:
+    """Return the run that would settle what is open of one method; None if no number of windows would.
+
+    Of several methods it is the one that is settled first. One window does not show how windows differ: four do.
+    """
+    windows, counts = evidence.table.windows, dict[str, list[int | None]]()
+    for one in undecided:
+        count_of = windows_for(one, windows, confidence=evidence.confidence)
+        counts.setdefault(one.method, []).append(count_of)
+    known = [
+        max(of) for values in counts.values() if len(of := [one for one in values if one is not None]) == len(values)
+    ]
+    if windows > 1 and not known:
         return None
-    needed = min(known) if evidence.plain_stretches or best_method(evidence, evidence.candidates) else max(known)
+    needed = FIRST_WINDOWS if windows == 1 else min(known)
     count = next((look for look in LOOKS if look >= needed), needed)
     seconds = None if run.seconds is None else run.seconds / windows * (count - windows)
     time = "" if seconds is None else f", which takes about {duration(max(1.0, seconds))} more here"
     several = f"About {count} windows would settle it{time}"
+    if windows == 1:
+        several = f"One window does not show how windows differ: read {count}{time}"
     if run.available is not None and count > run.available:
         held = f"{run.available} window{'s' if run.available != 1 else ''}"
         holds = "the text holds" if len(run.texts) == 1 else "these texts hold"
-        command = None if run.default_texts else run.more(default_texts=True)
+        command = None if run.default_texts else run.more(default_texts=True, windows=count)
         instead = "; the next command reads the texts that come with ropewalk" if command is not None else ""
         sentence = f"{several}, but {holds} {held} of this length: give more text with --text{instead}."
         return NextRun(windows=count, seconds=seconds, command=command, sentence=sentence)
