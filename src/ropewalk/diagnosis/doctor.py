@@ -88,7 +88,7 @@ def doctor(
     >>> one = Protocol(windows=1)
     >>> diagnosis = doctor("tiny", trained_length=16, target=32, text=text, methods=["pi"], protocol=one)
     >>> list(diagnosis.measurement.results)
-    ['plain', 'pi', 'crop']
+    ['plain', 'crop', 'pi']
     """
     protocol = Protocol() if protocol is None else protocol
     if moved:

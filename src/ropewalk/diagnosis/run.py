@@ -93,10 +93,9 @@ def doctor_command(
 
     **Returns:** None if it would be the command that was just run.
 
-    >>> from ropewalk.diagnosis import Protocol
-    >>> settings = DoctorSettings(methods="yarn,ntk", protocol=Protocol(seed=3))
+    >>> settings = DoctorSettings(methods="yarn,ntk")
     >>> doctor_command("tiny", settings, minutes=20)
-    'ropewalk doctor tiny --methods yarn,ntk --minutes 20 --protocol \'{"seed": 3}\' --resume'
+    'ropewalk doctor tiny --methods yarn,ntk --minutes 20 --resume'
     """
     protocol = settings.protocol if windows is None else dataclasses.replace(settings.protocol, windows=windows)
     former = settings

@@ -183,7 +183,7 @@ class LossProtocol:
 
         >>> protocol = LossProtocol.choose(trained_length=4, text=("a", "b"), target=8, windows=3, seed=1)
         >>> protocol.places([30, 8])
-        ((0, 17), (1, 0), (0, 4))
+        ((0, 15), (1, 0), (0, 7))
         """
         room = [most_windows(length, self.target) for length in tokens]
         counts = [0] * len(tokens)
