@@ -55,7 +55,10 @@ class SavePretrained:
         **Raises:** `RopeError` for a method that config.json cannot express.
         """
         handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
-        config, fields = (None, {}) if handle is None else (handle._config, handle.rope_fields())
+        if handle is not None and handle.saves_config:
+            config, fields = handle._config, handle.rope_fields()
+        else:
+            config, fields = None, {}
         before = {name: getattr(config, name) for name in fields}
         try:
             for name, value in fields.items():
@@ -75,6 +78,7 @@ class Attachment:
     - `kernels`: whether ropewalk's attention kernel runs on the calls that it supports.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
       device, so that nothing was compared.
+    - `saves_config`: whether `save_pretrained` writes the method into config.json; False saves the model's own config.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
     """
@@ -86,6 +90,7 @@ class Attachment:
     target: int | None = None
     kernels: bool = False
     difference: float | None = None
+    saves_config: bool = True
     _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
     labels: tuple[str | None, ...] = field(default=(), repr=False)
     _config: Any = field(default=None, repr=False)
@@ -304,7 +309,7 @@ def attach(
       float64 and rounded once, exact at any position.
     - `target`: the length in tokens that the method extends to.
     - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
-    - `kernels`: run ropewalk's attention kernel on eager CPU tensors without gradients, also without a method.
+    - `kernels`: run ropewalk's attention kernel on eager CPU tensors, also without a method.
 
     **Returns:** an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
     **Raises:** `RopeError` if the model or its wrapper is attached already, if the model cannot be attached, if the

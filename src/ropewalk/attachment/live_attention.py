@@ -28,6 +28,7 @@ from ropewalk.attention.masks import TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
 from ropewalk.attention.tables import SlotTables
 from ropewalk.backends import choose_attention
+from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError
 from ropewalk.models.config import Positions
@@ -38,8 +39,10 @@ _NEUTRAL = ReRoPE(window=1 << 30)  # limits no distance: attention under it is t
 NAME = "ropewalk"  # of our function among transformers' attention implementations
 _STATE = "_ropewalk_attention"
 _WITH_MASKS = ("sdpa", "eager")  # implementations with masks that we support
-# options that we use, or that the mask contains
-_KNOWN = {"position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"}
+# options that we use, that the mask contains, or that only the loss needs
+_KNOWN = {
+    "position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch",
+}  # fmt: skip
 _DEPENDS_ON_NAME = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
 
 
@@ -81,6 +84,9 @@ class LayerAttention:
         """Compute attention: q `[batch, heads, seq, head_dim]`, output `[batch, seq, heads, head_dim of values]`."""
         if not torch.compiler.is_compiling():
             self.calls += 1
+        if torch.is_autocast_enabled(q.device.type):  # as torch's own attention casts its arguments
+            dtype = torch.get_autocast_dtype(q.device.type)
+            q, keys, values = q.to(dtype), keys.to(dtype), values.to(dtype)
         unknown = [name for name, value in options.items() if isinstance(value, Tensor) and name not in _KNOWN]
         if self.extension is not None and self.extension.remaps:
             if unknown:
@@ -106,7 +112,7 @@ class LayerAttention:
     def _by_kernel(
         self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor | None:
-        """Return the output of our kernel for eager CPU tensors without gradients; None if it cannot compute it."""
+        """Return the output of our kernel for eager CPU tensors; None if it cannot compute it."""
         if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
             return None
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
@@ -118,7 +124,7 @@ class LayerAttention:
             return None
         scaling = options.get("scaling") or 1.0 / math.sqrt(q.shape[-1])
         request = AttentionRequest((AttentionRegion(q, keys, bounds),), values, float(scaling), *rules)
-        return kernel.attend(request).transpose(1, 2).contiguous()
+        return attended(kernel, request).transpose(1, 2).contiguous()
 
     def _scaled(
         self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]

@@ -33,6 +33,9 @@ from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_col
 EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
 
+SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubRope:
     """A rope as Hugging Face's config.json expresses it.

@@ -18,6 +18,7 @@ from ropewalk.atomic_io import remove_folder, sha256, whole_folder, write_json
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.export import (
     COMPANIONS,
+    SHARD_BYTES,
     HubRope,
     compared_lengths,
     hub_rope,
@@ -39,7 +40,6 @@ from ropewalk.extend.measurement import (
 )
 from ropewalk.extend.settings import MethodSettings, OutputSettings
 from ropewalk.extend.tunable import WritableLive, tunable
-from ropewalk.extend.tuning import TuningRecipe
 from ropewalk.measure.plan import KIND, Plan, trained_length_of
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.config import Positions
@@ -159,7 +159,7 @@ class WorkFolder:
             )
 
     @contextmanager
-    def claimed(self, recipe: TuningRecipe | None, *, restart: bool) -> Iterator[None]:
+    def claimed(self, recipe: Any, *, restart: bool) -> Iterator[None]:
         """Claim the folder for the work in the block; afterwards remove the work, and the folder if it is empty.
 
         `recipe`: of the tuning; None if nothing is tuned. If the block fails, finished work stays. `restart` discards
@@ -243,7 +243,6 @@ def _content(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
 RECORD, LOG, CARD, FIGURE = "extend.json", "training-log.jsonl", "README.md", "extend.png"
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 _WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, "search.json", "search.png", *COMPANIONS})  # two of old
@@ -454,8 +453,6 @@ class ExtendJob:
             self.work.check(tunes=settings.tunes, restart=restart)
         self.device, _ = on_machine(settings.device, "float32")
         self.source = SourceModel.open(model, settings.trained_length)
-        if settings.tunes:
-            self.source.reader.trained_count("norms", rank=1)  # raises for a kind of model that cannot be tuned
         self.reach = reach_of(self.source.reader, settings)
         check_length(length, settings.method, self.reach)
         self.adapted = self._under_method()

@@ -27,19 +27,15 @@ from ropewalk.extend.job import (
     check_length,
     hub_of,
     reach_of,
-    tuning_record,
 )
 from ropewalk.extend.measurement import record as record_of
-from ropewalk.extend.settings import ApplySettings, TrainingSettings, TuneSettings
+from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.tunable import decoder_of, outline_of_gguf
-from ropewalk.extend.tuning import TuningRecipe, check_tunable, tune_reader, tuning_positions
 from ropewalk.methods import METHODS
-from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
 from ropewalk.report.record import read_record, understood
-from ropewalk.training.settings import Housekeeping, Report
 
 CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
 """The settings that a record contains."""
@@ -301,51 +297,3 @@ def apply_gguf(
             unscaled_tokens=0,
         ),
     )
-
-
-def tune(
-    model: Model,
-    out: str | os.PathLike[str],
-    settings: TuneSettings,
-    *,
-    overwrite: bool = False,
-    restart: bool = False,
-    report: Report | None = None,
-    progress: Progress | None = None,
-    draw: Draw | None = None,
-) -> Extended:
-    """Apply an extension method to a checkpoint, train at the target length, and write a folder.
-
-    **Arguments:** as for `apply`. `report` is called with each `training.Event`.
-
-    Unfinished work is kept in the folder `out` + ".tuning". The same call resumes it, to the same bits; `restart`
-    discards it. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
-
-    **Returns:** an `Extended`.
-    **Raises:** `RopeError` as `apply`, for a held-out text that shares passages with those to tune on, and if a loss is
-    not finite.
-    """
-    if "lora" in settings.train:
-        need("peft", extra="tune")
-    job = ExtendJob(model, out, settings, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
-    positions = tuning_positions(job.adapted.positions, settings.method)
-    source = job.adapted.under(positions)
-    recipe = TuningRecipe(
-        **{field.name: getattr(settings, field.name) for field in dataclasses.fields(TrainingSettings)},
-        source=source.digest(),
-        method=settings.method,
-        reach=job.reach,
-        validation=() if settings.validation is None else (str(settings.validation),),
-    )
-    job.refuse_seen(settings.text)
-    check_tunable(source, recipe)
-    with job.work.claimed(recipe, restart=restart):
-        job.measure_before()
-        folder, every = job.work.run.path, settings.checkpoint_every
-        housekeeping = Housekeeping(log_every=settings.log_every, validate_every=every, checkpoint_every=every)
-        tuned = tune_reader(source, recipe, folder, restart=restart, housekeeping=housekeeping, report=report)
-        final = tuned.under(job.adapted.positions)
-        count = source.trained_count(recipe.train, rank=recipe.rank or 1)
-        job.tuning = tuning_record(folder, recipe.to_json(), count)
-        job.measure_after(final)
-        return job.export(final)

@@ -6,16 +6,17 @@ be shown without it.
 
 from __future__ import annotations
 
-import math
+import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ropewalk.errors import RopeError
-from ropewalk.training.settings import PRECISIONS
+from ropewalk.training.settings import PRECISIONS, check_choice, check_numbers
 
-PARTS = ("all", "attention", "norms", "embeddings", "lora")
+PARTS = ("full", "lora", "norms", "embeddings")
 METHOD, MEASURING, TRAINING, OUTPUT, MACHINE = "Method", "Measuring", "Training", "Output", "Machine"
 """The headings of the options."""
 
@@ -28,18 +29,16 @@ def parts_of(train: str) -> tuple[str, ...]:
     """
     parts = tuple(dict.fromkeys(train.split("+")))
     unknown = [part for part in parts if part not in PARTS]
-    if unknown or ("all" in parts and len(parts) > 1):
+    if unknown or ("full" in parts and len(parts) > 1):
         raise RopeError(
             "extend: `train` names parts of the model, joined by +.",
             facts={"train": train, "known": PARTS},
-            cure='For example "all", "norms+embeddings", or "lora+norms+embeddings".',
+            cure='For example "full", "lora+norms", or "lora+norms+embeddings".',
         )
     return parts
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-_POSITIVE = ("lr", "clip")
-_NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2")
 
 
 def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
@@ -166,123 +165,6 @@ class ApplySettings(MethodSettings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """Settings of further training, by AdamW.
-
-    - `lr` None: 2e-5, or 2e-4 if only adapters, norms or embeddings are trained. YaRN's recipe is 400 steps at 2e-5.
-    - `warmup` None: a tenth of the steps, at most 20; then a cosine to `final_lr` * `lr`.
-    - `rank` None: 16 if `train` contains "lora"; else a rank is refused.
-    - `tokens_per_step` is rounded up to whole batches of `batch_size` windows.
-    - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of
-      `window` tokens with positions that skip once, so that all distances up to the target occur at the cost of the
-      short length.
-    - `skip_target` None: the target. If it equals `window`, nothing skips, which is the control.
-    - `repeat_share`: blocks of words and of text occur twice in this share of the windows, so that far tokens are
-      informative.
-
-    **Raises:** `RopeError` for a setting that is out of range or would be ignored.
-    """
-
-    text: tuple[str, ...] = setting(
-        "UTF-8 text to tune on; each file is one document.",
-        metavar="FILE",
-        rest="Further texts, as in --text A B C.",
-        group=TRAINING,
-    )
-    steps: int = setting("Number of updates.", group=TRAINING)
-    train: str = setting(
-        "Parts to train: all, attention, norms, embeddings, lora; joined by +.", default="all", group=TRAINING
-    )
-    rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None, file=True)
-    batch_size: int = setting("Windows in a batch.", default=1, file=True)
-    tokens_per_step: int | None = setting(
-        "Tokens of one update [default: one batch].", default=None, unit="tokens", group=TRAINING
-    )
-    window: int | None = setting(
-        "PoSE: tokens of the windows, with positions that skip up to the target [default: the target].",
-        default=None,
-        unit="tokens",
-        group=TRAINING,
-    )
-    skip_target: int | None = setting(
-        "Length that the positions of PoSE's windows skip to [default: the target].",
-        default=None,
-        unit="tokens",
-        file=True,
-    )
-    repeat_share: float = setting(
-        "Share of the windows in which blocks of words and of text occur twice.", default=0.0, file=True
-    )
-    activation_checkpointing: bool = setting(
-        "Activation checkpointing: less memory, about a third more time.", default=True, file=True
-    )
-    lr: float | None = setting(
-        "Peak learning rate [default: 2e-5; 2e-4 without whole matrices].", default=None, group=TRAINING
-    )
-    final_lr: float = setting("Last learning rate, as a fraction of the peak.", default=0.1, file=True)
-    warmup: int | None = setting(
-        "Updates before the peak [default: a tenth of them, at most 20].", default=None, file=True
-    )
-    weight_decay: float = setting("Weight decay of AdamW, on matrices only.", default=0.0, file=True)
-    beta1: float = setting("AdamW's beta1.", default=0.9, file=True)
-    beta2: float = setting("AdamW's beta2.", default=0.95, file=True)
-    clip: float = setting("Largest norm of the gradient.", default=1.0, file=True)
-    precision: str = setting("Precision of matrix products: auto, float32, bfloat16.", default="auto", file=True)
-    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
-    seed: int = setting("Seed of windows, order, adapters and dropout.", default=0, file=True)
-
-    def __post_init__(self) -> None:
-        parts = parts_of(self.train)
-        if not self.text:
-            raise RopeError("extend: there is no text to tune on.", cure="Pass --text FILE, once for each file.")
-        object.__setattr__(self, "text", tuple(str(path) for path in self.text))
-        if self.lr is None:
-            object.__setattr__(self, "lr", 2e-5 if {"all", "attention"} & set(parts) else 2e-4)
-        if self.warmup is None:
-            object.__setattr__(self, "warmup", min(20, self.steps // 10))
-        if self.rank is None and "lora" in parts:
-            object.__setattr__(self, "rank", 16)
-        if self.rank is not None and "lora" not in parts:
-            raise RopeError(
-                "extend: `rank` is the rank of lora's adapters.",
-                facts={"rank": self.rank, "train": self.train},
-                cure="Add lora to `train`, or leave out `rank`.",
-            )
-        check_at_least(
-            {name: getattr(self, name) for name in ("steps", "rank", "batch_size", "tokens_per_step")}, least=1
-        )
-        check_at_least({"warmup": self.warmup, "seed": self.seed}, least=0)
-        check_at_least({"skip_target": self.skip_target}, least=2)
-        if self.skip_target is not None and self.window is None:
-            raise RopeError(
-                "extend: `skip_target` is the length that the positions of short windows skip to.",
-                facts={"skip_target": self.skip_target},
-                cure="Set `window` too, or leave out `skip_target`.",
-            )
-        if not 0.0 <= self.repeat_share <= 1.0:
-            raise RopeError(
-                "extend: `repeat_share` must lie between 0 and 1.",
-                facts={"repeat_share": self.repeat_share},
-                cure="It is a share of the windows.",
-            )
-        for name in (*_POSITIVE, *_NOT_NEGATIVE):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and (value > 0 or (value == 0 and name in _NOT_NEGATIVE))):
-                raise RopeError(
-                    f"extend: `{name}` must be a finite number "
-                    + ("above 0." if name in _POSITIVE else "of at least 0."),
-                    facts={name: value},
-                    cure="Leave it out for the default.",
-                )
-        if self.precision not in PRECISIONS:
-            raise RopeError(
-                "extend: unknown `precision`.",
-                facts={"precision": self.precision, "known": PRECISIONS},
-                cure="Pass one of these.",
-            )
-
-
 def _in_file(name: str) -> Any:
     """Return a field of `MethodSettings` that `extend tune` takes only from a settings file."""
     shared = MethodSettings.__dataclass_fields__[name]
@@ -290,35 +172,146 @@ def _in_file(name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSettings(TrainingSettings, MethodSettings):
-    """Settings of `extend.tune`: one method, and training at the target length.
+class TuneSettings(MethodSettings):
+    """Settings of `extend.tune`: one method, and further training under it by transformers' Trainer.
 
-    - `measure` None: yes. `windows`, `start_char` and `block` belong to measuring; the validation loss in the log is
-      taken from `validation` too.
-    - `checkpoint_every`: also the updates between validations. It changes no result, and neither does `log_every`.
+    - `train`: "lora+norms", "full", or any of lora, norms and embeddings joined by "+".
+    - `window` None: the trained length; the target for a method in attention, which counts tokens and cannot skip.
+    - `skip`: the positions of a window skip once, so that all distances up to the target occur at the cost of the
+      window (PoSE; Zhu et al. 2023, arXiv:2309.10400). None: for methods of frequencies in windows below the target.
+    - `long_share`: the share of the windows that have the target length and do not skip.
+    - `repeat_share`: the share of the windows in which blocks of words and of text occur twice, so that far tokens are
+      informative.
+    - `lr` None: 2e-4, or 2e-5 for "full". `warmup` None: a tenth of the updates, at most 20; then a cosine to
+      `final_lr` * `lr`. `rank` None: 16.
+    - `tokens_per_step` is rounded up to whole batches of `batch_size` windows on every process.
+    - `trainer`: a JSON or TOML file, or a mapping, with fields of transformers' `TrainingArguments`, which replace ours:
+      `report_to`, `deepspeed`, `fsdp`, `optim`, ...
+    - `keep_adapter`: write the adapter, not the merged model. `gguf`: also write a GGUF file with matrices in this form.
+    - `measure` None: yes. `windows` and `validation` belong to measuring.
+    - `checkpoint_every` and `log_every` change no result.
 
-    >>> TuneSettings(text=("a.txt",), steps=400, train="lora+norms").lr
+    **Raises:** `RopeError` for a setting that is out of range or would be ignored.
+
+    >>> TuneSettings(text=("a.txt",)).lr
     0.0002
     """
 
     tunes: ClassVar[bool] = True
-    measure: bool | None = _in_file("measure")
+    text: tuple[str, ...] = setting(
+        "UTF-8 text to tune on; each file is one document.",
+        metavar="FILE",
+        rest="Further texts, as in --text A B C.",
+        group=TRAINING,
+    )
+    steps: int = setting("Number of updates.", default=100, group=TRAINING)
+    train: str = setting(
+        'Parts to train: "full", or lora, norms and embeddings joined by +.', default="lora+norms", group=TRAINING
+    )
+    window: int | None = setting(
+        "Tokens of a window [default: the trained length].", default=None, unit="tokens", group=TRAINING
+    )
+    tokens_per_step: int | None = setting(
+        "Tokens of one update [default: one batch].", default=None, unit="tokens", group=TRAINING
+    )
+    lr: float | None = setting("Peak learning rate [default: 2e-4; 2e-5 for full].", default=None, group=TRAINING)
+    trainer: Path | Mapping[str, Any] | None = field(
+        default=None,
+        metadata={
+            "help": "JSON or TOML file with fields of transformers' TrainingArguments.",
+            "metavar": "FILE",
+            "type": Path,
+            "group": TRAINING,
+        },
+    )
+    keep_adapter: bool = setting("Write the adapter instead of a merged model.", default=False, group=OUTPUT)
+    gguf: Literal["f32", "f16", "q8_0"] | None = setting(
+        "Also write a GGUF file, with matrices in this form.", default=None, group=OUTPUT
+    )
+    rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None, file=True)
+    skip: bool | None = setting(
+        "Positions of a window skip up to the target [default: if the method allows it].", default=None, file=True
+    )
+    long_share: float = setting("Share of the windows that have the target length.", default=0.0, file=True)
+    repeat_share: float = setting(
+        "Share of the windows in which blocks of words and of text occur twice.", default=0.0, file=True
+    )
+    batch_size: int = setting("Windows in a batch of one process.", default=1, file=True)
+    activation_checkpointing: bool = setting(
+        "Gradient checkpointing: less memory, about a third more time.", default=True, file=True
+    )
+    final_lr: float = setting("Last learning rate, as a fraction of the peak.", default=0.1, file=True)
+    warmup: int | None = setting(
+        "Updates before the peak [default: a tenth of them, at most 20].", default=None, file=True
+    )
+    weight_decay: float = setting("Weight decay of AdamW.", default=0.0, file=True)
+    beta1: float = setting("AdamW's beta1.", default=0.9, file=True)
+    beta2: float = setting("AdamW's beta2.", default=0.95, file=True)
+    clip: float = setting("Largest norm of the gradient.", default=1.0, file=True)
+    precision: str = setting("Precision of matrix products: auto, float32, bfloat16.", default="auto", file=True)
+    seed: int = setting("Seed of windows, adapters and dropout.", default=0, file=True)
     dtype: str | None = _in_file("dtype")
-    native: bool = _in_file("native")
-    log_every: int = setting("Updates between lines of the log.", default=10, file=True)
+    native: bool = field(default=False, metadata={"help": "Not for tuning.", "command_line": False})
+    unscaled_tokens: int = field(default=0, metadata={"help": "Not for tuning.", "command_line": False})
+    log_every: int = setting("Updates between lines of the log.", default=1, file=True)
     checkpoint_every: int | None = setting(
-        "Updates between checkpoints [default: a twentieth of the run].", default=None, file=True
+        "Updates between checkpoints [default: a fifth of the run, at most 50].", default=None, file=True
     )
 
     def __post_init__(self) -> None:
-        TrainingSettings.__post_init__(self)
-        MethodSettings.__post_init__(self)
-
-
-def check_at_least(values: Mapping[str, int | None], *, least: int) -> None:
-    """Raise `RopeError` for the first value below `least`; None passes."""
-    for name, value in values.items():
-        if value is not None and value < least:
+        super().__post_init__()
+        parts = parts_of(self.train)
+        if not self.text:
+            raise RopeError("extend: there is no text to tune on.", cure="Pass --text FILE, once for each file.")
+        object.__setattr__(self, "text", tuple(str(path) for path in self.text))
+        if self.lr is None:
+            object.__setattr__(self, "lr", 2e-5 if "full" in parts else 2e-4)
+        if self.warmup is None:
+            object.__setattr__(self, "warmup", min(20, self.steps // 10))
+        if self.rank is not None and "lora" not in parts:
             raise RopeError(
-                f"extend: `{name}` must be at least {least}.", facts={name: value}, cure=f"Set it to {least} or more."
+                "extend: `rank` is the rank of lora's adapters.",
+                facts={"rank": self.rank, "train": self.train},
+                cure="Add lora to `train`, or leave out `rank`.",
             )
+        if self.keep_adapter and ("lora" not in parts or self.gguf is not None):
+            raise RopeError(
+                "extend: only lora has an adapter to keep, and a GGUF file contains the merged model.",
+                facts={"train": self.train, "gguf": self.gguf},
+                cure="Leave out --keep-adapter, or --gguf.",
+            )
+        if self.native or self.unscaled_tokens:
+            raise RopeError(
+                "extend: a tuned model is written for transformers, so `native` and `unscaled_tokens` do not apply.",
+                facts={"native": self.native, "unscaled_tokens": self.unscaled_tokens},
+                cure="Leave them out.",
+            )
+        positive = ("steps", "rank", "batch_size", "tokens_per_step", "log_every", "checkpoint_every")
+        check_numbers(
+            "extend",
+            self,
+            least=dict.fromkeys(positive, 1) | {"warmup": 0, "seed": 0, "window": 2},
+            positive=("lr", "clip"),
+            fractions=("beta1", "beta2"),
+            ratios=("long_share", "repeat_share", "final_lr", "weight_decay"),
+        )
+        check_choice("extend", "precision", self.precision, PRECISIONS)
+        self.trainer_fields()
+
+    def trainer_fields(self) -> dict[str, Any]:
+        """Return the content of `trainer`; raise `RopeError` if it cannot be read."""
+        if self.trainer is None or isinstance(self.trainer, Mapping):
+            return dict(self.trainer or {})
+        path = Path(self.trainer)
+        try:
+            text = path.read_text(encoding="utf-8")
+            content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            if not isinstance(content, dict):
+                raise ValueError("it contains no object")
+        except (OSError, ValueError) as error:
+            raise RopeError(
+                "extend: the file of --trainer cannot be read.",
+                facts={"file": str(path), "error": str(error)},
+                cure='Write JSON, for example {"report_to": "tensorboard"}, or TOML.',
+            ) from error
+        return content

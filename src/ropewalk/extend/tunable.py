@@ -1,42 +1,33 @@
-"""Readers that `extend` writes: of our `Decoder`, which can also be tuned, and of a live transformers model.
+"""Readers that `extend` writes: of our `Decoder`, and of a live transformers model.
 
-Another library's model needs only one class like `TunableDecoder`: its `trainable_copy` may use the same adapters by
-peft, and its `write_checkpoint` the library's own writer, followed by `rope_fields` in config.json.
+Another library's model needs only one class like `WritableDecoder`, with a `write_checkpoint` that uses the library's
+own writer, followed by `rope_fields` in config.json.
 """
 
 from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
-from ropewalk.attention.norm import HALF, RMSNorm
+from ropewalk.attention.norm import HALF
 from ropewalk.checkpoints.export import COMPANIONS, write_decoder
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.materialize import without_values
 from ropewalk.errors import RopeError
-from ropewalk.extend.settings import parts_of
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
-from ropewalk.training.data import Batch
-from ropewalk.training.objective import next_token_loss
-from ropewalk.training.run_folder import add_adapters, merge_adapters
-
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class TunableDecoder(DecoderReader):
@@ -50,87 +41,6 @@ class TunableDecoder(DecoderReader):
     def under(self, positions: Positions) -> TunableDecoder:
         """Return the model under other positions, as `Reader.under`."""
         return TunableDecoder(super().under(positions).model, self.name)
-
-    def trainable_copy(self, parts: str, *, rank: int) -> TunableDecoder:
-        """Return a copy with the chosen parts in float32 and requiring gradients; the rest is shared and frozen.
-
-        **Arguments:**
-        - `parts`: "all"; or, joined by "+": "attention" (projections, and norms between them), "norms", "embeddings"
-          (and the head), "lora": adapters of `rank` on q, k, v and o, weighted by 2, by `peft`.
-
-        Adapters start at zero, so the copy computes the same as the model. torch's generator draws their other matrix.
-
-        **Raises:** `RopeError` for unknown parts, a rank below 1, and if `peft` is missing.
-        **Sources:** Hu et al. 2021, arXiv:2106.09685; Chen et al. 2023, arXiv:2309.12307 (LongLoRA, which also trains
-        norms and embeddings).
-        """
-        names = parts_of(parts)
-        if rank < 1:
-            raise RopeError(
-                "extend: the adapters' rank must be at least 1.", facts={"rank": rank}, cure="Set `rank` to 16."
-            )
-        chosen = _trained_names(self.model, names)
-
-        def as_trained(name: str, weight: Tensor) -> nn.Parameter:
-            kept = weight.detach().float()
-            trained = name in chosen
-            return nn.Parameter(kept.clone() if trained else kept, requires_grad=trained)
-
-        twin = _copy_with(
-            self.model, {name: as_trained(name, weight) for name, weight in self.model.named_parameters()}
-        )
-        if "lora" in names:
-            add_adapters(twin, rank, ADAPTED)
-            for name, weight in twin.named_parameters():  # peft froze all but its own
-                weight.requires_grad_(".lora_" in name or name in chosen)
-        return TunableDecoder(twin, self.name)
-
-    def trained_count(self, parts: str, *, rank: int) -> int:
-        """Return the number of parameters that `trainable_copy` trains."""
-        names = parts_of(parts)
-        chosen = _trained_names(self.model, names)
-        count = sum(weight.numel() for name, weight in self.model.named_parameters() if name in chosen)
-        if "lora" in names:
-            modules = self.model.named_modules()
-            adapted = [m for name, m in modules if name.endswith(ADAPTED) and isinstance(m, nn.Linear)]
-            count += sum(rank * (linear.in_features + linear.out_features) for linear in adapted)
-        return count
-
-    def next_token_loss(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        document_ids: Tensor | None,
-        *,
-        precision: str,
-        position_ids: Tensor | None = None,
-        seq_len: int | None = None,
-    ) -> Tensor:
-        """Return the loss of a batch."""
-        batch = Batch(inputs, targets, document_ids, position_ids, seq_len)
-        return next_token_loss(self.model, batch, precision=precision)
-
-    @contextmanager
-    def activation_checkpointing(self, on: bool = True) -> Iterator[None]:
-        """Keep only each layer's input for the backward pass, which computes the layer again.
-
-        Memory for activations falls to one `[batch, seq, hidden]` per layer; time grows by about a forward pass.
-        Gradients are the same. Source: Chen et al. 2016, arXiv:1604.06174.
-        """
-        layers = list(self.model.layers) if on else []
-        for layer in layers:
-            setattr(layer, "forward", partial(checkpoint, layer.forward, use_reentrant=False))  # noqa: B010
-        try:
-            yield
-        finally:
-            for layer in layers:
-                del layer.forward
-
-    def merged(self) -> TunableDecoder:
-        """Add the adapters to the weights of this reader's model, put it into eval mode, and return the reader."""
-        merge_adapters(self.model)
-        self.model.requires_grad_(False).eval()
-        return self
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TunableDecoder:
         """Return the model on another device or in another dtype, or itself if nothing changes."""
@@ -165,12 +75,12 @@ class TunableDecoder(DecoderReader):
 
 
 def tunable(reader: Reader) -> TunableReader:
-    """Return a reader that can be trained and written; raise `RopeError` for other kinds of models."""
+    """Return a reader that can be written; raise `RopeError` for other kinds of models."""
     if isinstance(reader, DecoderReader):
         return reader if isinstance(reader, TunableDecoder) else TunableDecoder(reader.model, reader.name)
     if isinstance(reader, TransformersReader):
         return reader if isinstance(reader, WritableLive) else WritableLive.of(reader)
-    if hasattr(reader, "trainable_copy") and hasattr(reader, "write_checkpoint"):
+    if hasattr(reader, "write_checkpoint"):
         return cast(TunableReader, reader)
     raise RopeError(
         "extend: a model of this kind can be measured, but not written.",
@@ -204,29 +114,13 @@ def _copy_with(model: Decoder, parameters: Mapping[str, nn.Parameter]) -> Decode
     return copy.deepcopy(model, memo)
 
 
-def _trained_names(model: Decoder, parts: tuple[str, ...]) -> set[str]:
-    """Return the names of the model's own parameters that are trained."""
-    names = {name for name, _ in model.named_parameters()}
-    if "all" in parts:
-        return names
-    chosen: set[str] = set()
-    if "attention" in parts:
-        chosen |= {name for name in names if ".self_attn." in name}
-    if "embeddings" in parts:
-        chosen |= {name for name in names if name.startswith(("embed_tokens.", "lm_head."))}
-    if "norms" in parts:
-        norms = {name for name, module in model.named_modules() if isinstance(module, RMSNorm | nn.LayerNorm)}
-        chosen |= {name for name in names if name.rpartition(".")[0] in norms}
-    return chosen
-
-
 _CHECKED = 24  # tokens of the check: half at the beginning, half at the end of the length
 AGREED, AGREED_HALF = 1e-3, 0.05  # relative to the largest logit: transformers' angles are float32, cast to 16 bits
 _STALE = ("auto_map", "_name_or_path")
 
 
 class WritableLive(TransformersReader):
-    """A reader of a live model that can be written under a method of frequencies, but not tuned."""
+    """A reader of a live model that can be written under a method of frequencies."""
 
     @classmethod
     def of(cls, reader: TransformersReader) -> WritableLive:
@@ -327,14 +221,3 @@ class WritableLive(TransformersReader):
                 facts={"largest difference": apart, "largest logit": most, "library": self.library},
                 cure="Use rw.attach(model, method, target=...): the family also uses other keys for its rope.",
             )
-
-    def trainable_copy(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise `RopeError`: only our own decoder can be tuned."""
-        raise RopeError(
-            "extend: a model of this family can be measured and written, but not tuned.",
-            facts={"library": self.library},
-            cure="Train it by transformers, peft or TRL under rw.attach(model, method, target=...); then "
-            "save_pretrained writes the method.",
-        )
-
-    trained_count = next_token_loss = activation_checkpointing = merged = trainable_copy

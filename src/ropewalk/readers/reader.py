@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -224,41 +223,11 @@ class ReadingOn(Reader, Protocol):
 
 @runtime_checkable
 class TunableReader(Reader, Protocol):
-    """A reader whose model can be trained further and saved."""
+    """A reader whose model can be saved."""
 
     @property
     def module(self) -> nn.Module:
         """Return the model itself."""
-
-    def trainable_copy(self, parts: str, *, rank: int) -> TunableReader:
-        """Return a copy with the chosen parts in float32 and requiring gradients; the rest is shared and frozen.
-
-        - `parts`: their names, joined by "+"; see `extend.settings.parts_of`. `rank`: of low-rank adapters ("lora").
-        """
-
-    def trained_count(self, parts: str, *, rank: int) -> int:
-        """Return the number of trainable parameters of `trainable_copy`."""
-
-    def next_token_loss(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        document_ids: Tensor | None,
-        *,
-        precision: str,
-        position_ids: Tensor | None = None,
-        seq_len: int | None = None,
-    ) -> Tensor:
-        """Return the mean loss of a batch `[windows, seq]` in nats: a float32 scalar for `backward`.
-
-        When positions skip, pass `position_ids` (same shape) and the length `seq_len` that they belong to.
-        """
-
-    def activation_checkpointing(self, on: bool = True) -> AbstractContextManager[None]:
-        """Keep only each layer's input inside the block, and compute the layer again in the backward pass."""
-
-    def merged(self) -> TunableReader:
-        """Return the trained model in eval mode, with adapters added to the weights; do not use this reader again."""
 
     def under(self, positions: Positions) -> TunableReader:
         """Return the same model under other positions; see `Reader.under`."""

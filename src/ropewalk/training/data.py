@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -282,44 +281,3 @@ class CopyWarmup:
         shortest = min(LEAST, longest)
         period = int(np.exp(random.uniform(np.log(shortest), np.log(longest + 1))))
         return torch.from_numpy(np.resize(random.integers(self.vocab_size, size=period), length))
-
-
-class SkipSampler:
-    """The windows of another sampler in two parts: positions of the second begin up to `seq_len` - window later.
-
-    The text does not change. The cut and the skip are uniform and depend only on `seed` and the window's number, so a
-    resumed run has the same windows as an uninterrupted one. A window that spans two documents skips, too: distances
-    within each follow the window's positions.
-
-    Source: Zhu et al. 2023, arXiv:2309.10400 (PoSE), section 3.2, with two chunks and the text in one piece.
-    **Raises:** `RopeError` if the windows are longer than `seq_len`.
-
-    >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=4, seed=0)
-    >>> SkipSampler(windows, seq_len=16, seed=0).batch(0, 1).position_ids.tolist()
-    [[0, 1, 2, 12]]
-    """
-
-    def __init__(self, windows: Windows, *, seq_len: int, seed: int) -> None:
-        self.windows, self.seq_len, self.seed = windows, seq_len, seed
-        self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
-
-    def batch(self, first: int, count: int) -> Batch:
-        """Return windows number `first` to `first + count` of the endless sequence."""
-        batch = self.windows.batch(first, count)
-        window = batch.inputs.shape[1]
-        if window > self.seq_len:
-            raise RopeError(
-                "train: positions cannot skip in windows that are longer than the target length.",
-                facts={"window": window, "seq_len": self.seq_len},
-                cure="Pass a shorter window.",
-            )
-        positions = torch.stack([self._positions(number, window) for number in range(first, first + count)])
-        return dataclasses.replace(batch, position_ids=positions, seq_len=self.seq_len)
-
-    def _positions(self, number: int, window: int) -> Tensor:
-        """Return the positions of window `number`, int64 `[window]`."""
-        random = np.random.Generator(np.random.PCG64([self.seed, number, 3]))
-        cut = int(random.integers(1, window)) if window > 1 else 0
-        skip = int(random.integers(self.seq_len - window + 1))
-        indices = torch.arange(window)
-        return indices + skip * (indices >= cut)

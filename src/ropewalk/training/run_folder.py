@@ -249,26 +249,6 @@ OPTIMIZER = "optimizer.safetensors"
 TRAINED = "trained.safetensors"
 
 
-def add_adapters(model: nn.Module, rank: int, targets: Sequence[str]) -> None:
-    """Add LoRA adapters of `rank` with weight 2 to the linear layers whose names end with `targets`; freeze the rest.
-
-    One matrix is zero, so the model computes the same as before; torch's generator draws the other.
-    Source: Hu et al. 2021, arXiv:2106.09685.
-    """
-    kit = need("peft", extra="tune")
-    settings = kit.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets), bias="none")
-    kit.inject_adapter_in_model(settings, model)
-
-
-def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights, in place, and remove them."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if hasattr(child, "lora_A") and hasattr(child, "get_base_layer"):
-                child.merge(safe_merge=True)  # type: ignore[operator]
-                setattr(module, name, child.get_base_layer())  # type: ignore[operator]
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors by name to a safetensors file."""
     need("safetensors.torch").save_file(
@@ -315,29 +295,6 @@ def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.O
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
-
-
-def write_trained(folder: Path, model: nn.Module) -> None:
-    """Write only the parameters that are trained; the frozen ones come from the source."""
-    write_tensors(
-        folder / TRAINED, {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    )
-
-
-@torch.no_grad()
-def read_trained(folder: Path, model: nn.Module) -> None:
-    """Load what `write_trained` wrote into the model; raise `RopeError` if it was a different model's."""
-    tensors = read_tensors(folder / TRAINED)
-    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if shapes != {name: tuple(parameter.shape) for name, parameter in wanted.items()}:
-        raise RopeError(
-            "train: the checkpoint contains other tensors than the model trains.",
-            facts={"only in one of them": sorted(shapes.keys() ^ wanted.keys())[:4]},
-            cure="Begin again (--restart), or pass the settings of the run.",
-        )
-    for name, parameter in wanted.items():
-        parameter.copy_(tensors[name])
 
 
 def check_rotations(checkpoint: Path, stored: Sequence[str] | None, now: Sequence[str]) -> None:
