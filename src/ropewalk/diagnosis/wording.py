@@ -29,10 +29,10 @@ from ropewalk.diagnosis.rules import (
     open_comparisons,
 )
 from ropewalk.diagnosis.verdict import Beside, Comparison, NextRun, Verdict
-from ropewalk.extend.serve import setting_command
 from ropewalk.measure.copies import CopyMeasurement
 from ropewalk.measure.estimate import duration
 from ropewalk.measure.losses import CROP, PLAIN
+from ropewalk.serving.serve import setting_command
 from ropewalk.statistics import FOUR_OF_FIVE, LOOKS, Interval, t_quantile
 
 MOST_WINDOWS = 256

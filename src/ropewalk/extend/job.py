@@ -19,6 +19,7 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.export import (
     COMPANIONS,
     HubRope,
+    check_length,
     compared_lengths,
     hub_rope,
     refuse_inexpressible,
@@ -41,6 +42,7 @@ from ropewalk.extend.settings import MethodSettings, OutputSettings
 from ropewalk.extend.tunable import WritableLive, tunable
 from ropewalk.extend.tuning import TuningRecipe
 from ropewalk.measure.plan import KIND, Plan, trained_length_of
+from ropewalk.measure.scaling import GIVEN
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import dtype_named
@@ -53,7 +55,6 @@ from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.training.run_folder import RUN, RunFolder
 from ropewalk.training.settings import on_machine
 
-GIVEN = "--trained-length"
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 
 
@@ -104,24 +105,6 @@ def reach_of(reader: Reader, settings: OutputSettings) -> Reach:
     """
     trained = trained_length_of(reader, settings.trained_length)
     return Reach(trained, 4 * trained if settings.target is None else settings.target, settings.unscaled_tokens)
-
-
-def check_length(length: int | None, method: str, reach: Reach) -> None:
-    """Raise `RopeError` for a length to state that lies outside of the extension, or that nothing would read."""
-    if length is None:
-        return
-    if not METHODS[method].extends:
-        raise RopeError(
-            f"extend: `{method}` does not extend, and the length would be ignored.",
-            facts={"length": length},
-            cure="Leave it out.",
-        )
-    if not reach.trained < length <= reach.target:
-        raise RopeError(
-            "extend: the length must be above the trained length and at most the target.",
-            facts={"length": length, "trained length": reach.trained, "target": reach.target},
-            cure="Pass a length in between, or leave it out for the target.",
-        )
 
 
 _RUN, _LOSSES = "run", "losses"

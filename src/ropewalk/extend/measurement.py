@@ -20,7 +20,6 @@ from torch import Tensor
 from ropewalk.atomic_io import finite
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.extend.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 from ropewalk.ledger import Ledger
 from ropewalk.measure.losses import gather, run
 from ropewalk.measure.plan import KIND, LossProtocol, Plan, fingerprint, plan, take_windows
@@ -28,6 +27,7 @@ from ropewalk.methods import Reach
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import Reader
+from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 from ropewalk.statistics import Interval, difference, over_windows
 
 

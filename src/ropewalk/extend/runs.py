@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.checkpoints.export import refuse_inexpressible
+from ropewalk.checkpoints.export import check_length, refuse_inexpressible
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_keys import gguf_rope
 from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_gguf
@@ -24,7 +24,6 @@ from ropewalk.extend.job import (
     ExtendJob,
     Model,
     SourceModel,
-    check_length,
     hub_of,
     reach_of,
     tuning_record,
@@ -38,7 +37,7 @@ from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
-from ropewalk.report.record import read_record, understood
+from ropewalk.report.record import read_record, stated_length, understood
 from ropewalk.training.settings import Housekeeping, Report
 
 CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
@@ -125,12 +124,6 @@ class Choice:
                 facts={"model": f"{name}, digest {digest}", "record": f"{self.model}, digest {self.digest}"},
                 cure="Pass the model that the doctor measured, or measure this one.",
             )
-
-
-def stated_length(document: Mapping[str, Any]) -> int | None:
-    """Return the length that a record's verdict extends to; None: the target, as in records of earlier versions."""
-    length = document["verdict"].get("length")
-    return None if length is None or int(length) == int(document["target"]) else int(length)
 
 
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:

@@ -361,6 +361,12 @@ def method_of(document: Mapping[str, Any], name: str | None) -> MethodEntry | No
     return next((method for method in document["methods"] if method["name"] == name), None)
 
 
+def stated_length(document: Mapping[str, Any]) -> int | None:
+    """Return the length that a record's verdict extends to; None: the target, as in records of earlier versions."""
+    length = document["verdict"].get("length")
+    return None if length is None or int(length) == int(document["target"]) else int(length)
+
+
 def short_name(document: Mapping[str, Any]) -> str:
     """Return the model's name for titles: no folder, no .gguf, unprintable characters replaced.
 
