@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,6 +125,8 @@ def prepare(
         and "retrieval" not in settings.measured
     ):
         minutes = CPU_MINUTES
+    if minutes == math.inf:
+        minutes = None
     notes = [] if source.dtype_note is None else [source.dtype_note]
     target, trial = settings.target, None
     longest, whole, needed = 0, 0.0, 0.0

@@ -17,8 +17,10 @@ from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_g
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
+from ropewalk.extend.card import record as record_of
+from ropewalk.extend.diagnoses import APPLIED, TUNED, UNTUNED
 from ropewalk.extend.job import (
-    Draw,
+    LOG,
     Exported,
     Extended,
     ExtendJob,
@@ -28,7 +30,6 @@ from ropewalk.extend.job import (
     reach_of,
     tuning_record,
 )
-from ropewalk.extend.measurement import record as record_of
 from ropewalk.extend.settings import ApplySettings, TrainingSettings, TuneSettings
 from ropewalk.extend.tunable import decoder_of, outline_of_gguf
 from ropewalk.extend.tuning import TuningRecipe, check_tunable, tune_reader, tuning_positions
@@ -37,6 +38,7 @@ from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
+from ropewalk.readers.tuned import Tuned
 from ropewalk.report.record import read_record, stated_length, understood
 from ropewalk.training.settings import Housekeeping, Report
 
@@ -144,7 +146,6 @@ def apply(
     overwrite: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
-    draw: Draw | None = None,
 ) -> Extended:
     """Apply an extension method to a checkpoint; write a folder that transformers loads, or a GGUF file.
 
@@ -153,7 +154,7 @@ def apply(
     - `out`: the folder, or a file name that ends in .gguf; it appears when it is complete. `overwrite` replaces an
       earlier export.
     - `record`: the doctor's, as a file or from `Diagnosis.to_json()`; gives the method and the lengths.
-    - `restart`: discard a stopped tuning next to `out`. `draw`: draws the folder's figure from the record.
+    - `restart`: discard a stopped tuning next to `out`.
 
     **Returns:** an `Extended`.
     **Raises:** `RopeError`, before any work, for settings that conflict with the model, methods that config.json (or
@@ -186,14 +187,13 @@ def apply(
         overwrite=overwrite,
         restart=restart,
         progress=progress,
-        draw=draw,
     )
     if choice is not None:
         choice.check_model(job.source.reader, job.source.name)
     if not chosen.measures:
         return job.export(job.adapted)
     with job.work.claimed(None, restart=restart):
-        job.measure_before()
+        job.diagnose(APPLIED)
         return job.export(job.adapted)
 
 
@@ -286,12 +286,8 @@ def apply_gguf(
         record=record_of(
             model=source.name,
             method=settings.method,
-            protocol=None,
-            variants=[],
             config=written,
-            tuning=None,
             environment=environment_of("cpu", decoder.num_parameters()),
-            unscaled_tokens=0,
         ),
     )
 
@@ -305,7 +301,6 @@ def tune(
     restart: bool = False,
     report: Report | None = None,
     progress: Progress | None = None,
-    draw: Draw | None = None,
 ) -> Extended:
     """Apply an extension method to a checkpoint, train at the target length, and write a folder.
 
@@ -320,7 +315,8 @@ def tune(
     """
     if "lora" in settings.train:
         need("peft", extra="tune")
-    job = ExtendJob(model, out, settings, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+    job = ExtendJob(model, out, settings, overwrite=overwrite, restart=restart, progress=progress)
+    job.source.reader.trained_count("norms", rank=1)  # raises for a kind of model that cannot be tuned
     positions = tuning_positions(job.adapted.positions, settings.method)
     source = job.adapted.under(positions)
     recipe = TuningRecipe(
@@ -332,13 +328,15 @@ def tune(
     )
     job.refuse_seen(settings.text)
     check_tunable(source, recipe)
-    with job.work.claimed(recipe, restart=restart):
-        job.measure_before()
-        folder, every = job.work.run.path, settings.checkpoint_every
+    with job.work.claimed(recipe.to_json(), restart=restart):
+        job.diagnose(UNTUNED)
+        folder, every = job.work.trainer, settings.checkpoint_every
         housekeeping = Housekeeping(log_every=settings.log_every, validate_every=every, checkpoint_every=every)
         tuned = tune_reader(source, recipe, folder, restart=restart, housekeeping=housekeeping, report=report)
         final = tuned.under(job.adapted.positions)
         count = source.trained_count(recipe.train, rank=recipe.rank or 1)
         job.tuning = tuning_record(folder, recipe.to_json(), count)
-        job.measure_after(final)
+        job.files[LOG] = (folder / LOG).read_bytes()
+        alone = job.adapted.positions == METHODS["plain"].positions(job.source.reader.positions, job.reach)
+        job.diagnose(TUNED, final if alone else Tuned(job.source.reader, final))
         return job.export(final)

@@ -85,23 +85,16 @@ class OutputSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(OutputSettings):
-    """One method and how its effect is measured: loss by position on a held-out text, before and after."""
+    """One method and how its effect is measured: by the doctor, on a held-out text."""
 
     tunes: ClassVar[bool] = False
     method: str = setting("Extension method, by the name that `ropewalk doctor` uses.", default="yarn", group=METHOD)
-    measure: bool | None = setting("Measure the loss by position.", default=None, group=MEASURING)
+    measure: bool | None = setting("Measure by the doctor: plain, crop and the method.", default=None, group=MEASURING)
     validation: Path | None = field(
         default=None,
         metadata={"help": "Text to measure on [default: Moby Dick].", "metavar": "FILE", "group": MEASURING},
     )
-    start_char: int = setting("Start the validation text at this character.", default=0, file=True)
-    windows: int | None = setting("Number of windows to measure [default: up to 16].", default=None, file=True)
-    block: int | None = setting(
-        "Tokens of a block of positions [default: a quarter of the trained length].",
-        default=None,
-        unit="tokens",
-        file=True,
-    )
+    windows: int | None = setting("Most windows to measure [default: 16].", default=None, file=True)
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
     seed: int = setting("Seed of the windows that are measured.", default=0, file=True)
 
@@ -126,7 +119,7 @@ class MethodSettings(OutputSettings):
         if self.measures:
             return
         fields = type(self).__dataclass_fields__
-        names = ("windows", "start_char", "block", *(() if self.tunes else ("validation", "seed")))
+        names = ("windows", *(() if self.tunes else ("validation", "seed")))
         unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
         if unused:
             raise RopeError(
@@ -137,7 +130,7 @@ class MethodSettings(OutputSettings):
 
     @property
     def measures(self) -> bool:
-        """Return whether the loss by position is measured."""
+        """Return whether the doctor measures."""
         return self.tunes or self.validation is not None if self.measure is None else self.measure
 
 
@@ -293,8 +286,7 @@ def _in_file(name: str) -> Any:
 class TuneSettings(TrainingSettings, MethodSettings):
     """Settings of `extend.tune`: one method, and training at the target length.
 
-    - `measure` None: yes. `windows`, `start_char` and `block` belong to measuring; the validation loss in the log is
-      taken from `validation` too.
+    - `measure` None: yes. `windows` belongs to measuring; the validation loss in the log is of `validation` too.
     - `checkpoint_every`: also the updates between validations. It changes no result, and neither does `log_every`.
 
     >>> TuneSettings(text=("a.txt",), steps=400, train="lora+norms").lr

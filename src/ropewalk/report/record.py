@@ -34,7 +34,7 @@ class NextRunEntry(TypedDict):
 
     windows: int
     seconds: float | None
-    command: str
+    command: str | None
     sentence: str
 
 
