@@ -17,6 +17,8 @@ from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis import Protocol
 from ropewalk.diagnosis.document import Diagnosis
+from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.run import DoctorRun
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card, record
 from ropewalk.extend.diagnoses import APPLIED, TUNED, UNTUNED, diagnose
@@ -107,22 +109,26 @@ def test_a_shorter_target_is_not_measured_instead(text: Path, tmp_path: Path, mo
     assert own.measurement.protocol.target == 96
     with pytest.raises(RopeError, match="cannot be measured in these minutes"):
         diagnose(tiny(), method="pi", reach=REACH, text=text, minutes=1, state=tmp_path / "state")
-    assert (
-        diagnose(tiny(), method="pi", reach=REACH, text=text, windows=1, state=tmp_path / "state").verdict.windows == 1
-    )
+    found = diagnose(tiny(), method="pi", reach=REACH, text=text, windows=1, state=tmp_path / "state")
+    assert found.measurement.protocol.target == 128
 
 
-@pytest.mark.thorough
-def test_a_method_that_only_python_runs_can_be_recommended(tmp_path: Path) -> None:
-    """For the engine "python" only; else it stands beside the verdict. Four windows of the packaged text decide."""
-    found = [
-        diagnose(
-            tiny(), method="dca", reach=Reach(256, 1024), engine=engine, windows=4, state=tmp_path / "state"
-        ).verdict
-        for engine in (None, "python")
-    ]
-    assert [one.method for one in found] == [None, "dca"]
-    assert found[1].action == "extend"
+def test_a_method_that_only_python_runs_can_be_recommended(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the engine "python", that is, for a folder that only ropewalk loads; for no other."""
+    runs: list[DoctorRun] = []
+
+    def kept(*arguments: Any) -> DoctorRun:
+        runs.append(prepare(*arguments))
+        return runs[-1]
+
+    monkeypatch.setattr("ropewalk.extend.diagnoses.prepare", kept)
+    for engine in (None, "python"):
+        given: dict[str, Any] = {"reach": REACH, "text": text, "windows": 1, "engine": engine}
+        found = diagnose(tiny(), method="dca", **given, state=tmp_path / "state")
+        assert found.verdict.engine == engine
+    assert ["dca" in (run.runs or ()) for run in runs] == [False, True]
 
 
 # The card and the record

@@ -89,8 +89,8 @@ def test_equal_weights_are_the_untuned_model(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS_TRIED)
 def test_each_weights_losses_are_their_own(method: str) -> None:
-    """plain of the source; the method of the tuned weights, from the first token on; crop of the tuned weights under the
-    method, token by token in fresh windows at the frequencies of the target."""
+    """plain of the source; the method of the tuned weights from the first token on; crop of the tuned weights under the
+    method, in fresh windows at the frequencies of the target."""
     found, untuned = doctored(perturbed(), method), doctored(None, method)
     assert numbers(found, "plain") == numbers(untuned, "plain")
     assert found.measurement.protocol.stride == STRIDE
