@@ -282,8 +282,6 @@ def test_what_can_only_be_read_is_not_written() -> None:
     ("settings", "message"),
     [
         ({"windows": 4}, "belong to measuring"),
-        ({"block": 4}, "belong to measuring"),
-        ({"start_char": 4}, "belong to measuring"),
         ({"seed": 4}, "belong to measuring"),
         ({"validation": Path("a.txt"), "measure": False}, "belong to measuring"),
         ({"unscaled_tokens": 4}, "config.json cannot express"),
