@@ -65,10 +65,10 @@ def served(name: str) -> tuple[str, str]:
     from ropewalk.checkpoints.export import hub_rope
     from ropewalk.checkpoints.gguf_keys import gguf_rope
     from ropewalk.errors import RopeError
-    from ropewalk.extend.engines import ENGINES, READS_GGUF
-    from ropewalk.extend.serve import serve_config
     from ropewalk.methods import METHODS, Reach
     from ropewalk.rope.config import RopeConfig
+    from ropewalk.serving.engines import ENGINES, READS_GGUF
+    from ropewalk.serving.serve import serve_config
 
     method, engines = METHODS[name], []
     if method.config is None:

@@ -17,6 +17,8 @@ from ropewalk.attention.extensions import DroPE
 from ropewalk.builtin.texts import read_text
 from ropewalk.cli import app
 from ropewalk.cli.training_progress import TrainingProgress
+from ropewalk.extend.card import plain_text
+from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import LongRoPE
 from ropewalk.training import Event
@@ -80,44 +82,6 @@ def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
 
 
-def test_tuned_and_measured(
-    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], filed: Filed
-) -> None:
-    """The record: every variant on the same windows, crop too, the settings and the log; names, not paths."""
-    out = tmp_path / "out"
-    words = [source, "--out", out, *TUNED, "--text", *texts[:2], "--validation", texts[2]]
-    words += filed(batch_size=2, windows=3, dtype="bfloat16")
-    assert run("tune", *words) == 0
-    printed = capsys.readouterr()
-    assert "tuned - crop beyond 16 tokens" in printed.out
-    assert "extend begins: " in printed.err
-    record = json.loads((out / "extend.json").read_text())
-    assert [variant["name"] for variant in record["variants"]] == [
-        "plain", "crop", "yarn", "yarn crop", "tuned", "tuned crop"]  # fmt: skip
-    assert {len(variant["loss_by_block"]) for variant in record["variants"]} == {TARGET // (TRAINED // 8)}
-    plain, crop = record["variants"][:2]
-    assert plain["loss_within"] == pytest.approx(crop["loss_within"], abs=1e-6)
-    tuned = {variant["name"]: variant["loss_beyond"] for variant in record["variants"]}
-    verdict = record["verdict"]["tuned_minus_crop_beyond"]
-    assert verdict["nats"] == pytest.approx(tuned["tuned"] - tuned["crop"])
-    assert verdict["ci"][0] < verdict["nats"] < verdict["ci"][1]
-    claim = record["verdict"]["interaction_beyond"]
-    assert claim["nats"] == pytest.approx(
-        tuned["tuned"] - tuned["tuned crop"] - tuned["yarn"] + tuned["yarn crop"], abs=1e-9
-    )
-    shown = f"{claim['nats']:+.3f} [{claim['ci'][0]:+.3f}, {claim['ci'][1]:+.3f}]"
-    assert f"(tuned - untuned) x (full - crop) beyond 16 tokens: {shown}" in printed.out
-    assert record["tuning"]["settings"]["text"] == ["one.txt", "two.txt"]
-    assert str(tmp_path) not in (out / "extend.json").read_text() + (out / "README.md").read_text()
-    assert record["tuning"]["tokens"] == 6 * 2 * TARGET
-    assert (out / "extend.png").read_bytes()[:4] == b"\x89PNG"
-    assert len((out / "training-log.jsonl").read_text().splitlines()) == len(record["tuning"]["log"])
-    assert load(out).embed_tokens.weight.dtype == torch.bfloat16
-    assert furthest(out, load(out, dtype=torch.float32)) < 1e-3
-    assert not (tmp_path / "out.tuning").exists()
-    assert f"{verdict['nats']:+.3f}" in (out / "README.md").read_text()
-
-
 def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path, filed: Filed) -> None:
     """Named in the protocol and on the card; the rope that is written has them."""
     out = tmp_path / "out"
@@ -129,21 +93,32 @@ def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path, f
     assert isinstance(rope.scaling, LongRoPE)
     assert rope.scaling.unscaled_tokens == 4
     record = json.loads((out / "extend.json").read_text())
-    assert (record["unscaled_tokens"], record["protocol"]["unscaled_tokens"]) == (4, 4)
+    protocol = record["diagnoses"]["applied"]["protocol"]
+    assert (record["unscaled_tokens"], protocol["unscaled_tokens"]) == (4, 4)
     assert "yarn (the first 4 tokens unscaled)" in (out / "README.md").read_text()
 
 
-def test_measured_without_tuning(source: Path, texts: list[str], tmp_path: Path) -> None:
-    """--measure alone: before, under crop and under the method; the weights as they were."""
+def test_measured_without_tuning(
+    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--measure alone: the doctor's document, verdict, table and figure; the weights as they were."""
     out = tmp_path / "out"
     (tmp_path / "s.toml").write_text("windows = 2")
     words = ["--measure", "--validation", texts[2], "--method", "pi", "--settings", tmp_path / "s.toml"]
     assert run("apply", source, "--out", out, *words) == 0
     record = json.loads((out / "extend.json").read_text())
-    assert [variant["name"] for variant in record["variants"]] == ["plain", "crop", "pi"]
+    document = record["diagnoses"]["applied"]
+    assert [method["name"] for method in document["methods"]] == ["plain", "crop", "pi"]
+    assert (document["trained_length"], document["target"]) == (TRAINED, TARGET)
+    assert document["verdict"]["action"] == "unfit"  # the weights are random
     assert record["tuning"] is None
-    assert set(record["verdict"]) == {"method_minus_crop_beyond", "method_minus_plain_within"}
+    headline, card = document["verdict"]["headline"], (out / "README.md").read_text()
+    assert f"applied: {headline}" in capsys.readouterr().out
+    assert plain_text(headline) in card
+    assert str(tmp_path) not in (out / "extend.json").read_text() + card
+    assert (out / "extend.png").read_bytes()[:4] == b"\x89PNG"
     assert all(torch.equal(weight, load(out).state_dict()[name]) for name, weight in load(source).state_dict().items())
+    assert not (tmp_path / "out.tuning").exists()
 
 
 def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path, filed: Filed) -> None:
@@ -156,7 +131,7 @@ def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path, file
     assert set(config.ropes) == {None}
     assert set(config.extensions) == {DroPE(factor=4.0)}
     record = json.loads((out / "extend.json").read_text())
-    assert (record["tuning"]["settings"]["seq_len"], record["protocol"]["target"]) == (TRAINED, TARGET)
+    assert (record["tuning"]["settings"]["seq_len"], record["diagnoses"]["tuned"]["target"]) == (TRAINED, TARGET)
     assert record["tuning"]["tokens"] == 6 * 2 * TRAINED
     assert "ropewalk" in (out / "README.md").read_text()
 
@@ -208,7 +183,7 @@ def stopped(source: Path, text: str, out: Path, monkeypatch: pytest.MonkeyPatch,
     with monkeypatch.context() as patch:
         patch.setattr("ropewalk.cli.training_progress.TrainingProgress.__call__", stop)
         assert run("tune", source, "--out", out, *words) == 130
-    assert (out.with_name(f"{out.name}.tuning") / "run" / "run.json").is_file()
+    assert (out.with_name(f"{out.name}.tuning") / "trainer" / "run.json").is_file()
     return words
 
 
@@ -231,7 +206,7 @@ def test_another_command_leaves_a_stopped_tuning(
     assert run("apply", source, "--out", out, *measuring) == 2
     assert "there is a stopped tuning next to --out" in capsys.readouterr().err
     assert run("tune", source, "--out", out, *words, "--overwrite", "--lr=1e-3") == 2
-    assert "a run with other settings" in capsys.readouterr().err
+    assert "a stopped tuning with other settings" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
     assert run("tune", source, "--out", out, *words, "--overwrite") == 0
     assert not folder.exists()
@@ -245,14 +220,11 @@ def test_another_command_leaves_a_stopped_tuning(
     [
         ("notes.txt", "mine"),
         ("losses-mine.json", "{}"),
-        ("run.json", "{}"),
-        ("run", "mine"),
-        ("run/run.json", "{}"),
-        ("run/tokenizer.json", "{}"),
-        ("losses", "mine"),
+        ("tuning.json", "{}"),
+        ("tuning.json", '{"kind": "mine", "recipe": null}'),
+        ("trainer", "mine"),
+        ("trainer/weights.safetensors", "mine"),
         ("losses/mine.json", "{}"),
-        ("losses/mine/ledger.json", "{}"),
-        ("losses/mine/results", "mine"),
     ],
 )
 def test_a_folder_that_is_not_ours_stays(
@@ -297,7 +269,7 @@ def test_a_held_out_text_that_was_tuned_on_is_refused(
     for text, more, in_file in (
         (texts[0], ["--validation", texts[0]], {}),
         (texts[1], ["--validation", str(both)], {"measure": False}),
-        (str(whale), [], {"start_char": 50}),
+        (str(whale), [], {}),
     ):
         words = [*TUNED, "--text", text, *more, *filed(**in_file)]
         assert run("tune", source, "--out", tmp_path / "out", *words) == 2
@@ -359,13 +331,43 @@ def test_ctrl_c_and_the_same_command_continues(
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
     losses = [
         [
-            variant["loss_by_window_and_block"]
-            for variant in json.loads((tmp_path / name / "extend.json").read_text())["variants"]
+            method["loss_by_window_and_block"]
+            for found in json.loads((tmp_path / name / "extend.json").read_text())["diagnoses"].values()
+            for method in found["methods"]
         ]
         for name in ("stopped", "whole")
     ]
     assert losses[0] == losses[1]
+    assert len(losses[0]) == 6
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["source", "stopped", "whole"]
+
+
+def test_ctrl_c_while_it_is_measured(
+    source: Path,
+    texts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status 130 and no output folder; the same command reads only what is missing, and clears up."""
+    words = ["apply", source, "--out", tmp_path / "out", "--measure", "--validation", texts[2]]
+    own = Ledger.add
+
+    def stop(ledger: Ledger, job: str, result: Any) -> None:
+        own(ledger, job, result)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "add", stop)
+        assert run(*words) == 130
+    assert "1 readings are saved" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.tuning" / "tuning.json").is_file()
+    assert run(*words) == 0
+    again = capsys.readouterr().err
+    assert "Resumed: 1 readings" in again
+    assert "plain, window 1" not in again
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out", "source"]
 
 
 @pytest.mark.parametrize("command", ["extend apply", "extend tune", "serve-config", "verify"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import ropewalk as rw
 from ropewalk import extend
+from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend.tunable import WritableLive
 from ropewalk.methods import METHODS, Reach
@@ -71,7 +74,13 @@ def test_it_is_measured_and_written_in_another_dtype(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(prose(600))
     settings = extend.ApplySettings(target=128, validation=tmp_path / "text.txt", windows=2, dtype="bfloat16")
     done = extend.apply(folder, tmp_path / "out", settings)
-    assert len(done.record["variants"]) == 3
+    measured = done.diagnoses["applied"].measurement
+    reader = open_reader(folder, dtype=torch.float32)
+    own = rw.doctor(
+        reader, methods="yarn", target=128, text=tmp_path / "text.txt", minutes=math.inf, protocol=Protocol(windows=2)
+    ).measurement
+    assert list(measured.results) == ["plain", "crop", "yarn"]
+    assert measured.block_means("yarn") == own.block_means("yarn")
     assert open_reader(tmp_path / "out").dtype == torch.bfloat16
 
 

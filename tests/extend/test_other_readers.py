@@ -75,7 +75,8 @@ def test_a_reader_of_another_kind_is_applied(tmp_path: Path) -> None:
     for name, reader in (("ours", ours), ("other", other)):
         done = extend.apply(reader, tmp_path / name, settings)
         assert done.exported.dtype == torch.bfloat16
-        records.append([variant["loss_by_window_and_block"] for variant in done.record["variants"]])
+        methods = done.record["diagnoses"]["applied"]["methods"]
+        records.append([method["loss_by_window_and_block"] for method in methods])
         assert json.loads((tmp_path / name / "extend.json").read_text())["model"] == "m"
     assert records[0] == records[1]
     assert len(records[0]) == 3

@@ -86,6 +86,24 @@ def refuse_inexpressible(method: str) -> None:
         )
 
 
+def check_length(length: int | None, method: str, reach: Reach) -> None:
+    """Raise `RopeError` for a length to state that lies outside of the extension, or that nothing would read."""
+    if length is None:
+        return
+    if not METHODS[method].extends:
+        raise RopeError(
+            f"extend: `{method}` does not extend, and the length would be ignored.",
+            facts={"length": length},
+            cure="Leave it out.",
+        )
+    if not reach.trained < length <= reach.target:
+        raise RopeError(
+            "extend: the length must be above the trained length and at most the target.",
+            facts={"length": length, "trained length": reach.trained, "target": reach.target},
+            cure="Pass a length in between, or leave it out for the target.",
+        )
+
+
 def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, length: int | None = None) -> HubRope:
     """Return the block and length that express these ropes.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from ropewalk.cli.options import with_options
 from ropewalk.extend.settings import METHOD, OUTPUT, ApplySettings, TuneSettings
 
 if TYPE_CHECKING:
-    from ropewalk.extend.job import Draw, Extended
+    from ropewalk.extend.job import Extended
 
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".')
@@ -25,42 +24,14 @@ OVERWRITE = typer.Option("--overwrite", help="Replace an earlier export at --out
 RESTART = typer.Option("--restart", help="Discard the stopped run next to --out.", rich_help_panel=OUTPUT)
 
 
-def drawing(figure: str) -> Draw | None:
-    """Return a function that draws a record as PNG, by `ropewalk.figures.results`; None if matplotlib is missing."""
-    if find_spec("matplotlib") is None:
-        return None
-    from ropewalk.figures import results as extension
-    from ropewalk.figures.style import render
-
-    return lambda record: render(getattr(extension, figure)(record), "png")
-
-
 def print_extended(done: Extended) -> None:
-    """Print the losses before and after, and what was written."""
+    """Print what the doctor says, and what was written."""
     from rich.console import Console
 
-    from ropewalk.statistics import signed
-
     console = Console(highlight=False)
-    width = max((len(variant["name"]) for variant in done.record["variants"]), default=0)
-    for variant in done.record["variants"]:
-        beyond = variant["loss_beyond"]
-        line = f"{variant['name']:<{width}} within {variant['loss_within']:.3f}"
-        console.print(line + ("" if beyond is None else f"  beyond {beyond:.3f}"), markup=False)
-    verdict = done.record["verdict"]
-    against = "tuned" if "tuned_minus_crop_beyond" in verdict else "method"
-    differences = {
-        f"{against}_minus_crop_beyond": f"{against} - crop",
-        "tuned_minus_its_crop_beyond": "tuned - its crop",
-        "interaction_beyond": "(tuned - untuned) x (full - crop)",
-    }
-    for key, what in differences.items():
-        difference = verdict.get(key)
-        if difference is not None:
-            interval = None if difference["ci"] is None else tuple(difference["ci"])
-            trained = done.record["protocol"]["trained_length"]
-            line = f"{what} beyond {trained:,} tokens: {signed(difference['nats'], interval)} nats per token"
-            console.print(line, markup=False, soft_wrap=True)
+    for name, found in done.diagnoses.items():
+        console.print(f"{name}: {found.verdict.sentence}", markup=False, soft_wrap=True)
+        console.print(found.table(), markup=False, soft_wrap=True)
     rope = done.exported.rope
     if rope is not None:
         console.print(f"rope_parameters: {json.dumps(rope.parameters)[:300]}", markup=False, soft_wrap=True)
@@ -93,7 +64,7 @@ def apply(
 ) -> None:
     """Apply a method and write a Hugging Face folder, or a .gguf file.
 
-    The folder appears when it is complete, with README.md, and with extend.json if the loss was measured. Weights of a
+    The folder appears when it is complete, with README.md, and with extend.json if it was measured. Weights of a
     .gguf source are copied into a .gguf file block by block.
     """
     from ropewalk.extend import apply as run
@@ -116,7 +87,6 @@ def apply(
                 overwrite=overwrite,
                 restart=restart,
                 progress=progress,
-                draw=drawing("extension_figure"),
             )
     except KeyboardInterrupt as stop:
         raise stopped(stop) from None
@@ -132,8 +102,8 @@ def tune(
 ) -> None:
     """Apply a method, train at the target length, and write the result.
 
-    The result is a Hugging Face folder, which appears when it is complete. The loss by position is measured before and
-    after, and compared with crop. To resume a stopped run, repeat the command.
+    The result is a Hugging Face folder, which appears when it is complete. The doctor measures before and after. To
+    resume a stopped run, repeat the command.
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.extend import tune as run
@@ -149,7 +119,6 @@ def tune(
                 restart=restart,
                 report=TrainingProgress("extend", progress),
                 progress=progress,
-                draw=drawing("extension_figure"),
             )
     except KeyboardInterrupt as stop:
         raise stopped(stop) from None

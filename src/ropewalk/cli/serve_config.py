@@ -61,7 +61,7 @@ def serve_config(
 
     from ropewalk.atomic_io import check_writable, write_json
     from ropewalk.errors import RopeError
-    from ropewalk.extend.serve import serve_config as configure
+    from ropewalk.serving.serve import serve_config as configure
 
     if json_file is not None:
         check_writable(json_file)

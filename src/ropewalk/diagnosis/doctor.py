@@ -50,7 +50,7 @@ def doctor(
       methods that it can run are recommended. None: any that reads a config.
     - `measure`: "loss" (always), "copies" (passages of the text are asked for) and "retrieval", with commas.
     - `minutes`: the run ends after them with the best answer so far. None: 10 on a CPU,
-      unless retrieval is measured; no limit elsewhere.
+      unless retrieval is measured; no limit elsewhere. `math.inf`: no limit.
     - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
       (AVX512-BF16, AMX, CUDA from sm_80), else float32.
     - `state`: folder of the results, which are saved as they are computed; None: in the user's cache. `resume`: resume

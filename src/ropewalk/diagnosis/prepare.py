@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,6 @@ from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
 from ropewalk.diagnosis.settings import ALL, DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
-from ropewalk.extend.engines import READS_GGUF, why_not
-from ropewalk.extend.serve import architecture
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.measure.answers import RetrievalProtocol
@@ -44,6 +43,8 @@ from ropewalk.processes import current
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
+from ropewalk.serving.engines import READS_GGUF, why_not
+from ropewalk.serving.serve import architecture
 
 SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
@@ -124,6 +125,8 @@ def prepare(
         and "retrieval" not in settings.measured
     ):
         minutes = CPU_MINUTES
+    if minutes == math.inf:
+        minutes = None
     notes = [] if source.dtype_note is None else [source.dtype_note]
     target, trial = settings.target, None
     longest, whole, needed = 0, 0.0, 0.0

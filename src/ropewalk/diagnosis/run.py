@@ -36,6 +36,7 @@ from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
+from ropewalk.readers.tuned import Tuned
 from ropewalk.statistics import LOOKS
 
 SAFETY = 1.1  # of an estimate of time
@@ -432,6 +433,7 @@ class DoctorRun:
             engine=self.engine,
             runs=self.runs,
             default_texts=self.default_texts,
+            tuned=isinstance(self.reader, Tuned),
         )
 
     def _evidence(self, look: RunLook) -> Evidence:

@@ -29,10 +29,10 @@ from ropewalk.diagnosis.rules import (
     open_comparisons,
 )
 from ropewalk.diagnosis.verdict import Beside, Comparison, NextRun, Verdict
-from ropewalk.extend.serve import setting_command
 from ropewalk.measure.copies import CopyMeasurement
 from ropewalk.measure.estimate import duration
 from ropewalk.measure.losses import CROP, PLAIN
+from ropewalk.serving.serve import setting_command
 from ropewalk.statistics import FOUR_OF_FIVE, LOOKS, Interval, t_quantile
 
 MOST_WINDOWS = 256
@@ -51,7 +51,7 @@ class RunFacts:
     - `engine`: that must run the method, and `runs`: the methods that it can run; None: all.
     - `config_of`: returns the config that expresses a method for a length, or None. `call_of`: the
       lines of Python that apply a method.
-    - `default_texts`: whether the texts were chosen by the doctor.
+    - `default_texts`: whether the texts were chosen by the doctor. `tuned`: whether all but plain are a tuned model.
     """
 
     texts: tuple[str, ...] = ("this text",)
@@ -65,6 +65,7 @@ class RunFacts:
     config_of: Callable[[str, int], dict[str, Any] | None] | None = None
     call_of: Callable[[str], str] | None = None
     default_texts: bool = False
+    tuned: bool = False
 
 
 def nats(value: float) -> str:
@@ -237,7 +238,17 @@ def headline_and_reasons(
         sentences = _undecided(evidence, still_open)
     if table.beyond and CROP in table.losses and decision.action in ("extend", "keep") and not decision.final:
         sentences += [f"Still open: {_question(one)}." for one in still_open[:1]]
-    return [*sentences, _scope(decision, evidence, run)]
+    tuned = [_tuned(evidence)] if run.tuned and evidence.methods else []
+    return [*sentences[:1], *tuned, *sentences[1:], _scope(decision, evidence, run)]
+
+
+def _tuned(evidence: Evidence) -> str:
+    """Say which of the two models of `readers.tuned.Tuned` is meant where."""
+    method, trained = evidence.methods[0], evidence.table.trained
+    return (
+        f"Here {method} and crop are the tuned model, crop under {method} in fresh windows of {trained:,} tokens; the "
+        "model as it is (plain) is the untuned one."
+    )
 
 
 def _unfit(evidence: Evidence) -> list[str]:

@@ -8,8 +8,8 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.extend.runs import apply, tune
-    from ropewalk.extend.serve import serve_config
     from ropewalk.extend.settings import ApplySettings, TuneSettings
+    from ropewalk.serving.serve import serve_config
 
 __all__ = ["ApplySettings", "TuneSettings", "apply", "serve_config", "tune"]
 
@@ -17,7 +17,7 @@ _HOMES = {
     "ApplySettings": "ropewalk.extend.settings",
     "TuneSettings": "ropewalk.extend.settings",
     "apply": "ropewalk.extend.runs",
-    "serve_config": "ropewalk.extend.serve",
+    "serve_config": "ropewalk.serving.serve",
     "tune": "ropewalk.extend.runs",
 }
 

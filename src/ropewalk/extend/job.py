@@ -5,42 +5,37 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
-from ropewalk import ledger as ledgers
-from ropewalk.atomic_io import remove_folder, sha256, whole_folder, write_json
-from ropewalk.builtin.texts import read_text
+from ropewalk.atomic_io import remove_folder, whole_folder, write_json
 from ropewalk.checkpoints.export import (
     COMPANIONS,
     SHARD_BYTES,
     HubRope,
+    check_length,
     compared_lengths,
     hub_rope,
     refuse_inexpressible,
     same_rope,
 )
 from ropewalk.checkpoints.sources import find
+from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.errors import RopeError
-from ropewalk.extend.measurement import (
-    HeldOutText,
-    Variant,
-    after,
-    before,
-    card,
-    measure,
-    record,
-    refuse_seen,
-    untuned_crop,
-)
+from ropewalk.extend.card import card, record
+from ropewalk.extend.diagnoses import diagnose
 from ropewalk.extend.settings import MethodSettings, OutputSettings
 from ropewalk.extend.tunable import WritableLive, tunable
-from ropewalk.measure.plan import KIND, Plan, trained_length_of
+from ropewalk.figures.style import render
+from ropewalk.measure.plan import trained_length_of
+from ropewalk.measure.scaling import GIVEN
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import dtype_named
@@ -50,10 +45,8 @@ from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.rope.config import ropes_of_layer_types
-from ropewalk.training.run_folder import RUN, RunFolder
 from ropewalk.training.settings import on_machine
 
-GIVEN = "--trained-length"
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 
 
@@ -106,132 +99,100 @@ def reach_of(reader: Reader, settings: OutputSettings) -> Reach:
     return Reach(trained, 4 * trained if settings.target is None else settings.target, settings.unscaled_tokens)
 
 
-def check_length(length: int | None, method: str, reach: Reach) -> None:
-    """Raise `RopeError` for a length to state that lies outside of the extension, or that nothing would read."""
-    if length is None:
-        return
-    if not METHODS[method].extends:
-        raise RopeError(
-            f"extend: `{method}` does not extend, and the length would be ignored.",
-            facts={"length": length},
-            cure="Leave it out.",
-        )
-    if not reach.trained < length <= reach.target:
-        raise RopeError(
-            "extend: the length must be above the trained length and at most the target.",
-            facts={"length": length, "trained length": reach.trained, "target": reach.target},
-            cure="Pass a length in between, or leave it out for the target.",
-        )
-
-
-_RUN, _LOSSES = "run", "losses"
-_OF_A_RUN = {RUN, "training-log.jsonl", "checkpoints", "tokenizer.json", "tokenizer_config.json", ".lock"}
-_OF_A_LEDGER = {ledgers.HEAD, ledgers.RESULTS, ledgers.LEASES, ledgers.LOCKS}
+MARKER, TRAINER, LOSSES = "tuning.json", "trainer", "losses"
+_OURS = (MARKER, TRAINER, LOSSES)
+_LOCK = ".lock"
+_KIND = "unfinished work of ropewalk extend"
 
 
 class WorkFolder:
-    """The folder `OUT.tuning` of unfinished work: the tuning run in `run/`, ledgers of measured losses in `losses/`.
+    """The folder `OUT.tuning` of unfinished work.
 
-    Only work that tunes or measures claims it. Other files in it are never touched.
+    `tuning.json` marks it and contains the recipe of its tuning, `trainer/` the tuning's checkpoints, and `losses/`
+    what the doctor has read so far. Only work that tunes or measures claims it.
     """
 
     def __init__(self, out: Path) -> None:
         resolved = out.resolve()
         self.path = resolved.with_name(f"{resolved.name}.tuning")
-        self.run = RunFolder(self.path / _RUN)
-        self.losses = self.path / _LOSSES
+        self.marker, self.trainer, self.losses = (self.path / name for name in _OURS)
 
-    def check(self, *, tunes: bool, restart: bool) -> None:
-        """Raise `RopeError` for foreign files, or (without `restart`) for a stopped tuning if nothing is tuned."""
-        foreign = self._foreign()
+    def begun(self) -> Mapping[str, Any] | None:
+        """Return the recipe of the stopped tuning in the folder; None if there is none."""
+        recipe = _content(self.marker).get("recipe")
+        return recipe if isinstance(recipe, dict) else None
+
+    def check(self, recipe: Mapping[str, Any] | None, *, restart: bool) -> None:
+        """Raise `RopeError` for foreign files, or (without `restart`) for a stopped tuning with another recipe.
+
+        `recipe`: of the tuning, as JSON; None if nothing is tuned.
+        """
+        names = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        foreign = [name for name in names if name not in (*_OURS, _LOCK) and not name.startswith(f".{MARKER}.")]
+        if names and not foreign and _content(self.marker).get("kind") != _KIND:
+            foreign = names
+        if self.path.is_symlink() or self.path.is_file():
+            foreign = [self.path.name]
         if foreign:
             raise RopeError(
                 "extend: the folder for unfinished work, next to --out, contains other files.",
                 facts={"folder": str(self.path), "files": foreign[:8]},
                 cure="Pass another --out, or move that folder away.",
             )
-        begun = self.run.begun()
-        if begun is not None and not tunes and not restart:
+        begun = self.begun()
+        if begun is None or restart:
+            return
+        if recipe is None:
             raise RopeError(
                 "extend: there is a stopped tuning next to --out, and this command is a different one.",
-                facts={"folder": str(self.path), "its method": begun["settings"].get("method")},
+                facts={"folder": str(self.path), "its method": begun.get("method")},
                 cure="Pass another --out, or --restart to discard it; its own command resumes it.",
+            )
+        now = json.loads(json.dumps(recipe))
+        pairs = {name: (begun.get(name), now.get(name)) for name in {**begun, **now}}
+        changed = {name: f"{old}, now {new}" for name, (old, new) in pairs.items() if old != new}
+        if changed:
+            raise RopeError(
+                "extend: there is a stopped tuning with other settings next to --out.",
+                facts={"folder": str(self.path), **changed},
+                cure="Repeat its command to resume it, or pass --restart to discard it.",
             )
 
     @contextmanager
-    def claimed(self, recipe: Any, *, restart: bool) -> Iterator[None]:
-        """Claim the folder for the work in the block; afterwards remove the work, and the folder if it is empty.
+    def claimed(self, recipe: Mapping[str, Any] | None, *, restart: bool) -> Iterator[None]:
+        """Claim the folder for the work in the block, and remove the work afterwards.
 
-        `recipe`: of the tuning; None if nothing is tuned. If the block fails, finished work stays. `restart` discards
-        a stopped tuning: here, or in `tune_reader` after all checks.
+        If the block fails, finished work stays. `restart` discards a stopped tuning.
 
-        **Raises:** `RopeError` as `check`, and for a stopped tuning with another recipe or texts.
+        **Raises:** `RopeError` as `check`.
         """
-        self.check(tunes=recipe is not None, restart=restart)
+        self.check(recipe, restart=restart)
         was_empty = self.path.is_dir() and not any(self.path.iterdir())
-        begun = self.run.begun()
-        if begun is not None and recipe is None:
-            with self.run.locked():
-                self.run.clear()
-        elif begun is not None and recipe is not None and not restart:
-            here = recipe.on_this_machine()
-            sums = {kind: [sha256(path) for path in getattr(here, kind)] for kind in ("text", "validation")}
-            self.run.check_same(begun, {"settings": here.to_json(), "sha256": sums})
-        yield
-        self._remove(keep_folder=was_empty)
-
-    def _remove(self, *, keep_folder: bool) -> None:
-        if not self.path.is_dir():
-            return
-        if self.run.path.is_dir():
-            self.run.clear()
-            self.run.remove_leftovers()
-            (self.run.path / ".lock").unlink(missing_ok=True)
+        if restart and self.trainer.is_dir():
+            remove_folder(self.trainer)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.marker, {"kind": _KIND, "recipe": recipe})
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise RopeError(
+                "extend: another process works on this --out.",
+                facts={"folder": str(self.path)},
+                cure="Wait for it, or pass another --out.",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+        for folder in (self.trainer, self.losses):
+            if folder.is_dir():
+                remove_folder(folder)
+        for file in (self.marker, self.path / _LOCK):
+            file.unlink(missing_ok=True)
+        if not was_empty:
             with suppress(OSError):  # another process wrote into it
-                self.run.path.rmdir()
-        for name in _names(self.losses):
-            if not _foreign_in_ledger(self.losses / name):
-                remove_folder(self.losses / name)
-        with suppress(OSError):
-            self.losses.rmdir()
-        if not keep_folder:
-            with suppress(OSError):
                 self.path.rmdir()
-
-    def _foreign(self) -> list[str]:
-        """Return the files that no tuning and no measurement wrote; [] if there is no folder."""
-        if self.path.is_symlink() or self.path.is_file():
-            return [self.path.name]
-        foreign = [name for name in _names(self.path) if name not in (_RUN, _LOSSES)]
-        run = _names(self.run.path)
-        locked = ".lock" in run  # every run has it from its beginning to its end
-        foreign += [f"{_RUN}/{name}" for name in run if not locked or not self._is_of_run(name)]
-        foreign += [
-            f"{_LOSSES}/{name}/{file}" if file else f"{_LOSSES}/{name}"
-            for name in _names(self.losses)
-            for file in _foreign_in_ledger(self.losses / name)
-        ]
-        return foreign + [path.name for path in (self.run.path, self.losses) if path.is_symlink() or path.is_file()]
-
-    def _is_of_run(self, name: str) -> bool:
-        """Return whether a run wrote the file of this name, possibly under its temporary name."""
-        if name == RUN:
-            settings = _content(self.run.path / name).get("settings", {})
-            return isinstance(settings, dict) and {"trained_length", "target"} <= set(settings)
-        return name in _OF_A_RUN or any(name.startswith(f".{one}.") for one in _OF_A_RUN)
-
-
-def _foreign_in_ledger(folder: Path) -> list[str]:
-    """Return the files in a folder that no ledger of losses wrote; [""] if it is no such ledger."""
-    head, names = folder / ledgers.HEAD, _names(folder)
-    if not folder.is_dir() or (head.exists() and _content(head).get("kind") != KIND):
-        return [""]
-    known = _OF_A_LEDGER if head.exists() else set()
-    return [name for name in names if name not in known and not name.startswith(f".{ledgers.HEAD}.")]
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -404,16 +365,17 @@ def _positions_of(positions: Positions, hub: HubRope) -> Positions:
     return Positions(ropes, (None,) * len(ropes), positions.sliding_windows)
 
 
-Draw = Callable[[Mapping[str, Any]], bytes]
-"""The function that draws the PNG in the folder from the record."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Extended:
-    """A finished extension: the export, and its record (the content of extend.json)."""
+    """A finished extension.
+
+    - `exported`: what was written. `record`: the content of extend.json.
+    - `diagnoses`: the doctor's, by `diagnoses.APPLIED`, `UNTUNED` and `TUNED`.
+    """
 
     exported: Exported
     record: Mapping[str, Any]
+    diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
 
 
 class ExtendJob:
@@ -422,6 +384,8 @@ class ExtendJob:
     - `source`: the model. `adapted`: the model under its method. Both are in float32 if they are measured or tuned.
     - `length`: tokens to state in the config, or None: the target.
     - `out`: the folder to write. `work`: the folder of unfinished work.
+    - `diagnoses`: what the doctor has said so far. `tuning`: settings and log of the tuning, for the record. `files`:
+      further files to write, by name.
     """
 
     def __init__(
@@ -434,13 +398,10 @@ class ExtendJob:
         overwrite: bool = False,
         restart: bool = False,
         progress: Progress | None = None,
-        draw: Draw | None = None,
     ) -> None:
-        self.length = length
-        self.settings, self.overwrite, self.restart = settings, overwrite, restart
-        self.progress, self.draw = progress, draw
-        self.works = settings.tunes or settings.measures
-        if restart and not self.works:
+        self.length, self.settings, self.overwrite, self.progress = length, settings, overwrite, progress
+        works = settings.tunes or settings.measures
+        if restart and not works:
             raise RopeError(
                 "extend: --restart only applies to work that can be stopped, and would be ignored.",
                 facts={"restart": True},
@@ -449,8 +410,8 @@ class ExtendJob:
         is_path = isinstance(model, str | os.PathLike)
         self.out = check_out(out, source=model if is_path else None, overwrite=overwrite)
         self.work = WorkFolder(self.out)
-        if self.works:
-            self.work.check(tunes=settings.tunes, restart=restart)
+        if works and not settings.tunes:
+            self.work.check(None, restart=restart)
         self.device, _ = on_machine(settings.device, "float32")
         self.source = SourceModel.open(model, settings.trained_length)
         self.reach = reach_of(self.source.reader, settings)
@@ -458,61 +419,36 @@ class ExtendJob:
         self.adapted = self._under_method()
         if not settings.native:
             hub_of(self.adapted, settings.method, self.reach, length)  # raises before the work, not after it
-        self.held_out: HeldOutText | None = None
-        self.variants: list[Variant] = []
-        self.tuning: dict[str, Any] | None = None
-        if self.works:
+        self.diagnoses: dict[str, Diagnosis] = {}
+        self.tuning: Mapping[str, Any] | None = None
+        self.files: dict[str, str | bytes] = {}
+        if works:
             self.source = self.source.in_float32(self.device)
             self.adapted = self._under_method()
-        if settings.measures:
-            self.held_out = HeldOutText.take(
-                settings.validation,
-                self.source.tokenizer("measured or tuned on"),
-                self.reach,
-                start_char=settings.start_char,
-                unscaled_tokens=self.reach.unscaled_tokens,
-                windows=settings.windows,
-                block=settings.block,
-                seed=settings.seed,
-            )
+            self.source.tokenizer("measured or tuned on")
 
     def _under_method(self) -> TunableReader:
         reader = self.source.reader
         return reader.under(METHODS[self.settings.method].positions(reader.positions, self.reach))
 
-    def refuse_seen(self, texts: Sequence[str]) -> None:
-        """Raise `RopeError` if the held-out text (all of it if nothing is measured) shares passages with `texts`."""
-        validation = self.settings.validation
-        if self.source.reader.tokenizer is None or (self.held_out is None and validation is None):
-            return  # nothing is held out, or tuning raises for the missing tokenizer
-        tokenizer = self.source.reader.tokenizer
-        if self.held_out is None:
-            name, contents = read_text(validation)
-            windows = torch.tensor([tokenizer.encode(contents)])
-        else:
-            windows, name = self.held_out.windows, self.held_out.name
-        contents_by_path = [(path, read_text(path)[1]) for path in texts]
-        refuse_seen(windows, contents_by_path, tokenizer, validation=str(validation or name))
+    def diagnose(self, name: str, reader: Reader | None = None) -> None:
+        """Keep the doctor's diagnosis under a name (`diagnoses.TITLES`), if the settings measure.
 
-    def measure_before(self) -> None:
-        """Measure the checkpoint plain, under crop and under the method; before tuning, in fresh windows too."""
-        if self.held_out is not None:
-            reader, protocol, method = self.source.reader, self.held_out.protocol, self.settings.method
-            self._measure(reader, *before(reader, protocol, method))
-            if self.settings.tunes:
-                self._measure(self.adapted, *untuned_crop(self.adapted, protocol, method))
-
-    def measure_after(self, tuned: Reader) -> None:
-        """Measure the tuned model, with and without the distant tokens."""
-        if self.held_out is not None:
-            self._measure(tuned, *after(tuned, self.held_out.protocol))
-
-    def _measure(self, reader: Reader, plan: Plan, names: Mapping[str, str]) -> None:
-        if not names:
-            return
-        assert self.held_out is not None
-        windows = self.held_out.windows
-        self.variants += measure(reader, windows, plan, names, self.work.losses, progress=self.progress)
+        `reader`: of the source as it is (None), or a `readers.tuned.Tuned`.
+        """
+        settings = self.settings
+        if settings.measures:
+            self.diagnoses[name] = diagnose(
+                self.source.reader if reader is None else reader,
+                method=settings.method,
+                reach=self.reach,
+                engine="python" if settings.native else None,
+                text=settings.validation,
+                windows=settings.windows,
+                seed=settings.seed,
+                state=self.work.losses,
+                progress=self.progress,
+            )
 
     def export(self, final: TunableReader) -> Extended:
         """Write the folder; it appears when it is complete."""
@@ -524,11 +460,10 @@ class ExtendJob:
                 record(
                     model=self.source.name,
                     method=settings.method,
-                    protocol=None if self.held_out is None else self.held_out.protocol,
-                    variants=self.variants,
                     config=exported.config,
-                    tuning=self.tuning,
                     environment=environment_of(self.device, self.source.reader.parameters),
+                    diagnoses=self.diagnoses,
+                    tuning=self.tuning,
                     unscaled_tokens=self.reach.unscaled_tokens,
                 )
             )
@@ -546,37 +481,20 @@ class ExtendJob:
             length=self.length,
             more_files=more_files,
         )
-        return Extended(exported=exported, record=records[0])
+        return Extended(exported=exported, record=records[0], diagnoses=self.diagnoses)
 
     def _files(self, document: Mapping[str, Any]) -> dict[str, str | bytes]:
-        """Return README.md; if there are any, also extend.json, the figure and the log of the tuning."""
-        drawn = self.draw is not None and self.held_out is not None
-        recorded = self.held_out is not None or self.tuning is not None
-        files: dict[str, str | bytes] = {
-            CARD: card(document, figure=FIGURE if drawn else None, numbers=RECORD if recorded else None)
-        }
+        """Return README.md; if something was measured or tuned, also extend.json, and the doctor's figure."""
+        recorded = bool(self.diagnoses) or self.tuning is not None
+        files = dict(self.files)
+        if self.diagnoses and find_spec("matplotlib"):
+            files[FIGURE] = render([*self.diagnoses.values()][-1].figure("loss"), "png")
+        files[CARD] = card(
+            document,
+            self.diagnoses,
+            figure=FIGURE if FIGURE in files else None,
+            numbers=RECORD if recorded else None,
+        )
         if recorded:
             files[RECORD] = json.dumps(document, indent=1, allow_nan=False) + "\n"
-        if self.tuning is not None:
-            files[LOG] = (self.work.run.path / LOG).read_bytes()
-        if drawn and self.draw is not None:
-            files[FIGURE] = self.draw(document)
         return files
-
-
-def tuning_record(folder: Path, settings: Mapping[str, Any], parameters_trained: int) -> dict[str, Any]:
-    """Return a tuning's settings and log from its files; texts are named without their folders."""
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    log = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
-    names = {name: [Path(path).name for path in settings[name]] for name in ("text", "validation")}
-    return {
-        "settings": {**settings, **names},
-        "precision": run["settings"]["precision"],
-        "sha256": run["sha256"],
-        "text_tokens": run["train_tokens"],
-        "tokens": log[-1]["tokens"],
-        "seconds": log[-1]["seconds"],
-        "parameters_trained": parameters_trained,
-        "threads": run["threads"],
-        "log": log,
-    }

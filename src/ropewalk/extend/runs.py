@@ -1,4 +1,4 @@
-"""The two ways to extend a checkpoint: apply a method, or apply it and train at the target length."""
+"""Apply a method to a checkpoint: a folder that transformers loads, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from typing import Any
 
 import torch
 
-from ropewalk.checkpoints.export import refuse_inexpressible
+from ropewalk.checkpoints.export import check_length, refuse_inexpressible
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_keys import gguf_rope
 from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_gguf
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
+from ropewalk.extend.card import record as record_of
+from ropewalk.extend.diagnoses import APPLIED
 from ropewalk.extend.job import (
-    Draw,
     Exported,
     Extended,
     ExtendJob,
     Model,
     SourceModel,
-    check_length,
     hub_of,
     reach_of,
 )
-from ropewalk.extend.measurement import record as record_of
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.tunable import decoder_of, outline_of_gguf
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
-from ropewalk.report.record import read_record, understood
+from ropewalk.report.record import read_record, stated_length, understood
 
 CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
 """The settings that a record contains."""
@@ -123,12 +122,6 @@ class Choice:
             )
 
 
-def stated_length(document: Mapping[str, Any]) -> int | None:
-    """Return the length that a record's verdict extends to; None: the target, as in records of earlier versions."""
-    length = document["verdict"].get("length")
-    return None if length is None or int(length) == int(document["target"]) else int(length)
-
-
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
     """Raise `RopeError` for settings that a record contains too."""
     raise RopeError(
@@ -147,7 +140,6 @@ def apply(
     overwrite: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
-    draw: Draw | None = None,
 ) -> Extended:
     """Apply an extension method to a checkpoint; write a folder that transformers loads, or a GGUF file.
 
@@ -156,7 +148,7 @@ def apply(
     - `out`: the folder, or a file name that ends in .gguf; it appears when it is complete. `overwrite` replaces an
       earlier export.
     - `record`: the doctor's, as a file or from `Diagnosis.to_json()`; gives the method and the lengths.
-    - `restart`: discard a stopped tuning next to `out`. `draw`: draws the folder's figure from the record.
+    - `restart`: discard a stopped tuning next to `out`.
 
     **Returns:** an `Extended`.
     **Raises:** `RopeError`, before any work, for settings that conflict with the model, methods that config.json (or
@@ -189,14 +181,13 @@ def apply(
         overwrite=overwrite,
         restart=restart,
         progress=progress,
-        draw=draw,
     )
     if choice is not None:
         choice.check_model(job.source.reader, job.source.name)
     if not chosen.measures:
         return job.export(job.adapted)
     with job.work.claimed(None, restart=restart):
-        job.measure_before()
+        job.diagnose(APPLIED)
         return job.export(job.adapted)
 
 
@@ -289,11 +280,7 @@ def apply_gguf(
         record=record_of(
             model=source.name,
             method=settings.method,
-            protocol=None,
-            variants=[],
             config=written,
-            tuning=None,
             environment=environment_of("cpu", decoder.num_parameters()),
-            unscaled_tokens=0,
         ),
     )

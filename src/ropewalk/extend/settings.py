@@ -84,23 +84,16 @@ class OutputSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(OutputSettings):
-    """One method and how its effect is measured: loss by position on a held-out text, before and after."""
+    """One method and how its effect is measured: by the doctor, on a held-out text."""
 
     tunes: ClassVar[bool] = False
     method: str = setting("Extension method, by the name that `ropewalk doctor` uses.", default="yarn", group=METHOD)
-    measure: bool | None = setting("Measure the loss by position.", default=None, group=MEASURING)
+    measure: bool | None = setting("Measure by the doctor: plain, crop and the method.", default=None, group=MEASURING)
     validation: Path | None = field(
         default=None,
         metadata={"help": "Text to measure on [default: Moby Dick].", "metavar": "FILE", "group": MEASURING},
     )
-    start_char: int = setting("Start the validation text at this character.", default=0, file=True)
-    windows: int | None = setting("Number of windows to measure [default: up to 16].", default=None, file=True)
-    block: int | None = setting(
-        "Tokens of a block of positions [default: a quarter of the trained length].",
-        default=None,
-        unit="tokens",
-        file=True,
-    )
+    windows: int | None = setting("Most windows to measure [default: 16].", default=None, file=True)
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
     seed: int = setting("Seed of the windows that are measured.", default=0, file=True)
 
@@ -125,7 +118,7 @@ class MethodSettings(OutputSettings):
         if self.measures:
             return
         fields = type(self).__dataclass_fields__
-        names = ("windows", "start_char", "block", *(() if self.tunes else ("validation", "seed")))
+        names = ("windows", *(() if self.tunes else ("validation", "seed")))
         unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
         if unused:
             raise RopeError(
@@ -136,7 +129,7 @@ class MethodSettings(OutputSettings):
 
     @property
     def measures(self) -> bool:
-        """Return whether the loss by position is measured."""
+        """Return whether the doctor measures."""
         return self.tunes or self.validation is not None if self.measure is None else self.measure
 
 
@@ -185,9 +178,9 @@ class TuneSettings(MethodSettings):
     - `lr` None: 2e-4, or 2e-5 for "full". `warmup` None: a tenth of the updates, at most 20; then a cosine to
       `final_lr` * `lr`. `rank` None: 16.
     - `tokens_per_step` is rounded up to whole batches of `batch_size` windows on every process.
-    - `trainer`: a JSON or TOML file, or a mapping, with fields of transformers' `TrainingArguments`, which replace ours:
-      `report_to`, `deepspeed`, `fsdp`, `optim`, ...
-    - `keep_adapter`: write the adapter, not the merged model. `gguf`: also write a GGUF file with matrices in this form.
+    - `trainer`: a JSON or TOML file, or a mapping, with fields of transformers' `TrainingArguments`, which
+      replace ours: `report_to`, `deepspeed`, `fsdp`, `optim`, ...
+    - `keep_adapter`: write the adapter, not the merged model. `gguf`: also write a GGUF file in this form.
     - `measure` None: yes. `windows` and `validation` belong to measuring.
     - `checkpoint_every` and `log_every` change no result.
 

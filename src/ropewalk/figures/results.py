@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ropewalk.figures.style import (
     BLUE,
     INK,
@@ -300,20 +298,6 @@ def growing_answer(
         right.set_ylabel("copies (gain)")
         caption(figure, title, "" if narrow else "filled: decided; hollow: not yet")
         return figure
-
-
-def extension_figure(record: Mapping[str, Any]) -> Figure:
-    """Draw the loss by position before and after an extension; variants under crop are only in the table."""
-    return loss_by_position(
-        record["blocks"],
-        {
-            variant["name"]: np.mean(variant["loss_by_window_and_block"], axis=0).tolist()
-            for variant in record["variants"]
-            if not variant["name"].endswith(" crop")
-        },
-        trained_length=record["protocol"]["trained_length"],
-        title=f"{record['model']}: loss by position, before and after",
-    )
 
 
 Point = tuple[float, float, tuple[float, float] | None]

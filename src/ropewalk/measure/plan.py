@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, cast
@@ -20,6 +20,7 @@ from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, unsettl
 from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
+from ropewalk.readers.tuned import Tuned
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 from ropewalk.statistics import LOOK_CONFIDENCE, LOOKS
 
@@ -267,15 +268,16 @@ class Plan:
     """The methods of a run in order, the positions of each, and the methods that share numbers.
 
     `same_as` maps a method to an earlier one with equal frequencies at this length. `own` are the model's positions.
-    `crop_seq_len`: the length for the frequencies of crop's windows, if not their own. `config_form`: the form in
-    which the model's config contains its ropes.
+    `crop_under`: the method under which crop reads, at its frequencies for the target, if its weights are not plain's
+    (`readers.tuned`); nothing that plain read is then reused. `config_form`: the form in which the model's config
+    contains its ropes.
     """
 
     protocol: LossProtocol
     own: Positions
     positions: dict[str, Positions]
     same_as: dict[str, str]
-    crop_seq_len: int | None = None
+    crop_under: str | None = None
     config_form: ConfigForm = dataclasses.field(default_factory=ConfigForm)
 
     @property
@@ -285,8 +287,17 @@ class Plan:
 
     def key(self, method: str, window: int) -> str:
         """Return a job's key in the ledger, which contains a digest of the method's positions."""
-        at = "" if self.crop_seq_len is None or not METHODS[method].crops else f"@{self.crop_seq_len}"
+        at = "" if self.crop_under is None or not METHODS[method].crops else f"@{self.protocol.target}"
         return f"{method}/{_digest_of(self.positions[method])}{at}/{window}"
+
+    @property
+    def crop_seq_len(self) -> int | None:
+        """Return the length for the frequencies of crop's windows; None: their own."""
+        return None if self.crop_under is None else self.protocol.target
+
+    def shared_tokens(self, method: str, chunk: int) -> int:
+        """Return the leading tokens of a window that a method other than crop takes over from plain."""
+        return shared_tokens(method, self.protocol, chunk) if self.crop_under is None else 0
 
     def due(
         self,
@@ -304,9 +315,10 @@ class Plan:
         """
         protocol = self.protocol
         windows = range(protocol.windows) if windows is None else windows
-        plain = {window for window in windows if "plain" in self.positions and self.key("plain", window) not in ledger}
+        reusable = "plain" in self.positions and self.crop_under is None
+        plain = {window for window in windows if reusable and self.key("plain", window) not in ledger}
         chosen = [name for name in self.methods if name not in self.same_as and (methods is None or name in methods)]
-        chosen.sort(key=lambda name: METHODS[name].crops or shared_tokens(name, protocol, chunk) > 0)
+        chosen.sort(key=lambda name: METHODS[name].crops or self.shared_tokens(name, chunk) > 0)
         return due(
             (
                 Job(
@@ -316,7 +328,7 @@ class Plan:
                     description=f"{name}, window {window + 1}",
                     tokens=tokens_of(name, protocol, reuse=window in plain),
                     work=workload_of(name, protocol, chunk=chunk, reuse=window in plain, asked=asked),
-                    part=shared_tokens(name, protocol, chunk),
+                    part=self.shared_tokens(name, chunk),
                 )
                 for window in windows
                 for name in chosen
@@ -346,6 +358,10 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
             cure=f"Ask for a longer --target, or leave {crops[0]} out.",
         )
     positions = {name: METHODS[name].positions(own, reach) for name in chosen}
+    crop_under = None
+    if isinstance(reader, Tuned):
+        crop_under = _tuned_method(positions)
+        positions |= dict.fromkeys(crops, positions[crop_under])
     same_as: dict[str, str] = {}
     seen: dict[object, str] = {}
     for name in chosen:
@@ -353,7 +369,26 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
             first = seen.setdefault((_angles(positions[name], reach.target), positions[name].extensions), name)
             if first != name:
                 same_as[name] = first
-    return Plan(protocol=protocol, own=own, positions=positions, same_as=same_as, config_form=reader.config_form)
+    return Plan(
+        protocol=protocol,
+        own=own,
+        positions=positions,
+        same_as=same_as,
+        crop_under=crop_under,
+        config_form=reader.config_form,
+    )
+
+
+def _tuned_method(positions: Mapping[str, Positions]) -> str:
+    """Return the method under which a model was tuned; raise `RopeError` if it is not one, or equal to plain."""
+    methods = [name for name in positions if name != "plain" and not METHODS[name].crops]
+    if len(methods) != 1 or positions[methods[0]] == positions["plain"]:
+        raise RopeError(
+            "plan: a tuned model is compared with the untuned one under one method, whose positions are not plain's.",
+            facts={"methods": methods},
+            cure="Name the method that it was tuned under; a model tuned under plain is measured by itself.",
+        )
+    return methods[0]
 
 
 def _angles(positions: Positions, seq_len: int) -> object:

@@ -34,7 +34,7 @@ class NextRunEntry(TypedDict):
 
     windows: int
     seconds: float | None
-    command: str
+    command: str | None
     sentence: str
 
 
@@ -359,6 +359,12 @@ def understood(document: Mapping[str, Any]) -> Iterator[None]:
 def method_of(document: Mapping[str, Any], name: str | None) -> MethodEntry | None:
     """Return one method's entry, or None if it was not measured."""
     return next((method for method in document["methods"] if method["name"] == name), None)
+
+
+def stated_length(document: Mapping[str, Any]) -> int | None:
+    """Return the length that a record's verdict extends to; None: the target, as in records of earlier versions."""
+    length = document["verdict"].get("length")
+    return None if length is None or int(length) == int(document["target"]) else int(length)
 
 
 def short_name(document: Mapping[str, Any]) -> str:

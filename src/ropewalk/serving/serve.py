@@ -13,14 +13,18 @@ from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE
-from ropewalk.checkpoints.export import HubRope, hub_rope
-from ropewalk.checkpoints.gguf import foreign_config, read_gguf_config
-from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.gguf_writer import WRITTEN, architecture_of
-from ropewalk.checkpoints.load import builds, read_config
+from ropewalk.checkpoints.export import HubRope, check_length
+from ropewalk.checkpoints.gguf_writer import WRITTEN
+from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
-from ropewalk.extend.engines import (
+from ropewalk.methods import (
+    Reach,
+    is_unsettled,
+    method_named,
+)
+from ropewalk.report.record import method_of, read_record, stated_length, understood
+from ropewalk.serving.engines import (
     APPLIED_BY_CONVERTER,
     CONVERTER,
     ENGINES,
@@ -32,23 +36,7 @@ from ropewalk.extend.engines import (
     caveats_of,
     why_not,
 )
-from ropewalk.extend.job import GIVEN, check_length
-from ropewalk.extend.runs import stated_length
-from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import (
-    ConfigForm,
-    Reach,
-    is_unsettled,
-    main_rope,
-    method_named,
-    rope_parameters,
-    settle,
-    settled_by_length,
-)
-from ropewalk.models.config import Positions
-from ropewalk.report.record import method_of, read_record, understood
-from ropewalk.rope.config import RopeConfig, ropes_by_block
-from ropewalk.rope.layer_types import window_of_layer_type
+from ropewalk.serving.served import Served
 from ropewalk.statistics import Interval, over_windows, signed
 
 LONGER = "longer.gguf"
@@ -129,7 +117,7 @@ def serve_config(
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not loaded.
-    - `engine`: one of `ropewalk.extend.engines.ENGINES`.
+    - `engine`: one of `ropewalk.serving.engines.ENGINES`.
     - `method`: its name. None: that of the first record, or "as-is" without records.
     - `target`: tokens; None: `factor` times the trained length, the record's target, or four times the trained length.
     - `length`: tokens of the engine's context, if less than the target; None: the length that the record's verdict
@@ -158,7 +146,7 @@ def serve_config(
                 trained_length = int(documents[0]["trained_length"]) if trained_length is None else trained_length
     chosen = method or "as-is"
     extends = method_named(chosen).extends
-    source = _Served.open(model, trained_length)
+    source = Served.open(model, trained_length)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
     if not extends and target is not None:
@@ -218,7 +206,7 @@ def serve_config(
     )
 
 
-def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: _Served) -> None:
+def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: Served) -> None:
     """Raise `RopeError` if the engine cannot run the method as it was measured."""
     reason = why_not(engine, method, block, arch=source.gguf_arch)
     if reason is None:
@@ -284,7 +272,7 @@ def setting_command(
     if engine in (None, "transformers") and not method_named(method).crops:
         is_file = False
         if engine is None and place.suffix == ".gguf" and place.is_file():
-            source = _Served.open(place, trained_length)
+            source = Served.open(place, trained_length)
             is_file = source.writes_file(method, Reach(source.trained, target if extends else source.trained))
         stem = place.absolute().name.removesuffix(".gguf")
         stated = (length or target) if extends else method
@@ -299,7 +287,7 @@ def architecture(model: str | os.PathLike[str]) -> str | None:
     >>> architecture("tiny")
     'llama'
     """
-    return _Served.open(model, None).gguf_arch
+    return Served.open(model, None).gguf_arch
 
 
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
@@ -314,7 +302,7 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
         load = f"model = rw.load({model!r})"
         use = []
         if applied:
-            trained = trained_length or _Served.open(model, None).trained
+            trained = trained_length or Served.open(model, None).trained
             reach = f"Reach({trained}, {target or trained})"
             imports += ["from ropewalk.methods import METHODS, Reach"]
             use = [
@@ -362,141 +350,6 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
                     pays_from=pays)  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Served:
-    """A checkpoint's ropes, without its weights.
-
-    - `rope`: the one that reaches furthest. `ropes`: by layer type, if the config has a block for each; else empty.
-    - `trained`: tokens. `stated_length`: what the checkpoint states as such, or None.
-    - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file; None for a folder.
-    - `given`: the model as it was passed. `name`: as an engine names it. `path`: where it was found.
-    - `branches`: whether blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
-    """
-
-    given: str
-    name: str
-    rope: RopeConfig
-    ropes: Mapping[str, RopeConfig]
-    windows: Mapping[str | None, int | None]
-    trained: int
-    stated_length: int | None
-    arch: str | None
-    composite: bool
-    path: Path
-    model_type: str
-    branches: bool
-
-    @classmethod
-    def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> _Served:
-        path, arch, composite, model_type = find(model, weights=False), None, False, ""
-        ropes: dict[str | None, RopeConfig | None] = {}
-        windows: dict[str | None, int | None] = {}
-        nested = False
-        is_gguf = path.is_file() and path.suffix != ".json"
-        if is_gguf:
-            arch = str(GGUFFile(path).metadata.get("general.architecture"))
-        if is_gguf and builds(path):
-            ropes = {None: main_rope(read_gguf_config(path).ropes)}
-        else:
-            content = (
-                foreign_config(path).to_dict()
-                if is_gguf
-                else read_json(path if path.is_file() else path / "config.json")
-            )
-            ropes, nested = ropes_by_block(content)
-            text = content.get("text_config")
-            composite = isinstance(text, Mapping)
-            inner = {**content, **text} if isinstance(text, Mapping) else content
-            model_type = str(content.get("model_type", ""))
-            windows = {label: window_of_layer_type(inner, label) for label in inner.get("layer_types") or ropes}
-        own = main_rope(tuple(ropes.values()))
-        if trained_length is not None:
-            ropes = {label: None if rope is None else _settled(rope, trained_length) for label, rope in ropes.items()}
-        rope = main_rope(tuple(ropes.values()))
-        if rope is None:
-            raise RopeError(
-                "serve-config: this model rotates nothing, so there is no rope to set.",
-                facts={"model": str(model)},
-                cure="Start the engine with the model as it is.",
-            )
-        named = Path(model).exists() or is_hub_name(str(model))
-        trained = trained_length or rope.trained_length
-        if trained is None:
-            raise RopeError(
-                "serve-config: the config does not contain the trained length.",
-                facts={"rope": rope},
-                cure="Pass --trained-length TOKENS.",
-            )
-        family = FAMILIES.get(family_name(model_type) or "")
-        of_types = {str(label): one for label, one in ropes.items() if one is not None} if nested else {}
-        return cls(
-            given=str(model),
-            name=str(model) if named else str(path),
-            rope=rope,
-            ropes=of_types,
-            windows=windows,
-            trained=trained,
-            stated_length=None if own is None or is_unsettled(own) else own.trained_length,
-            arch=arch,
-            composite=composite,
-            path=path,
-            model_type=model_type,
-            branches=family is not None and bool(family.block_of),
-        )
-
-    @property
-    def windows_share(self) -> bool:
-        """Return whether layers with a short window share a block with others, so that an engine scales them too."""
-        return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
-
-    @property
-    def is_scaled(self) -> bool:
-        """Return whether any layer's rope has a scaling that it was not trained with."""
-        return any(rope.as_trained() != rope for rope in (self.rope, *self.ropes.values()))
-
-    @property
-    def gguf_arch(self) -> str | None:
-        """Return llama.cpp's architecture of this model; the family's own name if ropewalk writes no file of it."""
-        if self.arch is not None:
-            return self.arch
-        try:
-            return architecture_of(read_config(self.path))
-        except RopeError:
-            return f"{self.model_type} (not written)"
-
-    def writes_file(self, method: str, reach: Reach) -> bool:
-        """Return whether ropewalk writes a .gguf file of this model under a method."""
-        try:
-            hub, blocks = self.under(method, reach)
-        except RopeError:
-            return False
-        block = hub.parameters if blocks is None else blocks
-        return self.gguf_arch in WRITTEN and why_not("llama.cpp", method, block, arch=self.gguf_arch) is None
-
-    def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[HubRope, dict[str, Any] | None]:
-        """Return the furthest-reaching rope under a method, and the block of each layer type, or None."""
-        if not self.ropes:
-            rope = method_named(method).rope(self.rope, reach)
-            return hub_rope((rope,), method, reach, length=length), None
-        labels, ropes = tuple(self.ropes), tuple(self.ropes.values())
-        own = Positions(ropes, (None,) * len(labels), tuple(self.windows.get(label) for label in labels))
-        extended = method_named(method).positions(own, reach).ropes
-        main = hub_rope((main_rope(extended),), method, reach, length=length)
-        blocks = rope_parameters(
-            ConfigForm(names=labels, ropes=self.ropes),
-            ropes,
-            extended,
-            lambda rope: hub_rope((rope,), method, reach, length=length).parameters,
-        )
-        return main, blocks
-
-
-def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
-    """Return the rope; a trained length settles a scaling that the config leaves open."""
-    answer = settled_by_length(rope, trained_length) if is_unsettled(rope) else None
-    return rope if answer is None else settle(rope, answer, GIVEN)
-
-
 def _recommended(document: Mapping[str, Any]) -> str:
     """Return the method that a record recommends."""
     verdict = document.get("verdict") or {}
@@ -518,7 +371,7 @@ class _Plan:
     """
 
     engine: str
-    source: _Served
+    source: Served
     method: str
     reach: Reach
     hub: HubRope

@@ -16,9 +16,10 @@ from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
-from ropewalk.extend.engines import ENGINES, LIMITS, READS_GGUF, RUNNERS, why_not
-from ropewalk.extend.serve import _Served, architecture, serve_config, setting_command
 from ropewalk.methods import METHODS, Reach
+from ropewalk.serving.engines import ENGINES, LIMITS, READS_GGUF, RUNNERS, why_not
+from ropewalk.serving.serve import architecture, serve_config, setting_command
+from ropewalk.serving.served import Served
 from tests.extend.material import TARGET, TRAINED, checkpoint, checkpoint_with_merges
 from tests.readers.gguf_files import write_foreign
 from tests.readers.random_models import folder_of, random_model
@@ -30,7 +31,7 @@ EXTENDS = [name for name, method in METHODS.items() if method.extends]
 
 def block_of(method: str, model: str | Path = "tiny") -> dict[str, Any] | None:
     """The method's block, or its blocks by layer type; None if there is none."""
-    source = _Served.open(model, None)
+    source = Served.open(model, None)
     try:
         hub, blocks = source.under(method, Reach(source.trained, 4 * source.trained))
     except RopeError:

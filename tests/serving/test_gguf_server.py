@@ -13,9 +13,9 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
-from ropewalk.extend.serve import serve_config
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
+from ropewalk.serving.serve import serve_config
 from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.outcome import Probe

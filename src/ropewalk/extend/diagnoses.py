@@ -1,0 +1,86 @@
+"""What the doctor says of an extension: of the checkpoint under the method, and of the tuned model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis.document import Diagnosis
+from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.run import RunInterrupted
+from ropewalk.diagnosis.settings import DoctorSettings, Protocol
+from ropewalk.errors import RopeError
+from ropewalk.ledger import fingerprint
+from ropewalk.methods import Reach
+from ropewalk.progress import Progress
+from ropewalk.readers.reader import Reader
+
+APPLIED, UNTUNED, TUNED = "applied", "untuned", "tuned"
+"""The diagnoses of an extension: of an applied method; before and after a tuning."""
+
+
+def diagnose(
+    reader: Reader,
+    *,
+    method: str,
+    reach: Reach,
+    text: Path | None = None,
+    engine: str | None = None,
+    windows: int | None = None,
+    seed: int = 0,
+    minutes: float | None = None,
+    state: Path,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Measure plain, crop and one method by the doctor: losses, copies and its verdict.
+
+    **Arguments:**
+    - `reader`: the model on its device, under its own positions; a `readers.tuned.Tuned` compares a tuned model with
+      the untuned one.
+    - `method`, `reach`: its name, and the lengths in tokens.
+    - `engine`: that must run the method: "python" for a folder that only ropewalk loads; None: any.
+    - `text`: to measure on; None: Moby Dick. `windows`: of it, at most (None: 16); fewer are read once it is decided.
+      `seed`: draws them.
+    - `minutes`: after which it ends; None: no limit. The target is never shortened.
+    - `state`: folder of unfinished measurements. The same call resumes, another one takes another folder inside it.
+
+    **Returns:** the doctor's `Diagnosis`. Its verdict names no command to type next.
+    **Raises:** `RopeError` as `rw.doctor`, and if the target cannot be measured in the minutes. KeyboardInterrupt on
+    Ctrl-C.
+
+    >>> import tempfile
+    >>> from ropewalk.checkpoints.load import load
+    >>> from ropewalk.readers.adapters import reader_of
+    >>> tiny = reader_of(load("tiny"), "tiny")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = diagnose(tiny, method="ntk", reach=Reach(16, 32), windows=1, state=Path(folder))
+    >>> list(found.measurement.results)
+    ['plain', 'crop', 'ntk']
+    """
+    name, contents = read_text(text)
+    key = fingerprint("extend", reader.digest(), method, reach, engine, name, contents, windows, seed)
+    settings = DoctorSettings(
+        target=reach.target,
+        trained_length=reach.trained,
+        text=[(name, contents)],
+        methods=[method],
+        engine=engine,
+        minutes=math.inf if minutes is None else minutes,
+        state=state / key,
+        resume=True,
+        protocol=Protocol(windows=windows, seed=seed, unscaled_tokens=reach.unscaled_tokens),
+    )
+    shown = False if progress is None else progress
+    run = prepare(reader, settings, shown)
+    if run.plan.protocol.target != reach.target:
+        raise RopeError(
+            "extend: the target cannot be measured in these minutes.",
+            facts={"minutes": minutes, "target": reach.target},
+            cure="Allow more minutes, or do not measure.",
+        )
+    try:
+        return dataclasses.replace(run, more=lambda **_: None).measure(shown)
+    except RunInterrupted as stop:
+        raise KeyboardInterrupt(f"stopped; {stop.kept} readings are saved, {stop.due} are missing") from stop

@@ -1,0 +1,3 @@
+"""Nothing is said by transformers."""
+
+from tests.extend.conftest import _quiet as _quiet
