@@ -129,6 +129,16 @@ def test_a_method_that_only_python_runs_can_be_recommended(
         found = diagnose(tiny(), method="dca", **given, state=tmp_path / "state")
         assert found.verdict.engine == engine
     assert ["dca" in (run.runs or ()) for run in runs] == [False, True]
+    assert [run.minutes for run in runs] == [None, None]  # the doctor's own limit on a CPU is ten
+
+
+def test_a_next_run_without_a_command(tmp_path: Path) -> None:
+    """One window leaves it open; the record and the page of such a verdict are whole, and no command is made up."""
+    found = diagnose(tiny(), method="yarn", reach=Reach(256, 512), windows=1, state=tmp_path / "state")
+    assert found.verdict.action == "undecided"
+    assert found.verdict.next is not None
+    assert found.verdict.next.command is None
+    assert "<code>None" not in found.to_html()
 
 
 # The card and the record
