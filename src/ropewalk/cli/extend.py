@@ -100,29 +100,29 @@ def tune(
     overwrite: Annotated[bool, OVERWRITE] = False,
     restart: Annotated[bool, RESTART] = False,
 ) -> None:
-    """Apply a method, train at the target length, and write the result.
+    """Apply a method, train under it by transformers' Trainer, measure by the doctor, and write the result.
 
-    The result is a Hugging Face folder, which appears when it is complete. The doctor measures before and after. To
-    resume a stopped run, repeat the command.
+    To resume a stopped run, repeat the command. On several devices or machines: accelerate launch -m ropewalk extend
+    tune MODEL ...
     """
+    import os
+
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.extend import tune as run
     from ropewalk.progress import ProgressBar
 
+    first = int(os.environ.get("RANK", 0)) == 0
     try:
         with ProgressBar("extend", every=10) as progress:
+            report = TrainingProgress("extend", progress) if first else None
             done = run(
-                model,
-                out,
-                settings,
-                overwrite=overwrite,
-                restart=restart,
-                report=TrainingProgress("extend", progress),
-                progress=progress,
-            )
+                model, out, settings, overwrite=overwrite, restart=restart, report=report,
+                progress=progress if first else None,
+            )  # fmt: skip
     except KeyboardInterrupt as stop:
         raise stopped(stop) from None
-    print_extended(done)
+    if done is not None:
+        print_extended(done)
 
 
 extend = typer.Typer(

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.extend.runs import apply, tune
+    from ropewalk.extend.runs import apply
     from ropewalk.extend.settings import ApplySettings, TuneSettings
+    from ropewalk.extend.tuning import tune
+    from ropewalk.extend.windows import SkipCollator
     from ropewalk.serving.serve import serve_config
 
-__all__ = ["ApplySettings", "TuneSettings", "apply", "serve_config", "tune"]
+__all__ = ["ApplySettings", "SkipCollator", "TuneSettings", "apply", "serve_config", "tune"]
 
 _HOMES = {
     "ApplySettings": "ropewalk.extend.settings",
+    "SkipCollator": "ropewalk.extend.windows",
     "TuneSettings": "ropewalk.extend.settings",
     "apply": "ropewalk.extend.runs",
     "serve_config": "ropewalk.serving.serve",
-    "tune": "ropewalk.extend.runs",
+    "tune": "ropewalk.extend.tuning",
 }
 
 if not TYPE_CHECKING:

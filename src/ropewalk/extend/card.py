@@ -13,6 +13,7 @@ from ropewalk.extend.diagnoses import APPLIED, TUNED, UNTUNED
 from ropewalk.report.formatting import shareable
 from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 
+_NO_CONFIG = "transformers loads the weights; no config.json contains the method. FOLDER is this folder:"
 TITLES = {APPLIED: "Measured by the doctor", UNTUNED: "Before tuning, by the doctor", TUNED: "After tuning"}
 
 
@@ -51,10 +52,12 @@ def card(
     *,
     figure: str | None = None,
     numbers: str | None = None,
+    call: str | None = None,
 ) -> str:
     """Return the model card, in Markdown, of a `record` and its diagnoses.
 
-    `figure` and `numbers`: the names of a picture and of the record in the same folder.
+    - `figure` and `numbers`: the names of a picture and of the record in the same folder.
+    - `call`: the Python lines that apply the method, if config.json does not contain it.
     """
     tuning = record["tuning"]
     config = record["config"].get("text_config") or record["config"]
@@ -62,12 +65,14 @@ def card(
     name, method = plain_text(record["model"]), plain_text(record["method"])
     first = record.get("unscaled_tokens")
     method += f" (the first {first:,} tokens unscaled)" if first else ""
-    work = f"{method}, " + ("put into config.json" if block else "in ropewalk's own form")
+    block = None if call else block
+    where = "put into config.json" if block else "applied by the lines below" if call else "in ropewalk's own form"
+    work = f"{method}, {where}"
     if tuning is not None:
         settings = tuning["settings"]
         work += (
-            f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) at {settings['seq_len']:,} tokens, "
-            f"training {plain_text(settings['train'])}"
+            f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) in windows of {tuning['window']:,} "
+            f"tokens{' whose positions skip' if tuning['skips'] else ''}, training {plain_text(settings['train'])}"
         )
     rope: list[str] = []
     if block is not None:
@@ -75,7 +80,7 @@ def card(
         rope = ["```json", json.dumps(keys, indent=2), "```", ""]
     lines = [
         "---",
-        f"library_name: {'transformers' if block else 'ropewalk'}",
+        f"library_name: {'transformers' if block or call else 'ropewalk'}",
         "pipeline_tag: text-generation",
         "tags: [ropewalk, long-context]",
         "---",
@@ -88,7 +93,7 @@ def card(
         *_measured(diagnoses or {}, figure),
         "## Programs that load it",
         "",
-        *_readers(block),
+        *(_readers(block) if call is None else [_NO_CONFIG, "", "```python", call, "```"]),
         "",
         f"All settings and every number are in {numbers}."
         if numbers

@@ -103,7 +103,7 @@ def check_batches(model: nn.Module, *, skips: bool, half: bool) -> bool:
 
     **Raises:** `RopeError` if the model forgets the tokens before a skip.
     """
-    device, blind = model.get_input_embeddings().weight.device, False  # type: ignore[operator, union-attr]
+    device, blind = model.get_input_embeddings().weight.device, False  # type: ignore[operator]
     vocab = int(text_config_of(model).vocab_size)
     ids = (torch.arange(2 * _CHECKED) * 7 + 5) % vocab
     documents = (torch.arange(2 * _CHECKED) >= _CHECKED).long()
@@ -130,7 +130,7 @@ def check_batches(model: nn.Module, *, skips: bool, half: bool) -> bool:
     if blind and getattr(text_config_of(model), "sliding_window", None) is None:
         raise RopeError(
             "extend: this model does not see the tokens before a jump of the positions, so skipping teaches nothing.",
-            facts={"model": type(model).__name__, "attn_implementation": model.config._attn_implementation},
+            facts={"model": type(model).__name__, "attn_implementation": text_config_of(model)._attn_implementation},
             cure="Pass --no-skip, with --window at the target.",
         )
     size = max(1.0, float(alone.abs().max()))
@@ -274,7 +274,7 @@ def stopping(callback: Any) -> Iterator[None]:
 
     kept: dict[int, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
             kept[number] = signal.signal(number, stop)
     except ValueError:
         pass  # not the main thread: Ctrl-C goes elsewhere

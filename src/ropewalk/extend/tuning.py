@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ropewalk.atomic_io import read_json, remove_folder, whole_folder, write_json
+from ropewalk.atomic_io import read_json, remove_folder, sha256, whole_folder, write_json
 from ropewalk.attachment import Attachment, attach
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES
 from ropewalk.checkpoints.sources import display_name, find
+from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.errors import RopeError
-from ropewalk.extend.settings import TuneSettings, parts_of
+from ropewalk.extend.card import card, record
+from ropewalk.extend.diagnoses import TUNED, UNTUNED, diagnose
+from ropewalk.extend.held_out import refuse_seen
+from ropewalk.extend.job import (
+    CARD,
+    FIGURE,
+    RECORD,
+    Exported,
+    Extended,
+    SourceModel,
+    WorkFolder,
+    check_out,
+    export,
+    hub_of,
+)
+from ropewalk.extend.runs import apply
+from ropewalk.extend.settings import ApplySettings, TuneSettings, parts_of
 from ropewalk.extend.trainer import (
     ADAPTER,
     Stopped,
@@ -32,15 +54,21 @@ from ropewalk.extend.trainer import (
     training_arguments,
 )
 from ropewalk.extend.windows import SkipCollator, TuningWindows
+from ropewalk.figures.style import render
 from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import dtype_named
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
+from ropewalk.progress import Progress
+from ropewalk.readers.digest import environment_of
+from ropewalk.readers.reader import Reader
+from ropewalk.readers.tuned import Tuned
 from ropewalk.training.settings import Report, on_machine
 
-MARKER, TRAINER, TRAINED, TUNED, SOURCE = "tuning.json", "trainer", "trained", "tuned", "source"
-"""Of a folder of unfinished work: what is computed; the Trainer's folder; what it saved; the model; the source."""
+_SOURCE, _RUN, _SAVED, _RESULT = "source", "run", "saved", "result"
+"""Folders of a training: the source if it had to be written, the Trainer's own, what it saved, the tuned model."""
+WAIT = 0.5  # seconds between two looks of a process at the folder that the first one writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,44 +93,25 @@ class Source:
         return model, tokenizer
 
 
-def source_of(model: Any, work: Path) -> Source:
+def source_of(model: Any, work: Path, *, first: bool = True) -> Source:
     """Return a checkpoint for transformers: a folder as it is; anything else is written into `work` first.
 
-    `model`: a path or name that `rw.load` takes, a model of transformers, a pair (model, tokenizer), or a `Decoder`.
+    - `model`: a path or name that `rw.load` takes, a model of transformers, a pair (model, tokenizer), or a `Decoder`.
+    - `first`: whether this process writes; others wait for it.
     """
-    from ropewalk.readers.adapters import open_reader, reader_of
-
     path = find(model) if isinstance(model, str | os.PathLike) else None
     if path is not None and path.is_dir() and read_json(path / "config.json").get("model_type") != "ropewalk":
         stored = str(read_json(path / "config.json").get("dtype") or _dtype_of_weights(path))
         return Source(folder=path, name=display_name(str(model), path), dtype=dtype_named(stored))
-    folder = work / SOURCE
-    reader = reader_of(model) if path is None else open_reader(path)
+    folder = work / _SOURCE
+    while not first and not (folder / "config.json").is_file():
+        time.sleep(WAIT)
+    opened = SourceModel.open(model)
     if not (folder / "config.json").is_file():
-        from ropewalk.extend.tunable import tunable
-
-        with whole_folder(folder, frozenset()) as staging:
-            writable = tunable(reader)
-            fields: dict[str, Any] = {}
-            if hasattr(writable, "check_writable"):
-                written = writable.write_checkpoint(
-                    staging, rope_fields=fields, length=0, dtype=reader.dtype, shard_bytes=SHARD_BYTES
-                )
-            else:
-                from ropewalk.extend.job import hub_of
-
-                trained = reader.trained_length or 0
-                hub = hub_of(writable, "as-is", Reach(trained, trained))
-                assert hub is not None, "a decoder of ours"
-                written = writable.write_checkpoint(
-                    staging,
-                    rope_fields=hub.fields(),
-                    length=hub.max_position_embeddings,
-                    dtype=reader.dtype,
-                    shard_bytes=SHARD_BYTES,
-                )
-            write_json(staging / "config.json", written)
-    return Source(folder=folder, name=reader.name, dtype=reader.dtype)
+        trained = opened.reader.trained_length or 0
+        reach = Reach(trained, trained)
+        export(opened.reader, folder, method="as-is", reach=reach, dtype=opened.stored)
+    return Source(folder=folder, name=opened.name, dtype=opened.stored)
 
 
 def _dtype_of_weights(folder: Path) -> str:
@@ -159,6 +168,15 @@ class Training:
     record: Mapping[str, Any]
 
 
+@contextmanager
+def _without_future_warnings() -> Iterator[None]:
+    """Hide FutureWarnings: peft and the Trainer use names of transformers that are deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+@_without_future_warnings()
 def train(
     source: Source, work: Path, settings: TuneSettings, *, report: Report | None = None
 ) -> tuple[Training | None, Reach]:
@@ -171,6 +189,8 @@ def train(
     **Returns:** the training (None on processes other than the first) and the lengths.
     **Raises:** `RopeError` for texts or settings that do not fit; `Stopped` after a signal.
     """
+    from ropewalk.readers.loading import quietly
+
     kit = need("transformers", "transformers")
     device, precision = on_machine(settings.device, settings.precision)
     parts = parts_of(settings.train)
@@ -190,7 +210,7 @@ def train(
     handle.set_positions(tuning_positions(handle.positions, settings.method))
     handle.saves_config = False
     window, skips = window_of(settings, reach)
-    arguments = training_arguments(work / TRAINER, settings, window=window, device=device, precision=precision)
+    arguments = training_arguments(work / _RUN, settings, window=window, device=device, precision=precision)
     torch.manual_seed(settings.seed)
     wrapped = adapted(model, parts, settings.rank or 16)
     if not check_batches(wrapped, skips=skips, half=arguments.bf16):
@@ -230,12 +250,13 @@ def train(
     )
     for shown in (kit.trainer_callback.PrinterCallback, kit.trainer_callback.ProgressCallback):
         trainer.remove_callback(shown)
-    resumed = last_checkpoint(work / TRAINER)
-    with stopping(callback), _weights_only():
+    resumed = last_checkpoint(work / _RUN)
+    with stopping(callback), _weights_only(), quietly():
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     if trainer.state.global_step < arguments.max_steps:
         raise Stopped(f"stopped after update {trainer.state.global_step} of {arguments.max_steps}; it is saved")
-    trainer.save_model(str(work / TRAINED))
+    with quietly():
+        trainer.save_model(str(work / _SAVED))
     if not trainer.is_world_process_zero():
         return None, reach
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -253,7 +274,7 @@ def train(
     }  # fmt: skip
     del trainer, wrapped, model, handle
     folder = merged(source, work, parts, source.dtype if settings.dtype is None else dtype_named(settings.dtype))
-    adapter = work / TRAINED if (work / TRAINED / ADAPTER).is_file() else None
+    adapter = work / _SAVED if (work / _SAVED / ADAPTER).is_file() else None
     return Training(folder=folder, adapter=adapter, record=record), reach
 
 
@@ -281,6 +302,7 @@ def _weights_only() -> Iterator[None]:
         os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
+@_without_future_warnings()
 def merged(source: Source, work: Path, parts: Sequence[str], dtype: torch.dtype) -> Path:
     """Write what the Trainer saved as a checkpoint with the config of the source; return its folder."""
     from ropewalk.readers.loading import load_live, quietly
@@ -288,10 +310,10 @@ def merged(source: Source, work: Path, parts: Sequence[str], dtype: torch.dtype)
     if "lora" in parts:
         model, _ = source.load(torch.float32)
         with quietly():
-            model = need("peft", extra="tune").PeftModel.from_pretrained(model, work / TRAINED).merge_and_unload()
+            model = need("peft", extra="tune").PeftModel.from_pretrained(model, work / _SAVED).merge_and_unload()
     else:
-        model, _ = load_live(work / TRAINED, torch.float32, "cpu")
-    folder = work / TUNED
+        model, _ = load_live(work / _SAVED, torch.float32, "cpu")
+    folder = work / _RESULT
     if folder.is_dir():
         remove_folder(folder)
     with whole_folder(folder, frozenset()) as staging:
@@ -304,3 +326,201 @@ def merged(source: Source, work: Path, parts: Sequence[str], dtype: torch.dtype)
         config.pop("torch_dtype", None)
         write_json(staging / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
     return folder
+
+
+def tune(
+    model: Any,
+    out: str | os.PathLike[str],
+    settings: TuneSettings,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    report: Report | None = None,
+    progress: Progress | None = None,
+) -> Extended | None:
+    """Apply an extension method to a checkpoint, train it by transformers' Trainer, measure it, and write a folder.
+
+    **Arguments:**
+    - `model`: a path or name that `rw.load` takes, a model of transformers, a pair (model, tokenizer), or a `Decoder`;
+      it does not change.
+    - `out`: the folder; it appears when it is complete. `overwrite` replaces an earlier export.
+    - `settings`: what to train. `restart`: discard a stopped run next to `out`.
+    - `report`: called with each `training.Event`. `progress`: of the measurement.
+
+    Under `accelerate launch` or `torchrun` every process calls this; the first one measures and writes. Unfinished work
+    is kept in the folder `out` + ".tuning", and the same call resumes it. Ctrl-C and SIGTERM write a checkpoint first.
+
+    **Returns:** an `Extended`; None on processes other than the first.
+    **Raises:** `RopeError` for settings that conflict with the model, for a held-out text that shares passages with
+    those to tune on, for a stopped run with other settings next to `out`, and if a loss is not finite; `Stopped`, a
+    KeyboardInterrupt, after a signal.
+    """
+    need("transformers", "transformers")
+    if "lora" in settings.train:
+        need("peft", extra="tune")
+    path = model if isinstance(model, str | os.PathLike) else None
+    place = check_out(out, source=path, overwrite=overwrite)
+    for text in settings.text:
+        read_text(text)  # raises before anything is loaded
+    work, first = WorkFolder(place), int(os.environ.get("RANK", 0)) == 0
+    with work.claimed(_recipe(path, settings), restart=restart) if first else nullcontext():
+        source = source_of(model, work.trainer, first=first)
+        _refuse_seen(source, settings)
+        done, reach = train(source, work.trainer, settings, report=report)
+        if done is None:
+            return None
+        device, _ = on_machine(settings.device, "float32")
+        before, after = (
+            SourceModel.open(folder, settings.trained_length).in_float32(device)
+            for folder in (source.folder, done.folder)
+        )
+        diagnoses: dict[str, Diagnosis] = {}
+        if settings.measures:
+            both = Tuned(before.reader, after.reader)
+            for name, reader in ((UNTUNED, before.reader), (TUNED, both)):
+                diagnoses[name] = _diagnosed(reader, settings, reach, work.losses, progress)
+        return _written(source, done, after, place, settings, reach, diagnoses, overwrite=overwrite)
+
+
+_NEUTRAL = (
+    "measure", "validation", "windows", "device", "dtype", "keep_adapter", "gguf", "log_every", "checkpoint_every",
+)  # fmt: skip
+MINUTES = 15.0  # of a diagnosis; then it has at least one window
+
+
+def _recipe(model: str | os.PathLike[str] | None, settings: TuneSettings) -> dict[str, Any]:
+    """Return what determines a tuning, as JSON: settings, checksums of the texts, and sizes and heads of the files."""
+    plain = {name: value for name, value in asdict(settings).items() if name not in _NEUTRAL}
+    plain["text"] = [Path(path).name for path in settings.text]
+    plain["trainer"] = settings.trainer_fields()
+    sums = [sha256(path) for path in settings.text]
+    files: list[Any] = []
+    if model is not None:
+        folder = find(model)
+        weights = sorted(folder.glob("*.safetensors")) if folder.is_dir() else [folder]
+        files = [[path.name, path.stat().st_size, _head(path)] for path in weights]
+    recipe: dict[str, Any] = json.loads(json.dumps({**plain, "sha256": sums, "files": files}))
+    return recipe
+
+
+def _head(path: Path) -> str:
+    """Return a checksum of the first megabyte of a file."""
+    with path.open("rb") as stream:
+        return hashlib.sha256(stream.read(2**20)).hexdigest()[:16]
+
+
+def _refuse_seen(source: Source, settings: TuneSettings) -> None:
+    """Raise `RopeError` if the text to measure on shares passages with those to tune on."""
+    from ropewalk.checkpoints.tokenizer import TextTokenizer
+
+    if (settings.measures or settings.validation is not None) and (source.folder / "tokenizer.json").is_file():
+        contents = [(path, read_text(path)[1]) for path in settings.text]
+        refuse_seen(read_text(settings.validation), contents, TextTokenizer.from_folder(source.folder))
+
+
+def _diagnosed(
+    reader: Reader, settings: TuneSettings, reach: Reach, state: Path, progress: Progress | None
+) -> Diagnosis:
+    """Return the doctor's diagnosis within `MINUTES`, or else of one window."""
+    how: dict[str, Any] = {"method": settings.method, "reach": reach, "text": settings.validation, "state": state}
+    how |= {"seed": settings.seed, "progress": progress}
+    try:
+        return diagnose(reader, windows=settings.windows, minutes=None if settings.windows else MINUTES, **how)
+    except RopeError as error:
+        if settings.windows or "minutes" not in error.rule:
+            raise
+        return diagnose(reader, windows=1, minutes=None, **how)
+
+
+def _written(
+    source: Source,
+    done: Training,
+    after: SourceModel,
+    place: Path,
+    settings: TuneSettings,
+    reach: Reach,
+    diagnoses: Mapping[str, Diagnosis],
+    *,
+    overwrite: bool,
+) -> Extended:
+    """Write the folder: with the method in config.json, or, if that cannot express it, with the call on the card."""
+    tuning = {"settings": {**asdict(settings), "text": [Path(path).name for path in settings.text]}, **done.record}
+    tuning["settings"] |= {"trainer": settings.trainer_fields(), "validation": str(settings.validation or "") or None}
+    records: list[dict[str, Any]] = []
+
+    def more_files(exported: Exported) -> dict[str, str | bytes]:
+        document = record(
+            model=source.name,
+            method=settings.method,
+            config=exported.config,
+            environment=environment_of(str(after.reader.device), after.reader.parameters),
+            diagnoses=diagnoses,
+            tuning=tuning,
+        )
+        records.append(document)
+        files: dict[str, str | bytes] = {RECORD: json.dumps(document, indent=1, allow_nan=False) + "\n"}
+        if diagnoses and find_spec("matplotlib"):
+            files[FIGURE] = render(diagnoses[TUNED].figure("loss"), "png")
+        call = None if expressible and not settings.keep_adapter else _call(source, settings, reach)
+        figure = FIGURE if FIGURE in files else None
+        return {**files, CARD: card(document, diagnoses, figure=figure, numbers=RECORD, call=call)}
+
+    method = METHODS[settings.method]
+    adapted = after.reader.under(method.positions(after.reader.positions, reach))
+    try:
+        hub_of(adapted, settings.method, reach)
+        expressible = True
+    except RopeError:
+        expressible = False
+    if expressible and not settings.keep_adapter:
+        dtype = after.stored
+        exported = export(
+            adapted, place, method=settings.method, reach=reach, source=done.folder, dtype=dtype, overwrite=overwrite,
+            more_files=more_files,
+        )  # fmt: skip
+    else:
+        exported = _copied(done, place, settings, more_files, overwrite=overwrite, dtype=after.stored)
+    if settings.gguf is not None:
+        file = place / f"{place.name}.gguf"
+        as_it_is = ApplySettings(method="as-is", trained_length=reach.target, quantization=settings.gguf)
+        apply(place, file, as_it_is, overwrite=True)
+    return Extended(exported=exported, record=records[0], diagnoses=diagnoses)
+
+
+def _copied(
+    done: Training,
+    place: Path,
+    settings: TuneSettings,
+    more_files: Callable[[Exported], Mapping[str, str | bytes]],
+    *,
+    overwrite: bool,
+    dtype: torch.dtype,
+) -> Exported:
+    """Write the adapter, or the tuned weights with the config of the source."""
+    keeps = settings.keep_adapter and done.adapter is not None
+    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
+        wanted = ("adapter_config.json", ADAPTER) if keeps else ()
+        origin = done.adapter if keeps and done.adapter is not None else done.folder
+        for path in origin.iterdir():
+            if path.is_file() and (path.name in wanted or not keeps):
+                shutil.copyfile(path, staging / path.name)
+        for name in ("tokenizer.json", "tokenizer_config.json") if keeps else ():
+            if (done.folder / name).is_file():
+                shutil.copyfile(done.folder / name, staging / name)
+        config = read_json(done.folder / "config.json")
+        exported = Exported(folder=place, config=config, rope=None, dtype=dtype)
+        for name, content in more_files(exported).items():
+            (staging / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return exported
+
+
+def _call(source: Source, settings: TuneSettings, reach: Reach) -> str:
+    """Return the Python lines that load the model and apply the method."""
+    loads = ["from transformers import AutoModelForCausalLM", "import ropewalk as rw", ""]
+    base = source.name if settings.keep_adapter else "FOLDER"
+    lines = [*loads, f'model = AutoModelForCausalLM.from_pretrained("{base}")']
+    if settings.keep_adapter:
+        lines = ["from peft import PeftModel", *lines, 'model = PeftModel.from_pretrained(model, "FOLDER")']
+    length = f", trained_length={reach.trained}" if settings.trained_length else ""
+    return "\n".join([*lines, f'rw.attach(model, "{settings.method}", target={reach.target}{length})'])
