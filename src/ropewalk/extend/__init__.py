@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ropewalk.extend.callback import DoctorCallback
     from ropewalk.extend.runs import apply
     from ropewalk.extend.settings import ApplySettings, TuneSettings
     from ropewalk.extend.tuning import tune
     from ropewalk.extend.windows import SkipCollator
     from ropewalk.serving.serve import serve_config
 
-__all__ = ["ApplySettings", "SkipCollator", "TuneSettings", "apply", "serve_config", "tune"]
+__all__ = ["ApplySettings", "DoctorCallback", "SkipCollator", "TuneSettings", "apply", "serve_config", "tune"]
 
 _HOMES = {
     "ApplySettings": "ropewalk.extend.settings",
+    "DoctorCallback": "ropewalk.extend.callback",
     "SkipCollator": "ropewalk.extend.windows",
     "TuneSettings": "ropewalk.extend.settings",
     "apply": "ropewalk.extend.runs",

@@ -1,0 +1,117 @@
+"""A callback of transformers' Trainer that measures the model by the doctor before, during and after training."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ropewalk.attachment import attachment_of
+from ropewalk.diagnosis.document import Diagnosis
+from ropewalk.errors import RopeError
+from ropewalk.extend.diagnoses import diagnose
+from ropewalk.methods import METHODS, Reach
+from ropewalk.optional import need
+from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.tuned import Tuned
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+else:
+    TrainerCallback = need("transformers", "transformers").TrainerCallback
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The doctor's diagnosis after `step` updates."""
+
+    step: int
+    diagnosis: Diagnosis
+
+    def metrics(self) -> dict[str, float]:
+        """Return losses in nats per token, and the length in tokens up to which the model copies."""
+        measured, method = self.diagnosis.measurement, [*self.diagnosis.measurement.results][-1]
+        within, beyond, crop = measured.within(method), measured.beyond(method), measured.beyond("crop")
+        found = {"doctor/loss_within": sum(within) / len(within)}
+        if beyond is not None and crop is not None:
+            found["doctor/loss_beyond"] = sum(beyond) / len(beyond)
+            found["doctor/beyond_minus_crop"] = (sum(beyond) - sum(crop)) / len(beyond)
+        return found
+
+
+class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Measure the attached model by the doctor's one reading before, during and after training.
+
+    **Arguments:**
+    - `tokenizer`: the model's. `text`: a file to measure on; None: Moby Dick.
+    - `every`: updates between two measurements; None: only before and after. `windows`: of the target length.
+
+    The model must be attached to a method (`rw.attach`), whose target is the length that is measured. crop is the same
+    model under the method in fresh windows of the trained length. `readings` contains each diagnosis; its metrics are
+    in the state's `log_history`, and go to `log` if that is set: `callback.log = trainer.log` sends them to the
+    Trainer's own loggers.
+
+    **Raises:** `RopeError` when training begins, for a model that is not attached to a method with a target, or is
+    sharded: measure what it saves by `ropewalk doctor`.
+    """
+
+    def __init__(self, tokenizer: Any, *, text: Path | None = None, every: int | None = None, windows: int = 1) -> None:
+        self.tokenizer, self.text, self.every, self.windows = tokenizer, text, every, windows
+        self.readings: list[Reading] = []
+        self.log: Callable[[dict[str, float]], None] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Measure before the first update."""
+        self._measure(state, more["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Measure after every `every`-th update."""
+        if self.every and state.global_step % self.every == 0 and state.global_step < state.max_steps:
+            self._measure(state, more["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Measure after the last update."""
+        self._measure(state, more["model"])
+
+    def _measure(self, state: Any, model: nn.Module) -> None:
+        handle = attachment_of(model)
+        method = None if handle is None else handle.method
+        if handle is None or method is None or handle.target is None or handle.trained_length is None:
+            raise RopeError(
+                "DoctorCallback: the model is not attached to a method with a target.",
+                facts={"model": type(model).__name__},
+                cure='Call rw.attach(model, "yarn", target=...) before the Trainer is made.',
+            )
+        if any(hasattr(weight, "placements") or hasattr(weight, "ds_id") for weight in model.parameters()):
+            raise RopeError(
+                "DoctorCallback: a sharded model cannot be measured while it is trained.",
+                facts={"model": type(model).__name__},
+                cure="Leave the callback out, and measure what is saved: ropewalk doctor FOLDER.",
+            )
+        if not state.is_world_process_zero:
+            return
+        reach = Reach(handle.trained_length, handle.target)
+        reader: Any = reader_of((_of_one_dtype(model), self.tokenizer))
+        own = reader.under(METHODS["plain"].positions(handle.own, reach))
+        with tempfile.TemporaryDirectory() as folder:
+            found = diagnose(
+                Tuned(own, own), method=method.name, reach=reach, text=self.text, windows=self.windows,
+                state=Path(folder),
+            )  # fmt: skip
+        self.readings.append(Reading(state.global_step, found))
+        metrics = self.readings[-1].metrics()
+        if self.log is not None:
+            self.log(metrics)
+        else:
+            state.log_history.append({**metrics, "step": state.global_step})
+
+
+def _of_one_dtype(model: nn.Module) -> nn.Module:
+    """Return the model, or a float32 copy of one with weights of several dtypes, which only runs under autocast."""
+    dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    return model if len(dtypes) == 1 else copy.deepcopy(model).float()
