@@ -38,8 +38,9 @@ _NEUTRAL = ReRoPE(window=1 << 30)  # limits no distance: attention under it is t
 NAME = "ropewalk"  # of our function among transformers' attention implementations
 _STATE = "_ropewalk_attention"
 _WITH_MASKS = ("sdpa", "eager")  # implementations with masks that we support
-# options that we use, or that the mask contains
+# options that we use, that the mask contains, or that only the loss uses (transformers' Trainer passes the last)
 _KNOWN = {"position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"}
+_KNOWN |= {"num_items_in_batch"}
 _DEPENDS_ON_NAME = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
 
 
