@@ -3,6 +3,7 @@
     python benchmarks/tuning.py choose --out build/tuning           # learning rate and adapters, on `tiny`
     python benchmarks/tuning.py train ARM --out build/tuning        # one arm on SmolLM2-135M, at most 60 minutes
     python benchmarks/tuning.py read --out build/tuning             # all that was trained, on two other novels
+    python benchmarks/tuning.py record --out build/tuning           # the record of what has been read, and its figure
 
 Every part resumes. No arm sees the novels that are read, and the settings are chosen on a third text.
 """
@@ -12,34 +13,55 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ropewalk.atomic_io import write_json
+from ropewalk.atomic_io import finite, read_json, write_json
 from ropewalk.builtin.texts import read_text
 from ropewalk.extend.settings import TuneSettings
 from ropewalk.extend.tuning import source_of, train
+from ropewalk.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    caption,
+    new_figure,
+    panel,
+    style,
+    write_figure,
+)
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import difference
 from ropewalk.training import Event
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DATA = Path(os.environ.get("ROPEWALK_DATA", "../shared/data"))
 MODEL = os.environ.get("ROPEWALK_SMOLLM2", "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 TUNED_ON = DATA / "middlemarch.txt"
 CHOSEN_ON = DATA / "tinyshakespeare.txt"
 READ_ON = (DATA / "moby_dick.txt", DATA / "bleak_house.txt")
-TARGET = 16_384
+TRAINED, TARGET, BLOCK = 8192, 16_384, 1024
+WITHIN = 0.03  # nats per token that an arm may cost within the trained length
 ARMS: dict[str, dict[str, Any]] = {
     "yarn-repeats": {"method": "yarn", "repeat_share": 0.3},
     "yarn": {"method": "yarn"},
-    "dca-repeats": {"method": "dca", "repeat_share": 0.3},
-    "dca": {"method": "dca"},
+    "dca-repeats": {"method": "dca", "repeat_share": 0.3, "window": TRAINED},
+    "dca": {"method": "dca", "window": TRAINED},
 }
 GRID = [
     {"lr": lr, "rank": rank, "train": train_parts}
@@ -75,11 +97,11 @@ def choose(out: Path) -> None:
     windows = [torch.tensor(ids[i * 4096 : i * 4096 + 1024]) for i in range(24)]
     for number, row in enumerate([{}, *GRID]):
         folder = out / f"choose-{number}"
-        if row and not (folder / "tuned" / "config.json").is_file():
+        if row and not result_of(folder).is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             train(source_of("tiny", folder), folder, settings(
                 {"method": "yarn", "repeat_share": 0.3, **row}, target=1024, steps=60, batch_size=8))  # fmt: skip
-        model = source if not row else open_reader(folder / "tuned", dtype=torch.float32)
+        model = source if not row else open_reader(result_of(folder), dtype=torch.float32)
         reader = under(model, "yarn", reach)
         full = [float(np.mean(reader.window_losses(window, first=256))) for window in windows]
         crop = [
@@ -96,31 +118,171 @@ def train_arm(arm: str, out: Path, steps: int, chosen: Mapping[str, Any]) -> Non
     """Train one arm, or go on with it."""
     folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "tuned" / "config.json").is_file():
+    if result_of(folder).is_dir():
         return
     source = source_of(MODEL, folder)
-    done, _ = train(
-        source, folder, settings(ARMS[arm], target=TARGET, steps=steps, checkpoint_every=4, **chosen), report=say
-    )
+    how = settings(ARMS[arm], target=TARGET, steps=steps, checkpoint_every=4, **chosen)
+    done, _ = train(source, folder, how, report=say)
     assert done is not None
-    write_json(folder / "training.json", {"arm": arm, "settings": dict(ARMS[arm]), "steps": steps, **done.record})
+    write_json(
+        folder / "training.json", {"arm": arm, "settings": {**ARMS[arm], **chosen, "steps": steps}, **done.record}
+    )
+
+
+def result_of(folder: Path) -> Path:
+    """The folder of an arm's tuned model."""
+    return folder / "result"
+
+
+def windows_of(reader: Reader, count: int) -> list[tuple[str, torch.Tensor]]:
+    """Windows of `TARGET` tokens of the two novels, in turn, evenly spread over each."""
+    assert reader.tokenizer is not None
+    texts = [(path.stem, reader.tokenizer.encode(read_text(path)[1])) for path in READ_ON]
+    found = []
+    for number in range(count):
+        name, ids = texts[number % 2]
+        start = int((number // 2 + 0.5) / -(-count // 2) * (len(ids) - TARGET))
+        found.append((name, torch.tensor(ids[start : start + TARGET])))
+    return found
+
+
+def full(reader: Reader, window: torch.Tensor) -> list[float]:
+    """The mean loss of each block of the window, each token given all before it."""
+    losses = np.concatenate([[np.nan], reader.window_losses(window, seq_len=TARGET)])
+    return [float(np.nanmean(block)) for block in losses.reshape(-1, BLOCK)]
+
+
+def cropped(reader: Reader, window: torch.Tensor) -> list[float]:
+    """The mean loss of each block beyond the trained length, each token given 4,096 to 8,191 tokens before it."""
+    step, found = TRAINED // 2, []
+    for end in range(TRAINED + step, TARGET + 1, step):
+        losses = reader.window_losses(window[end - TRAINED : end], first=step, seq_len=TARGET)
+        found += [float(block.mean()) for block in losses.reshape(-1, BLOCK)]
+    return found
+
+
+def read(out: Path, count: int, worker: int, workers: int) -> None:
+    """Read every window under every model; each result is a file, so that several processes share the work."""
+    source = open_reader(MODEL, dtype=torch.bfloat16)
+    reach, arms = Reach(TRAINED, TARGET), [arm for arm in ARMS if result_of(out / arm).is_dir()]
+    jobs: dict[str, Callable[[torch.Tensor], list[float]]] = {
+        "plain within": lambda window: full(source, window[:TRAINED]),
+        "crop": lambda window: cropped(source, window),
+    }
+    for method in dict.fromkeys(ARMS[arm]["method"] for arm in arms):
+        jobs[method] = partial(full, under(source, method, reach))
+    for arm in arms:
+        tuned = under(open_reader(result_of(out / arm), dtype=torch.bfloat16), ARMS[arm]["method"], reach)
+        jobs[f"{arm} tuned"] = partial(full, tuned)
+        jobs[f"{arm} tuned crop"] = partial(cropped, tuned)
+    for number, (text, window) in enumerate(windows_of(source, count)):
+        if number % workers != worker:
+            continue
+        for name, job in jobs.items():
+            path = out / "read" / f"{number:02} {name}.json"
+            if not path.is_file():
+                began = time.monotonic()
+                losses = job(window)
+                write_json(path, {"text": text, "losses": losses, "seconds": time.monotonic() - began})
+                print(f"window {number} of {text}, {name}: {losses[-1]:.3f} at the end", flush=True)
+
+
+def record_of(out: Path, path: Path) -> None:
+    """Write the record of what has been read, and its figure; only windows that every model has read count."""
+    found: dict[str, dict[int, Any]] = {}
+    for file in sorted((out / "read").glob("*.json")):
+        number, _, name = file.stem.partition(" ")
+        found.setdefault(name, {})[int(number)] = read_json(file)
+    whole = sorted(set.intersection(*(set(rows) for rows in found.values())))
+    losses = {name: np.array([rows[n]["losses"] for n in whole]) for name, rows in found.items()}
+    beyond = {name: of[:, -(TARGET - TRAINED) // BLOCK :].mean(1) for name, of in losses.items()}
+    within = {name: of[:, : TRAINED // BLOCK].mean(1) for name, of in losses.items() if "crop" not in name}
+
+    def less(one: Any, other: Any) -> dict[str, Any]:
+        mean, interval = difference(one.tolist(), other.tolist())
+        return {"nats": mean, "ci": interval}
+
+    arms: dict[str, Any] = {}
+    for arm in [name.removesuffix(" tuned") for name in losses if name.endswith(" tuned")]:
+        method, tuned = ARMS[arm]["method"], f"{arm} tuned"
+        compared = {
+            "tuned_minus_crop_beyond": less(beyond[tuned], beyond["crop"]),
+            "tuned_minus_its_crop_beyond": less(beyond[tuned], beyond[f"{tuned} crop"]),
+            "untuned_minus_crop_beyond": less(beyond[method], beyond["crop"]),
+            "tuned_minus_untuned_beyond": less(beyond[tuned], beyond[method]),
+            "tuned_minus_plain_within": less(within[tuned], within["plain within"]),
+            "untuned_minus_plain_within": less(within[method], within["plain within"]),
+        }
+        gains = all(compared[f"tuned_minus_{name}_beyond"]["ci"][1] < 0 for name in ("crop", "its_crop"))
+        cheap = compared["tuned_minus_plain_within"]["ci"][1] <= WITHIN
+        arms[arm] = {**compared, "succeeds": gains and cheap, "training": read_json(out / arm / "training.json")}
+    chosen = json.loads((out / "choose.json").read_text()) if (out / "choose.json").is_file() else None
+    record = {
+        "kind": "tuning", "model": Path(MODEL).name, "trained_length": TRAINED, "target": TARGET, "block": BLOCK,
+        "windows": [found["crop"][n]["text"] for n in whole], "texts_tuned_on": [TUNED_ON.name], "chosen": chosen,
+        "losses": {name: of.tolist() for name, of in losses.items()}, "arms": arms,
+        "seconds": {name: [rows[n]["seconds"] for n in whole] for name, rows in found.items()},
+        "environment": environment_of("cpu", 134_515_008),
+    }  # fmt: skip
+    write_json(path, finite(record))
+    write_figure(figure_of(record), [path.with_suffix(ending) for ending in (".png", ".svg")])
+    for arm, row in arms.items():
+        print(arm, "succeeds" if row["succeeds"] else "does not succeed", flush=True)
+        for name, cell in row.items():
+            if isinstance(cell, dict) and "ci" in cell:
+                print(f"  {name:30} {cell['nats']:+.4f} [{cell['ci'][0]:+.4f}, {cell['ci'][1]:+.4f}]", flush=True)
+
+
+def figure_of(record: Mapping[str, Any]) -> Figure:
+    """Draw each model's loss less crop's by position beyond the trained length, with 95 % intervals."""
+    colors = cycle((BLUE, RED, GREEN, ORANGE, PURPLE))
+    beyond = (record["target"] - record["trained_length"]) // record["block"]
+    crop = np.array(record["losses"]["crop"])
+    names = [name for name in record["losses"] if name not in ("crop", "plain within") and not name.endswith(" crop")]
+    with style():
+        figure, axes = new_figure(8.5, 4.3)
+        panel(axes, "loss less crop's, nats per token")
+        axes.axhline(0, color=INK, linewidth=0.8)
+        places = record["trained_length"] + (np.arange(beyond) + 0.5) * record["block"]
+        for number, (name, color) in enumerate(zip(names, colors, strict=False)):
+            rows = np.array(record["losses"][name])[:, -beyond:] - crop
+            ends = [difference(rows[:, i].tolist(), [0.0] * len(rows)) for i in range(beyond)]
+            means = np.array([mean for mean, _ in ends])
+            around = [abs(np.array([interval[k] for _, interval in ends if interval]) - means) for k in (0, 1)]
+            shifted = places + (number - len(names) / 2) * record["block"] / 12
+            label = name if name.endswith("tuned") else f"{name}, untuned"
+            axes.errorbar(shifted, means, yerr=around, color=color, label=label, marker="o", markersize=4, capsize=2)
+        axes.set_xlabel("position, tokens")
+        axes.legend(fontsize=8)
+        count = len(record["windows"])
+        note = f"{count} windows of two novels that no arm was tuned on; 95 % intervals, paired by window."
+        caption(figure, f"{record['model']}, trained to {record['trained_length']:,} tokens", note)
+    return figure
 
 
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["choose", "train", "read"])
+    parser.add_argument("part", choices=["choose", "train", "read", "record"])
     parser.add_argument("arm", nargs="?", choices=list(ARMS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--rank", type=int)
+    parser.add_argument("--windows", type=int, default=8, help="Windows to read, of both novels.")
+    parser.add_argument("--worker", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="Processes that share the reading.")
+    parser.add_argument("--record", type=Path, default=Path("benchmarks/results/tuning-smollm2.json"))
     options = parser.parse_args()
     chosen = {name: value for name in ("lr", "rank") if (value := getattr(options, name)) is not None}
     if options.part == "choose":
         choose(options.out)
     elif options.part == "train":
         train_arm(options.arm, options.out, options.steps, chosen)
+    elif options.part == "read":
+        read(options.out, options.windows, options.worker, options.workers)
+    else:
+        record_of(options.out, options.record)
 
 
 if __name__ == "__main__":

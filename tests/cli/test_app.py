@@ -197,7 +197,7 @@ def test_a_command_has_few_options(command: str) -> None:
     [
         ("inspect", "target trained-length"),
         ("extend apply", "target trained-length length"),
-        ("extend tune", "target trained-length tokens-per-step window"),
+        ("extend tune", "target trained-length window"),
         ("train", "seq-len"),
         ("classify train", "max-length"),
         ("compare", "seq-len tokens"),

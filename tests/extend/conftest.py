@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ropewalk.extend.tunable import TunableDecoder
-from tests.extend.material import checkpoint, reader_under
 from tests.training.material import prose
 
 
@@ -25,9 +23,3 @@ def text(tmp_path: Path) -> str:
     path = tmp_path / "text.txt"
     path.write_text(prose(900), encoding="utf-8")
     return str(path)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> TunableDecoder:
-    """A small checkpoint under YaRN, with dropout, in float32."""
-    return reader_under(checkpoint(tmp_path / "source", attention_dropout=0.1), "yarn")

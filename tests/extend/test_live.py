@@ -85,7 +85,7 @@ def test_it_is_measured_and_written_in_another_dtype(tmp_path: Path) -> None:
 
 
 def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
-    """A method in attention, Gemma 2's one block for windowed and full layers, ropewalk's own form, tuning, GPT-J."""
+    """A method in attention, Gemma 2's one block for windowed and full layers, ropewalk's own form, GPT-J."""
     granite = folder_of("granite", tmp_path / "granite")
     with pytest.raises(RopeError, match="inside attention"):
         extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="rerope", target=128))
@@ -95,10 +95,6 @@ def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
         extend.apply(random_model("gemma2"), tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
     with pytest.raises(RopeError, match="only ropewalk's own families"):
         extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="yarn", target=128, native=True))
-    text = tmp_path / "text.txt"
-    text.write_text(prose(60))
-    with pytest.raises(RopeError, match="but not tuned"):
-        extend.tune(granite, tmp_path / "out", extend.TuneSettings(text=(str(text),), steps=1, target=128))
     with pytest.raises(RopeError, match="has no block of rope parameters"):
         extend.apply(random_model("gptj"), tmp_path / "out", extend.ApplySettings(method="pi", target=256))
     assert not (tmp_path / "out").exists()

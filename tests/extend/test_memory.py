@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ropewalk.errors import RopeError
 from ropewalk.extend.memory import tuning_bytes
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft
 NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
 TOLERANCE = 0.07  # rope's tables, token ids, log-sum-exps and adapters' activations are not in the formula
 SHAPES = {
@@ -56,7 +57,9 @@ def model_of(config: LlamaConfig, rank: int | None, dtype: torch.dtype) -> nn.Mo
     model: Any = LlamaForCausalLM(config).to(dtype).train()
     if rank is not None:
         peft = pytest.importorskip("peft")
-        adapters = peft.LoraConfig(r=rank, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], modules_to_save=NORMS)
+        adapters = peft.LoraConfig(
+            r=rank, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], modules_to_save=NORMS
+        )
         model = peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
     model.activation_checkpointing_enable({"use_reentrant": False})
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,9 +39,11 @@ imported when the command runs: most commands import torch, which takes seconds.
 
 SHARED = (("doctor",), ("compare",))
 """The commands that several processes of a launcher, such as torchrun, may share."""
+_OF_TRAINER = (("extend", "tune"),)
+"""The commands whose processes transformers' Trainer joins."""
 _NOT_SHARED = (
     "ropewalk: this command runs in one process. Start it without torchrun. Several processes can share "
-    + ", ".join(" ".join(one) for one in SHARED)
+    + ", ".join(" ".join(one) for one in (*SHARED, *_OF_TRAINER))
     + "."
 )
 
@@ -110,7 +112,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         launch = Launch.of_environment(os.environ)
         if launch.several and not _is_shared(words):
             return _fail(_NOT_SHARED) if launch.is_first else 2
-        with joined(launch):
+        trains = _begins(words, _OF_TRAINER)
+        with nullcontext() if trains else joined(launch):
             try:
                 with _quiet(launch):
                     build(_command(words))(args=words, prog_name="ropewalk")
@@ -144,8 +147,13 @@ def _quiet(launch: Launch) -> Iterator[None]:
 
 def _is_shared(words: Sequence[str]) -> bool:
     """Return whether several processes may run this command line; rank 0 always prints help."""
+    return not words or bool({"-h", "--help"} & set(words)) or _begins(words, (*SHARED, *_OF_TRAINER))
+
+
+def _begins(words: Sequence[str], commands: Sequence[tuple[str, ...]]) -> bool:
+    """Return whether this command line is one of these commands."""
     named = tuple(word for word in words if not word.startswith("-"))
-    return not words or bool({"-h", "--help"} & set(words)) or any(named[: len(one)] == one for one in SHARED)
+    return any(named[: len(one)] == one for one in commands)
 
 
 def _silence() -> None:

@@ -100,10 +100,10 @@ def tune(
     overwrite: Annotated[bool, OVERWRITE] = False,
     restart: Annotated[bool, RESTART] = False,
 ) -> None:
-    """Apply a method, train under it by transformers' Trainer, measure by the doctor, and write the result.
+    """Apply a method, tune the model under it, and write the result.
 
-    To resume a stopped run, repeat the command. On several devices or machines: accelerate launch -m ropewalk extend
-    tune MODEL ...
+    transformers' Trainer trains; the doctor measures before and after. To resume a stopped run, repeat the command. On
+    several devices or machines: accelerate launch -m ropewalk extend tune MODEL ...
     """
     import os
 

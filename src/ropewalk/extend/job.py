@@ -183,14 +183,22 @@ class WorkFolder:
             ) from error
         try:
             yield
-        finally:
+        except BaseException:
             lock.release()
+            if not any(any(folder.rglob("*")) for folder in (self.trainer, self.losses)):
+                self._remove(keep=was_empty)  # nothing was done
+            raise
+        lock.release()
+        self._remove(keep=was_empty)
+
+    def _remove(self, *, keep: bool) -> None:
+        """Remove the work, and the folder unless it is to be kept."""
         for folder in (self.trainer, self.losses):
             if folder.is_dir():
                 remove_folder(folder)
         for file in (self.marker, self.path / _LOCK):
             file.unlink(missing_ok=True)
-        if not was_empty:
+        if not keep:
             with suppress(OSError):  # another process wrote into it
                 self.path.rmdir()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, NamedTuple
 
 from ropewalk.errors import RopeError
@@ -101,3 +102,35 @@ def tuning_bytes(
         layer=HALF * tokens * (10 * hidden + 4 * width + 6 * inner),
         loss=tokens * (10 * HALF * hidden + (0 if fused_loss else 3 * SINGLE * vocab)),
     )
+
+
+LLAMA = {
+    "1B": (16, 2048, 8192, 32, True),
+    "8B": (32, 4096, 14_336, 32, False),
+    "70B": (80, 8192, 28_672, 64, False),
+}
+"""Layers, hidden size, feed-forward size, heads, and tied head of Llama 3.2 1B, 3.1 8B and 3.1 70B."""
+
+
+def tuning_table(size: str) -> str:
+    """Return the memory of tuning a model of `LLAMA` on 1, 8 and 64 GPUs, with a fused loss, as text in GiB.
+
+    >>> print(tuning_table("1B").splitlines()[1])
+    LoRA  1   32k         2.3        0.0    0.0          6.8    9.6
+    """
+    from ropewalk.models.config import DecoderConfig
+    from ropewalk.rope.config import RopeConfig
+
+    layers, hidden, inner, heads, tied = LLAMA[size]
+    config = DecoderConfig(
+        vocab_size=128_256, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=8, tie_word_embeddings=tied,
+        rope=RopeConfig(hidden // heads, interleaved=False),
+    )  # fmt: skip
+    lines = ["train GPUs tokens  parameters  gradients  AdamW  activations   peak"]
+    for rank, gpus, tokens in product((16, None), (1, 8, 64), (32_768, 131_072)):
+        found = tuning_bytes(config, tokens, gpus=gpus, rank=rank, fused_loss=True)
+        parts = found.parameters, found.gradients, found.states, found.activations, found.peak
+        sizes = [f"{part / 2**30:{width}.1f}" for part, width in zip(parts, (11, 11, 7, 13, 7), strict=True)]
+        lines.append(f"{'LoRA' if rank else 'full'} {gpus:>2} {tokens // 1024:>4}k {''.join(sizes)}")
+    return "\n".join(lines)

@@ -205,7 +205,7 @@ class TuneSettings(MethodSettings):
         "Tokens of a window [default: the trained length].", default=None, unit="tokens", group=TRAINING
     )
     tokens_per_step: int | None = setting(
-        "Tokens of one update [default: one batch].", default=None, unit="tokens", group=TRAINING
+        "Tokens of one update [default: one batch].", default=None, unit="tokens", file=True
     )
     lr: float | None = setting("Peak learning rate [default: 2e-4; 2e-5 for full].", default=None, group=TRAINING)
     trainer: Path | Mapping[str, Any] | None = field(
@@ -219,7 +219,7 @@ class TuneSettings(MethodSettings):
     )
     keep_adapter: bool = setting("Write the adapter instead of a merged model.", default=False, group=OUTPUT)
     gguf: Literal["f32", "f16", "q8_0"] | None = setting(
-        "Also write a GGUF file, with matrices in this form.", default=None, group=OUTPUT
+        "Also write a GGUF file, with matrices in this form.", default=None, file=True
     )
     rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None, file=True)
     skip: bool | None = setting(
@@ -244,6 +244,8 @@ class TuneSettings(MethodSettings):
     precision: str = setting("Precision of matrix products: auto, float32, bfloat16.", default="auto", file=True)
     seed: int = setting("Seed of windows, adapters and dropout.", default=0, file=True)
     dtype: str | None = _in_file("dtype")
+    measure: bool | None = _in_file("measure")
+    device: str = _in_file("device")
     native: bool = field(default=False, metadata={"help": "Not for tuning.", "command_line": False})
     unscaled_tokens: int = field(default=0, metadata={"help": "Not for tuning.", "command_line": False})
     log_every: int = setting("Updates between lines of the log.", default=1, file=True)
@@ -299,12 +301,10 @@ class TuneSettings(MethodSettings):
         try:
             text = path.read_text(encoding="utf-8")
             content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-            if not isinstance(content, dict):
-                raise ValueError("it contains no object")
-        except (OSError, ValueError) as error:
+            return dict(content)
+        except (OSError, ValueError, TypeError) as error:
             raise RopeError(
                 "extend: the file of --trainer cannot be read.",
                 facts={"file": str(path), "error": str(error)},
                 cure='Write JSON, for example {"report_to": "tensorboard"}, or TOML.',
             ) from error
-        return content

@@ -212,7 +212,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(complete)[1] if complete else None
 
 
-class Stopped(KeyboardInterrupt):
+class TrainingStopped(KeyboardInterrupt):
     """Raised after Ctrl-C or SIGTERM, when the checkpoint is written."""
 
 

@@ -22,6 +22,7 @@ from ropewalk.atomic_io import read_json, remove_folder, sha256, whole_folder, w
 from ropewalk.attachment import Attachment, attach
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES
+from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.errors import RopeError
@@ -44,7 +45,7 @@ from ropewalk.extend.runs import apply
 from ropewalk.extend.settings import ApplySettings, TuneSettings, parts_of
 from ropewalk.extend.trainer import (
     ADAPTER,
-    Stopped,
+    TrainingStopped,
     adapted,
     check_batches,
     last_checkpoint,
@@ -72,7 +73,7 @@ WAIT = 0.5  # seconds between two looks of a process at the folder that the firs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceFolder:
     """A checkpoint that transformers loads: its folder, its name in reports, and the dtype that it stores."""
 
     folder: Path
@@ -93,7 +94,7 @@ class Source:
         return model, tokenizer
 
 
-def source_of(model: Any, work: Path, *, first: bool = True) -> Source:
+def source_of(model: Any, work: Path, *, first: bool = True) -> SourceFolder:
     """Return a checkpoint for transformers: a folder as it is; anything else is written into `work` first.
 
     - `model`: a path or name that `rw.load` takes, a model of transformers, a pair (model, tokenizer), or a `Decoder`.
@@ -102,7 +103,7 @@ def source_of(model: Any, work: Path, *, first: bool = True) -> Source:
     path = find(model) if isinstance(model, str | os.PathLike) else None
     if path is not None and path.is_dir() and read_json(path / "config.json").get("model_type") != "ropewalk":
         stored = str(read_json(path / "config.json").get("dtype") or _dtype_of_weights(path))
-        return Source(folder=path, name=display_name(str(model), path), dtype=dtype_named(stored))
+        return SourceFolder(folder=path, name=display_name(str(model), path), dtype=dtype_named(stored))
     folder = work / _SOURCE
     while not first and not (folder / "config.json").is_file():
         time.sleep(WAIT)
@@ -111,7 +112,7 @@ def source_of(model: Any, work: Path, *, first: bool = True) -> Source:
         trained = opened.reader.trained_length or 0
         reach = Reach(trained, trained)
         export(opened.reader, folder, method="as-is", reach=reach, dtype=opened.stored)
-    return Source(folder=folder, name=opened.name, dtype=opened.stored)
+    return SourceFolder(folder=folder, name=opened.name, dtype=opened.stored)
 
 
 def _dtype_of_weights(folder: Path) -> str:
@@ -141,7 +142,7 @@ def window_of(settings: TuneSettings, reach: Reach) -> tuple[int, bool]:
     """
     method = method_named(settings.method)
     counts = method.in_attention or method.tuned_at_trained_length
-    default = reach.target if method.in_attention else reach.trained
+    default = reach.target if method.in_attention and not method.tuned_at_trained_length else reach.trained
     window = settings.window or default
     able = not counts and window < reach.target
     if window > reach.target:
@@ -178,7 +179,7 @@ def _without_future_warnings() -> Iterator[None]:
 
 @_without_future_warnings()
 def train(
-    source: Source, work: Path, settings: TuneSettings, *, report: Report | None = None
+    source: SourceFolder, work: Path, settings: TuneSettings, *, report: Report | None = None
 ) -> tuple[Training | None, Reach]:
     """Train a checkpoint under a method and write the tuned model, with the config of the source, into `work`.
 
@@ -187,8 +188,10 @@ def train(
     - `report`: called with each `training.Event`.
 
     **Returns:** the training (None on processes other than the first) and the lengths.
-    **Raises:** `RopeError` for texts or settings that do not fit; `Stopped` after a signal.
+    **Raises:** `RopeError` for texts or settings that do not fit; `TrainingStopped` after a signal.
     """
+    from torch.distributed.tensor import DTensor
+
     from ropewalk.readers.loading import quietly
 
     kit = need("transformers", "transformers")
@@ -254,7 +257,7 @@ def train(
     with stopping(callback), _weights_only(), quietly():
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     if trainer.state.global_step < arguments.max_steps:
-        raise Stopped(f"stopped after update {trainer.state.global_step} of {arguments.max_steps}; it is saved")
+        raise TrainingStopped(f"stopped after update {trainer.state.global_step} of {arguments.max_steps}; it is saved")
     with quietly():
         trainer.save_model(str(work / _SAVED))
     if not trainer.is_world_process_zero():
@@ -268,6 +271,7 @@ def train(
         "parameters_trained": parts_trained(wrapped),
         "precision": precision,
         "processes": arguments.world_size,
+        "sharded": any(isinstance(weight, DTensor) for weight in trainer.model_wrapped.parameters()),
         "threads": torch.get_num_threads(),
         "seconds": sum(one.get("train_runtime", 0.0) for one in trainer.state.log_history),
         "log": log,
@@ -303,7 +307,7 @@ def _weights_only() -> Iterator[None]:
 
 
 @_without_future_warnings()
-def merged(source: Source, work: Path, parts: Sequence[str], dtype: torch.dtype) -> Path:
+def merged(source: SourceFolder, work: Path, parts: Sequence[str], dtype: torch.dtype) -> Path:
     """Write what the Trainer saved as a checkpoint with the config of the source; return its folder."""
     from ropewalk.readers.loading import load_live, quietly
 
@@ -352,8 +356,8 @@ def tune(
 
     **Returns:** an `Extended`; None on processes other than the first.
     **Raises:** `RopeError` for settings that conflict with the model, for a held-out text that shares passages with
-    those to tune on, for a stopped run with other settings next to `out`, and if a loss is not finite; `Stopped`, a
-    KeyboardInterrupt, after a signal.
+    those to tune on, for a stopped run with other settings next to `out`, and if a loss is not finite;
+    `TrainingStopped`, a KeyboardInterrupt, after a signal.
     """
     need("transformers", "transformers")
     if "lora" in settings.train:
@@ -362,10 +366,13 @@ def tune(
     place = check_out(out, source=path, overwrite=overwrite)
     for text in settings.text:
         read_text(text)  # raises before anything is loaded
+    if path is not None:
+        _refuse_seen(find(path), settings)
     work, first = WorkFolder(place), int(os.environ.get("RANK", 0)) == 0
     with work.claimed(_recipe(path, settings), restart=restart) if first else nullcontext():
         source = source_of(model, work.trainer, first=first)
-        _refuse_seen(source, settings)
+        if path is None:
+            _refuse_seen(source.folder, settings)
         done, reach = train(source, work.trainer, settings, report=report)
         if done is None:
             return None
@@ -409,13 +416,19 @@ def _head(path: Path) -> str:
         return hashlib.sha256(stream.read(2**20)).hexdigest()[:16]
 
 
-def _refuse_seen(source: Source, settings: TuneSettings) -> None:
+def _refuse_seen(checkpoint: Path, settings: TuneSettings) -> None:
     """Raise `RopeError` if the text to measure on shares passages with those to tune on."""
+    from ropewalk.checkpoints.gguf import gguf_tokenizer
     from ropewalk.checkpoints.tokenizer import TextTokenizer
 
-    if (settings.measures or settings.validation is not None) and (source.folder / "tokenizer.json").is_file():
-        contents = [(path, read_text(path)[1]) for path in settings.text]
-        refuse_seen(read_text(settings.validation), contents, TextTokenizer.from_folder(source.folder))
+    if not settings.measures and settings.validation is None:
+        return
+    if checkpoint.is_dir() and not (checkpoint / "tokenizer.json").is_file():
+        return  # transformers converts its tokenizer
+    in_folder = checkpoint.is_dir()
+    tokenizer = TextTokenizer.from_folder(checkpoint) if in_folder else gguf_tokenizer(GGUFFile(checkpoint))
+    if tokenizer is not None:
+        refuse_seen(read_text(settings.validation), [(path, read_text(path)[1]) for path in settings.text], tokenizer)
 
 
 def _diagnosed(
@@ -433,7 +446,7 @@ def _diagnosed(
 
 
 def _written(
-    source: Source,
+    source: SourceFolder,
     done: Training,
     after: SourceModel,
     place: Path,
@@ -515,7 +528,7 @@ def _copied(
     return exported
 
 
-def _call(source: Source, settings: TuneSettings, reach: Reach) -> str:
+def _call(source: SourceFolder, settings: TuneSettings, reach: Reach) -> str:
     """Return the Python lines that load the model and apply the method."""
     loads = ["from transformers import AutoModelForCausalLM", "import ropewalk as rw", ""]
     base = source.name if settings.keep_adapter else "FOLDER"
