@@ -122,6 +122,28 @@ def pose(name: str) -> str:
     return f"{table(heads, rows)}\n\n{arms}. {chance}\n\n{of_interactions(record)}"
 
 
+def tuned(name: str) -> str:
+    """Return the losses of tuned models against both crops, and what the intervals show."""
+    record = document(f"{name}.json")
+    keys = ("untuned_minus_crop_beyond", "tuned_minus_crop_beyond", "tuned_minus_its_crop_beyond",
+            "tuned_minus_plain_within")  # fmt: skip
+    rows = [
+        [arm, str(found["training"]["settings"]["steps"]),
+         *(interval_cell(found[key]) for key in keys)]
+        for arm, found in record["arms"].items()
+    ]  # fmt: skip
+    heads = ["arm", "updates", "untuned - crop", "tuned - crop", "tuned - its own crop",
+             "tuned - plain within"]  # fmt: skip
+    arms = record["arms"]
+    below, alone = ([arm for arm in arms if arms[arm][key]] for key in ("below_crop", "below_its_crop"))
+    cheap = [arm for arm in below if arms[arm]["cheap_within"]]
+    return (
+        f"{table(heads, rows)}\n\nBeyond {record['trained_length']:,} tokens the loss is shown to be below that of the "
+        f"untuned model's crop for {_named(below)}, and below that of the tuned model's own crop for {_named(alone)}. "
+        f"Within, the interval ends at or below +0.03 nats for {_named(cheap)} of the former."
+    )
+
+
 def method_costs() -> str:
     """Return each method's cost relative to plain, and the engines that can run it."""
     record = document("method-costs.json")
@@ -187,5 +209,6 @@ def farthest_seen(record: Record) -> int:
 TABLES: dict[str, Callable[[], str]] = {
     "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
     "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
+    "tuning": partial(tuned, "tuning-smollm2"),
     "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
 }  # fmt: skip
