@@ -34,6 +34,7 @@ from ropewalk.figures.style import (
     ORANGE,
     PURPLE,
     RED,
+    SKY,
     caption,
     new_figure,
     panel,
@@ -240,12 +241,12 @@ def record_of(out: Path, path: Path) -> None:
 
 def figure_of(record: Mapping[str, Any]) -> Figure:
     """Draw each model's loss less crop's by position beyond the trained length, with 95 % intervals."""
-    colors = cycle((BLUE, RED, GREEN, ORANGE, PURPLE))
+    colors = cycle((BLUE, RED, SKY, GREEN, ORANGE, PURPLE))
     beyond = (record["target"] - record["trained_length"]) // record["block"]
     crop = np.array(record["losses"]["crop"])
-    names = [name for name in record["losses"] if name not in ("crop", "plain within") and not name.endswith(" crop")]
+    names = [name for name in record["losses"] if name not in ("crop", "plain within")]
     with style():
-        figure, axes = new_figure(8.5, 4.3)
+        figure, axes = new_figure(10.0, 4.3)
         panel(axes, "loss less crop's, nats per token")
         axes.axhline(0, color=INK, linewidth=0.8)
         places = record["trained_length"] + (np.arange(beyond) + 0.5) * record["block"]
@@ -255,10 +256,11 @@ def figure_of(record: Mapping[str, Any]) -> Figure:
             means = np.array([mean for mean, _ in ends])
             around = [abs(np.array([interval[k] for _, interval in ends if interval]) - means) for k in (0, 1)]
             shifted = places + (number - len(names) / 2) * record["block"] / 12
-            label = name if name.endswith("tuned") else f"{name}, untuned"
-            axes.errorbar(shifted, means, yerr=around, color=color, label=label, marker="o", markersize=4, capsize=2)
+            label, line = name if "tuned" in name else f"{name}, untuned", "--" if "crop" in name else "-"
+            axes.errorbar(shifted, means, yerr=around, color=color, label=label, marker="o", markersize=4, capsize=2,
+                          linestyle=line)  # fmt: skip
         axes.set_xlabel("position, tokens")
-        axes.legend(fontsize=8)
+        figure.legend(loc="outside right center", fontsize=8)
         count = len(record["windows"])
         note = f"{count} windows of two novels that no arm was tuned on; 95 % intervals, paired by window."
         caption(figure, f"{record['model']}, trained to {record['trained_length']:,} tokens", note)
