@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ropewalk.errors import RopeError
@@ -118,14 +119,10 @@ def tuning_table(size: str) -> str:
     >>> print(tuning_table("1B").splitlines()[1])
     LoRA  1   32k         2.3        0.0    0.0          6.8    9.6
     """
-    from ropewalk.models.config import DecoderConfig
-    from ropewalk.rope.config import RopeConfig
-
     layers, hidden, inner, heads, tied = LLAMA[size]
-    config = DecoderConfig(
+    config = SimpleNamespace(
         vocab_size=128_256, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=8, tie_word_embeddings=tied,
-        rope=RopeConfig(hidden // heads, interleaved=False),
     )  # fmt: skip
     lines = ["train GPUs tokens  parameters  gradients  AdamW  activations   peak"]
     for rank, gpus, tokens in product((16, None), (1, 8, 64), (32_768, 131_072)):
