@@ -342,9 +342,13 @@ def test_ctrl_c_while_it_is_measured(
         own(ledger, job, result)
         signal.raise_signal(signal.SIGINT)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "add", stop)
-        assert run(*words) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "add", stop)
+            assert run(*words) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "1 readings are saved" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.tuning" / "tuning.json").is_file()
