@@ -167,6 +167,7 @@ def test_an_adapter_is_the_merged_model(text: str, tmp_path: Path) -> None:
     for name, keeps in (("merged", False), ("adapter", True)):
         tune(source, tmp_path / name, settings(text, keep_adapter=keeps))
     assert not list((tmp_path / "adapter").glob("model*"))
+    tune(source, tmp_path / "adapter", settings(text, keep_adapter=True), overwrite=True)
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
@@ -181,7 +182,8 @@ def test_an_adapter_is_the_merged_model(text: str, tmp_path: Path) -> None:
 def test_a_gguf_file_beside_the_folder(text: str, tmp_path: Path) -> None:
     """The same model within the rounding of float16."""
     source = checkpoint_with_merges(tmp_path / "source")
-    tune(source, tmp_path / "out", settings(text, gguf="f16"))
+    for again in (False, True):
+        tune(source, tmp_path / "out", settings(text, gguf="f16"), overwrite=again)
     folder, file = (load_decoder(tmp_path / name, dtype=torch.float32) for name in ("out", "out/out.gguf"))
     with torch.no_grad():
         one, two = (model(token_ids(TARGET)) for model in (folder, file))
@@ -274,6 +276,7 @@ def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     [
         ({"trainer": {"no_such_field": 1}}, "rejects these arguments"),
         ({"trainer": Path("nowhere.json")}, "cannot be read"),
+        ({"trainer": {"output_dir": "elsewhere"}}, "set by the command"),
         ({"window": 2 * TARGET}, "longer than the target"),
         ({"skip": True, "method": "dca"}, "positions cannot skip"),
         ({"text": ("nowhere.txt",)}, "nowhere.txt"),

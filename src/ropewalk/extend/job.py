@@ -128,7 +128,8 @@ class WorkFolder:
         `recipe`: of the tuning, as JSON; None if nothing is tuned.
         """
         names = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
-        foreign = [name for name in names if name not in (*_OURS, _LOCK) and not name.startswith(f".{MARKER}.")]
+        names = [name for name in names if name != _LOCK]
+        foreign = [name for name in names if name not in _OURS and not name.startswith(f".{MARKER}.")]
         if names and not foreign and _content(self.marker).get("kind") != _KIND:
             foreign = names
         if self.path.is_symlink() or self.path.is_file():
@@ -168,10 +169,7 @@ class WorkFolder:
         """
         self.check(recipe, restart=restart)
         was_empty = self.path.is_dir() and not any(self.path.iterdir())
-        if restart and self.trainer.is_dir():
-            remove_folder(self.trainer)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.marker, {"kind": _KIND, "recipe": recipe})
         lock = FileLock(self.path / _LOCK, timeout=0)
         try:
             lock.acquire()
@@ -181,6 +179,9 @@ class WorkFolder:
                 facts={"folder": str(self.path)},
                 cure="Wait for it, or pass another --out.",
             ) from error
+        if restart and self.trainer.is_dir():
+            remove_folder(self.trainer)
+        write_json(self.marker, {"kind": _KIND, "recipe": recipe})
         try:
             yield
         except BaseException:
@@ -213,7 +214,9 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 RECORD, LOG, CARD, FIGURE = "extend.json", "training-log.jsonl", "README.md", "extend.png"
-_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+_WEIGHTS = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_(model\.safetensors|config\.json)"
+)
 _WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, "search.json", "search.png", *COMPANIONS})  # two of old
 
 
@@ -257,7 +260,8 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
             facts={"out": str(place), "files": files[:8]},
             cure="Pass a new folder, or --overwrite to replace a checkpoint that an export wrote.",
         )
-    foreign = [name for name in files if name not in _WRITTEN and not _WEIGHTS.fullmatch(name)]
+    written = {*_WRITTEN, f"{place.name}.gguf"}
+    foreign = [name for name in files if name not in written and not _WEIGHTS.fullmatch(name)]
     if foreign:
         raise RopeError(
             "extend: the output folder contains files that no export writes, and would lose them.",

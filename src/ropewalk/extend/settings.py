@@ -296,15 +296,28 @@ class TuneSettings(MethodSettings):
     def trainer_fields(self) -> dict[str, Any]:
         """Return the content of `trainer`; raise `RopeError` if it cannot be read."""
         if self.trainer is None or isinstance(self.trainer, Mapping):
-            return dict(self.trainer or {})
+            return _without_ours(dict(self.trainer or {}))
         path = Path(self.trainer)
         try:
             text = path.read_text(encoding="utf-8")
             content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-            return dict(content)
+            content = dict(content)
         except (OSError, ValueError, TypeError) as error:
             raise RopeError(
                 "extend: the file of --trainer cannot be read.",
                 facts={"file": str(path), "error": str(error)},
                 cure='Write JSON, for example {"report_to": "tensorboard"}, or TOML.',
             ) from error
+        return _without_ours(content)
+
+
+def _without_ours(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of the Trainer; raise `RopeError` for those that other settings determine."""
+    ours = [name for name in ("output_dir", "max_steps", "remove_unused_columns") if name in fields]
+    if ours:
+        raise RopeError(
+            "extend: these fields of the Trainer are set by the command.",
+            facts={"fields": ours},
+            cure="Leave them out; the number of updates is --steps.",
+        )
+    return fields
