@@ -153,21 +153,6 @@ def _unfit(rule: str, blocks: ArrayLike, weights: ArrayLike, texts: Sequence[int
     )
 
 
-def windows_needed(deviation: float, gap: float, *, comparisons: int = 1, most: int = 1000) -> int | None:
-    """Return the number of windows whose interval excludes a value at a distance of `gap` from the mean.
-
-    `deviation` is the standard deviation between windows, in nats as `gap`. The interval excludes the value in four of
-    five cases if mean and deviation do not change. None if `most` windows are not enough.
-
-    >>> windows_needed(0.12, 0.1, comparisons=7), windows_needed(0.12, 0.0)
-    (22, None)
-    """
-    for windows in range(2, most + 1):
-        if (t_quantile(windows - 1, comparisons) + FOUR_OF_FIVE) * deviation <= gap * math.sqrt(windows):
-            return windows
-    return None
-
-
 def over_windows(values: Sequence[float]) -> tuple[float, Interval]:
     """Return the mean over windows and its 95 % interval; None for a single window.
 
@@ -231,17 +216,6 @@ def plus_minus(value: float, interval: Interval) -> str:
     ('-0.500 ±0.125', '+0.250')
     """
     return _signed(value) if interval is None else f"{_signed(value)} ±{(interval[1] - interval[0]) / 2:.3f}"
-
-
-def interval_sentence(windows: int, *, texts: int = 1) -> str:
-    """Describe the method of `over_windows`."""
-    if windows == 1:
-        return "One window: no interval."
-    how = "Student's t over windows"
-    if windows >= ENOUGH_FOR_BOOTSTRAP:
-        how = "bootstrap (BCa) over windows, nowhere narrower than Student's t"
-    scope = " They are about windows of these texts, not about other texts." if texts > 1 else ""
-    return f"Intervals: {CONFIDENCE:.0%}, {how}, differences paired by window.{scope}"
 
 
 def share_of_clusters(counts: Sequence[tuple[int, int]]) -> Interval:

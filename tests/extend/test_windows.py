@@ -194,6 +194,7 @@ def test_long_windows_have_their_share() -> None:
     made = windows(long_length=32, long_share=0.3)
     lengths = [len(made[i]["input_ids"]) for i in range(40)]
     assert set(lengths) == {16, 32}
+    assert made.predicted == sum(lengths)
     assert 4 <= lengths.count(32) <= 22
 
 

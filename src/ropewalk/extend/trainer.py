@@ -90,8 +90,8 @@ def _has_own(module: nn.Module) -> bool:
 def _suffixes(model: nn.Module, names: set[str]) -> list[str]:
     """Return the last parts of the names if they name no other module, else the names."""
     last = {name.rpartition(".")[2] for name in names}
-    also = {name for name, module in model.named_modules() if name.endswith(tuple(last)) and _has_own(module)}
-    return sorted(last if last and also == {name for name in names if name in also} else names)
+    alike = {name for name, module in model.named_modules() if name.endswith(tuple(last)) and _has_own(module)}
+    return sorted(last if alike <= names else names)
 
 
 @torch.no_grad()
@@ -131,7 +131,7 @@ def check_batches(model: nn.Module, *, skips: bool, half: bool) -> bool:
         raise RopeError(
             "extend: this model does not see the tokens before a jump of the positions, so skipping teaches nothing.",
             facts={"model": type(model).__name__, "attn_implementation": text_config_of(model)._attn_implementation},
-            cure="Pass --no-skip, with --window at the target.",
+            cure="Set `skip = false` in the file of --settings, with --window at the target.",
         )
     size = max(1.0, float(alone.abs().max()))
     return float((packed - alone).abs().max()) <= (0.05 if half else 1e-3) * size

@@ -234,7 +234,7 @@ def train(
         repeat_share=settings.repeat_share,
         seed=settings.seed,
     )  # fmt: skip
-    per_update = len(windows) // arguments.max_steps * window
+    tokens = windows.predicted
     facts = {
         "parameters": sum(weight.numel() for weight in wrapped.parameters()),
         "vocab_size": tokenizer.vocab_size,
@@ -243,7 +243,7 @@ def train(
         "threads": torch.get_num_threads(),
         "began_with_threads": torch.get_num_threads(),
     }
-    callback = reporting(report, facts, per_update)
+    callback = reporting(report, facts, tokens // arguments.max_steps)
     trainer = kit.Trainer(
         model=wrapped,
         args=arguments,
@@ -266,7 +266,7 @@ def train(
     record = {
         "window": window,
         "skips": skips,
-        "tokens": arguments.max_steps * per_update,
+        "tokens": tokens,
         "text_tokens": windows.tokens,
         "parameters_trained": parts_trained(wrapped),
         "precision": precision,

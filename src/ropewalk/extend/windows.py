@@ -53,7 +53,8 @@ class TuningWindows(Dataset[dict[str, Tensor]]):
     ) -> None:
         stream = TokenStream.pack(texts, encode, end)
         words = word_tokens(texts, encode) if repeat_share else []
-        self.count, self.seed, self.long_share, self.tokens = count, seed, long_share, len(stream)
+        self.count, self.seed, self.tokens = count, seed, len(stream)
+        self.length, self.long_length, self.long_share = length, long_length, long_share
 
         def windows(tokens: int) -> Windows:
             if len(stream) <= tokens:
@@ -71,10 +72,19 @@ class TuningWindows(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def predicted(self) -> int:
+        """Return the tokens of all windows."""
+        long = sum(map(self._is_long, range(self.count))) if self.long_share else 0
+        return (self.count - long) * self.length + long * (self.long_length or 0)
+
+    def _is_long(self, number: int) -> bool:
+        draw = np.random.Generator(np.random.PCG64([self.seed, number, 4])).random()
+        return self.long_length is not None and bool(draw < self.long_share)
+
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         """Return window `number`."""
-        draw = np.random.Generator(np.random.PCG64([self.seed, number, 4])).random()
-        batch = (self._long if draw < self.long_share else self._windows).batch(number, 1)
+        batch = (self._long if self._is_long(number) else self._windows).batch(number, 1)
         ids, documents = batch.inputs[0], batch.document_ids
         return {"input_ids": ids, "document_ids": torch.zeros_like(ids) if documents is None else documents[0]}
 

@@ -51,7 +51,7 @@ class LoopSettings(Protocol):
 class TrainingTask(Protocol):
     """A model, its training data, its validation and its storage, for the loop.
 
-    There are three tasks: a language model from scratch, tuning a checkpoint (`ropewalk.extend.tune`), and a
+    There are two tasks: a language model from scratch, and a
     classifier. The loop calls `read`, then `build`, then `loss` for each batch, and `validate` from time to time.
     """
 
