@@ -13,7 +13,7 @@ from ropewalk.checkpoints.load import load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.extend.job import Exported
 from ropewalk.extend.job import export as export_reader
-from ropewalk.extend.tunable import TunableDecoder
+from ropewalk.extend.writable import WritableDecoder
 from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.models.decoder import Decoder
 
@@ -89,10 +89,10 @@ def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -
     return most
 
 
-def reader_under(model: Decoder | Path, method: str, reach: Reach = REACH) -> TunableDecoder:
+def reader_under(model: Decoder | Path, method: str, reach: Reach = REACH) -> WritableDecoder:
     """A model, or the checkpoint of a folder in float32, under a method."""
     decoder = model if isinstance(model, Decoder) else load_decoder(model, dtype=torch.float32)
-    reader = TunableDecoder(decoder)
+    reader = WritableDecoder(decoder)
     return reader.under(method_named(method).positions(reader.positions, reach))
 
 
@@ -113,4 +113,4 @@ def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
 
 def export(model: Decoder, out: Path, **how: Any) -> Exported:
     """`extend.job.export` of a decoder."""
-    return export_reader(TunableDecoder(model), out, **how)
+    return export_reader(WritableDecoder(model), out, **how)

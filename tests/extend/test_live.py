@@ -15,7 +15,7 @@ import ropewalk as rw
 from ropewalk import extend
 from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
-from ropewalk.extend.tunable import WritableLive
+from ropewalk.extend.writable import WritableLive
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.transformers import TransformersReader

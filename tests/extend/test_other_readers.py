@@ -13,19 +13,19 @@ import torch
 
 import ropewalk
 from ropewalk import extend, load
-from ropewalk.extend.tunable import TunableDecoder, tunable
-from ropewalk.readers.reader import Reader, TunableReader
+from ropewalk.extend.writable import WritableDecoder, writable
+from ropewalk.readers.reader import Reader, WritableReader
 from tests.extend.material import TARGET, TRAINED, checkpoint
 from tests.training.material import prose
 
 ROOM = Path(ropewalk.__file__).parent / "extend"
-ADAPTER = {"tunable.py"}  # our decoder's half of `TunableReader`
+ADAPTER = {"writable.py"}  # our decoder's half of `WritableReader`
 
 
 class OtherReader:
-    """A reader of another kind: what a `TunableReader` has, and no class or attribute of our decoder's."""
+    """A reader of another kind: what a `WritableReader` has, and no class or attribute of our decoder's."""
 
-    def __init__(self, inner: TunableReader) -> None:
+    def __init__(self, inner: WritableReader) -> None:
         self._inner = inner
 
 
@@ -33,14 +33,14 @@ def _member(name: str) -> Any:
     """A member that passes on to the reader within, and wraps the readers that come back."""
 
     def wrapped(value: Any) -> Any:
-        return OtherReader(value) if isinstance(value, TunableDecoder) else value
+        return OtherReader(value) if isinstance(value, WritableDecoder) else value
 
-    if isinstance(inspect.getattr_static(TunableReader, name), property):
+    if isinstance(inspect.getattr_static(WritableReader, name), property):
         return property(lambda self: getattr(self._inner, name))
     return lambda self, *given, **named: wrapped(getattr(self._inner, name)(*given, **named))
 
 
-for protocol in (Reader, TunableReader):
+for protocol in (Reader, WritableReader):
     for member in [name for name in vars(protocol) if not name.startswith("_")]:
         setattr(OtherReader, member, _member(member))
 
@@ -69,8 +69,8 @@ def test_a_reader_of_another_kind_is_applied(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "source")
     (tmp_path / "text.txt").write_text(prose(600, 2))
     settings = extend.ApplySettings(target=TARGET, validation=tmp_path / "text.txt", windows=2, dtype="bfloat16")
-    ours = TunableDecoder(load(folder, dtype=torch.float32), "m")
-    other = OtherReader(TunableDecoder(load(folder, dtype=torch.float32), "m"))
+    ours = WritableDecoder(load(folder, dtype=torch.float32), "m")
+    other = OtherReader(WritableDecoder(load(folder, dtype=torch.float32), "m"))
     records = []
     for name, reader in (("ours", ours), ("other", other)):
         done = extend.apply(reader, tmp_path / name, settings)
@@ -92,8 +92,8 @@ def test_a_reader_of_another_kind_is_tuned(tmp_path: Path) -> None:
         device="cpu", train="norms",
     )  # fmt: skip
     weights = []
-    for name, kind in (("ours", tunable), ("other", OtherReader)):
-        reader = kind(TunableDecoder(load(folder, dtype=torch.float32), "m"))
+    for name, kind in (("ours", writable), ("other", OtherReader)):
+        reader = kind(WritableDecoder(load(folder, dtype=torch.float32), "m"))
         done = extend.tune(reader, tmp_path / name, settings)
         assert done is not None
         assert done.record["tuning"]["tokens"] == 2 * TRAINED

@@ -32,7 +32,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.card import card, record
 from ropewalk.extend.diagnoses import diagnose
 from ropewalk.extend.settings import MethodSettings, OutputSettings
-from ropewalk.extend.tunable import WritableLive, tunable
+from ropewalk.extend.writable import WritableLive, writable
 from ropewalk.figures.style import render
 from ropewalk.measure.plan import trained_length_of
 from ropewalk.measure.scaling import GIVEN
@@ -43,7 +43,7 @@ from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.digest import environment_of
-from ropewalk.readers.reader import Reader, TunableReader
+from ropewalk.readers.reader import Reader, WritableReader
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.training.settings import on_machine
 
@@ -54,7 +54,7 @@ Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 class SourceModel:
     """A model to extend: its reader, its name in reports, its path or name if it has one, the dtype of its weights."""
 
-    reader: TunableReader
+    reader: WritableReader
     name: str
     place: str | os.PathLike[str] | None
     stored: torch.dtype
@@ -66,7 +66,7 @@ class SourceModel:
         `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is unknown.
         """
         place = model if isinstance(model, str | os.PathLike) else None
-        reader = tunable(
+        reader = writable(
             reader_of(model) if place is None else open_reader(Path(place) if isinstance(place, os.PathLike) else place)
         )
         unknown = unsettled(reader.positions)
@@ -272,7 +272,7 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
 
 
 def export(
-    reader: TunableReader,
+    reader: WritableReader,
     out: str | os.PathLike[str],
     *,
     method: str,
@@ -305,8 +305,8 @@ def export(
 
     >>> import tempfile
     >>> from ropewalk.checkpoints.load import load
-    >>> from ropewalk.extend.tunable import TunableDecoder
-    >>> tiny = TunableDecoder(load("tiny"))
+    >>> from ropewalk.extend.writable import WritableDecoder
+    >>> tiny = WritableDecoder(load("tiny"))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     export(tiny, folder + "/x", method="plain", reach=Reach(256, 256), source="tiny").dtype
     torch.bfloat16
@@ -439,7 +439,7 @@ class ExtendJob:
             self.adapted = self._under_method()
             self.source.tokenizer("measured or tuned on")
 
-    def _under_method(self) -> TunableReader:
+    def _under_method(self) -> WritableReader:
         reader = self.source.reader
         return reader.under(METHODS[self.settings.method].positions(reader.positions, self.reach))
 
@@ -462,7 +462,7 @@ class ExtendJob:
                 progress=self.progress,
             )
 
-    def export(self, final: TunableReader) -> Extended:
+    def export(self, final: WritableReader) -> Extended:
         """Write the folder; it appears when it is complete."""
         records: list[dict[str, Any]] = []
         settings = self.settings

@@ -29,11 +29,11 @@ from ropewalk.extend.job import (
     reach_of,
 )
 from ropewalk.extend.settings import ApplySettings
-from ropewalk.extend.tunable import decoder_of, outline_of_gguf
+from ropewalk.extend.writable import decoder_of, outline_of_gguf
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
-from ropewalk.readers.reader import TunableReader
+from ropewalk.readers.reader import WritableReader
 from ropewalk.report.record import read_record, stated_length, understood
 
 CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
@@ -111,7 +111,7 @@ class Choice:
             refuse_beside_a_record(given)
         return dataclasses.replace(settings, **self.settings)
 
-    def check_model(self, reader: TunableReader, name: str) -> None:
+    def check_model(self, reader: WritableReader, name: str) -> None:
         """Raise `RopeError` unless the model equals the measured one, to the bit."""
         digest = reader.to(dtype=self.dtype).digest()
         if digest != self.digest:

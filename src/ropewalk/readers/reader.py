@@ -222,17 +222,17 @@ class ReadingOn(Reader, Protocol):
 
 
 @runtime_checkable
-class TunableReader(Reader, Protocol):
+class WritableReader(Reader, Protocol):
     """A reader whose model can be saved."""
 
     @property
     def module(self) -> nn.Module:
         """Return the model itself."""
 
-    def under(self, positions: Positions) -> TunableReader:
+    def under(self, positions: Positions) -> WritableReader:
         """Return the same model under other positions; see `Reader.under`."""
 
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TunableReader:
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableReader:
         """Return the model on a device and in a dtype; this reader's own model does not change."""
 
     def write_checkpoint(

@@ -26,23 +26,23 @@ from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.readers.reader import Reader, TunableReader
+from ropewalk.readers.reader import Reader, WritableReader
 from ropewalk.readers.transformers import TransformersReader
 
 
-class TunableDecoder(DecoderReader):
-    """A `TunableReader` of our `Decoder`."""
+class WritableDecoder(DecoderReader):
+    """A `WritableReader` of our `Decoder`."""
 
     @property
     def module(self) -> Decoder:
         """Return the decoder."""
         return self.model
 
-    def under(self, positions: Positions) -> TunableDecoder:
+    def under(self, positions: Positions) -> WritableDecoder:
         """Return the model under other positions, as `Reader.under`."""
-        return TunableDecoder(super().under(positions).model, self.name)
+        return WritableDecoder(super().under(positions).model, self.name)
 
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TunableDecoder:
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableDecoder:
         """Return the model on another device or in another dtype, or itself if nothing changes."""
         weights = {
             name: weight.detach().to(device=device, dtype=dtype) for name, weight in self.model.named_parameters()
@@ -50,7 +50,7 @@ class TunableDecoder(DecoderReader):
         if all(weights[name].data_ptr() == weight.data_ptr() for name, weight in self.model.named_parameters()):
             return self
         parameters = {name: nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
-        return TunableDecoder(_copy_with(self.model, parameters), self.name)
+        return WritableDecoder(_copy_with(self.model, parameters), self.name)
 
     def write_checkpoint(
         self,
@@ -74,14 +74,14 @@ class TunableDecoder(DecoderReader):
         )
 
 
-def tunable(reader: Reader) -> TunableReader:
+def writable(reader: Reader) -> WritableReader:
     """Return a reader that can be written; raise `RopeError` for other kinds of models."""
     if isinstance(reader, DecoderReader):
-        return reader if isinstance(reader, TunableDecoder) else TunableDecoder(reader.model, reader.name)
+        return reader if isinstance(reader, WritableDecoder) else WritableDecoder(reader.model, reader.name)
     if isinstance(reader, TransformersReader):
         return reader if isinstance(reader, WritableLive) else WritableLive.of(reader)
     if hasattr(reader, "write_checkpoint"):
-        return cast(TunableReader, reader)
+        return cast(WritableReader, reader)
     raise RopeError(
         "extend: a model of this kind can be measured, but not written.",
         facts={"reader": type(reader).__name__},
@@ -89,16 +89,16 @@ def tunable(reader: Reader) -> TunableReader:
     )
 
 
-def outline_of_gguf(path: Path | None) -> TunableDecoder:
+def outline_of_gguf(path: Path | None) -> WritableDecoder:
     """Return a GGUF file's model without its weights, which methods and their keys do not depend on."""
     assert path is not None
     config = read_gguf_config(path)
-    return TunableDecoder(without_values(lambda: Decoder(config)), path.stem)
+    return WritableDecoder(without_values(lambda: Decoder(config)), path.stem)
 
 
-def decoder_of(reader: TunableReader) -> Decoder:
+def decoder_of(reader: WritableReader) -> Decoder:
     """Return the decoder of a reader to write as a GGUF file; raise `RopeError` for another library's model."""
-    if isinstance(reader, TunableDecoder):
+    if isinstance(reader, WritableDecoder):
         return reader.module
     raise RopeError(
         "extend: only models of ropewalk's own families can be written as a GGUF file.",
