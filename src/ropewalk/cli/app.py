@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
 from ropewalk.optional import install_command
-from ropewalk.processes import Launch, joined
+from ropewalk.processes import Launch, group_closed, joined
 
 if TYPE_CHECKING:
     import typer
@@ -113,7 +113,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if launch.several and not _is_shared(words):
             return _fail(_NOT_SHARED) if launch.is_first else 2
         trains = _begins(words, _OF_TRAINER)
-        with nullcontext() if trains else joined(launch):
+        with group_closed(launch) if trains else joined(launch):
             try:
                 with _quiet(launch):
                     build(_command(words))(args=words, prog_name="ropewalk")
