@@ -14,7 +14,12 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
 from ropewalk.verification.engine import NextTokens, NoAnswer, OurEngine, TooLong
-from ropewalk.verification.hypotheses import ClampedPositions, RestartedPositions, expected_positions
+from ropewalk.verification.hypotheses import (
+    ClampedPositions,
+    RestartedPositions,
+    expected_positions,
+)
+from ropewalk.verification.questions import DECODING
 from tests.verification.fake_server import serving
 
 
@@ -45,10 +50,13 @@ MORE = pytest.mark.thorough
 def test_as_expected(small, verify):
     """The same rope: all others are refuted, and the verdict says how far it reaches."""
     found = verify(small, OurEngine(small))
-    assert found.outcome.sentence == "As expected, for prompts of up to 256 tokens: plain RoPE (theta 10000)."
+    assert (
+        found.outcome.sentence
+        == "As expected, for prompts of up to 256 tokens and in decoding: plain RoPE (theta 10000)."
+    )
     assert found.exit_status == 0
     assert max(question.tokens for question in found.questions) <= 256
-    assert found.requests == len(found.questions) + 5
+    assert found.requests == len(found.questions) + 5 + DECODING
     best, second = found.standings[:2]
     assert best.name == "as expected"
     assert best.misfit < 1e-5 < 1e-3 < second.misfit

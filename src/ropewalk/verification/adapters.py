@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
-from ropewalk.verification.engine import TOP, Engine, NextTokens, TooLong
+from ropewalk.verification.engine import TOP, Engine, NextTokens, Step, Texts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
 
 
 def open_engine(
-    engine: object, model: str | Path, tokenizer: Tokenizer, *, served_name: str | None = None
+    engine: object, model: str | Path, texts: Texts | Tokenizer, *, served_name: str | None = None
 ) -> AbstractContextManager[Engine]:
     """Open an engine for a `with` block.
 
@@ -29,16 +29,17 @@ def open_engine(
     - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
       model, or an `Engine`.
     - `model`: the checkpoint that "transformers" and "llama.cpp" load.
+    - `texts`: of the model's tokens, for servers that return or accept text only.
     - `served_name`: the model's name on the server; None takes the first that it lists.
 
     **Raises:** `RopeError` for anything else, and if the engine cannot be opened.
     """
     if isinstance(engine, str) and engine.startswith(("http://", "https://")):
-        return nullcontext(OpenAIEngine(engine, tokenizer, model=served_name))
+        return nullcontext(OpenAIEngine(engine, texts, model=served_name))
     if engine == "transformers":
         return nullcontext(TransformersEngine.load(model))
     if engine == "llama.cpp":
-        return llama_cpp_server(model, tokenizer)
+        return llama_cpp_server(model, texts)
     if isinstance(engine, nn.Module) and hasattr(getattr(engine, "config", None), "to_dict"):
         return nullcontext(TransformersEngine(engine))
     if isinstance(engine, Engine):
@@ -110,14 +111,30 @@ class TransformersEngine:
                 facts={"tokens": len(input_ids)},
                 cure="Pass a smaller --max-tokens.",
             ) from error
-        likely = logits.double().log_softmax(-1).topk(min(TOP, len(logits)))
-        return NextTokens(dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True)), len(input_ids))
+        return NextTokens(_likeliest(logits), len(input_ids))
+
+    @torch.inference_mode()
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return generated tokens, always the likeliest, from the model's own `generate` and its cache."""
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
+        out = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
+            output_logits=True, return_dict_in_generate=True, pad_token_id=0,
+        )  # fmt: skip
+        new = out.sequences[0, len(input_ids) :].tolist()
+        return [Step(token, _likeliest(logits[0])) for token, logits in zip(new, out.logits, strict=False)]
+
+
+def _likeliest(logits: Tensor) -> dict[int, float]:
+    """Return the log-probabilities of the likeliest tokens."""
+    likely = logits.double().log_softmax(-1).topk(min(TOP, len(logits)))
+    return dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
 
 
 @contextmanager
 def llama_cpp_server(
     source: str | Path,
-    tokenizer: Tokenizer,
+    texts: Texts | Tokenizer,
     *,
     context: int = CONTEXT,
     threads: int | None = None,
@@ -126,6 +143,7 @@ def llama_cpp_server(
     """Start a llama.cpp server (of the package `xllamacpp`) with a .gguf file, on a free port.
 
     **Arguments:**
+    - `texts`: the texts of the model's tokens, or its tokenizer.
     - `context`: tokens.
     - `threads`: defaults to torch's number.
     - `options`: further fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`,
@@ -157,6 +175,6 @@ def llama_cpp_server(
             cure="Check that this version of llama.cpp supports the architecture.",
         ) from error
     try:
-        yield OpenAIEngine(server.listening_address, tokenizer, name="llama.cpp", key="")
+        yield OpenAIEngine(server.listening_address, texts, name="llama.cpp", key="")
     finally:
         del server  # stops it

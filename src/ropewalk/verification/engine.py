@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.adapters import reader_of
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
@@ -39,6 +41,14 @@ class NextTokens:
                 )
 
 
+@dataclass(frozen=True)
+class Step:
+    """A generated token, and the log-probabilities of the likeliest tokens at its place."""
+
+    token: int
+    top: Mapping[int, float]
+
+
 @runtime_checkable
 class Engine(Protocol):
     """A program that runs a model: a server on the network, or a library in this process."""
@@ -61,12 +71,72 @@ class Engine(Protocol):
         """
 
 
+@runtime_checkable
+class Generates(Protocol):
+    """An engine that also generates several tokens, which shows the positions of decoding."""
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops."""
+
+
+def generates(engine: object) -> TypeGuard[Generates]:
+    """Return whether the engine generates several tokens."""
+    return isinstance(engine, Generates)
+
+
+class Texts(Protocol):
+    """The texts of tokens, for engines that return or accept text instead of ids."""
+
+    @property
+    def by_text(self) -> Mapping[str, int]:
+        """Return the ids of tokens by text, without texts that several tokens share."""
+
+    def text_of(self, input_ids: Sequence[int]) -> str | None:
+        """Return a text that an engine divides into exactly these tokens, after its own prefix; None without one."""
+
+
+class TokenizerTexts:
+    """The texts of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    @cached_property
+    def by_text(self) -> dict[str, int]:
+        """Return the ids of tokens by text, without texts that several tokens share or that are no whole characters."""
+        ids: dict[str, int] = {}
+        ambiguous = set()
+        for token in range(self.tokenizer.vocab_size):
+            text = self.tokenizer.decode([token])
+            if text in ids or "\ufffd" in text:
+                ambiguous.add(text)
+            ids[text] = token
+        return {text: token for text, token in ids.items() if text not in ambiguous}
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """Return the ids that the checkpoint puts before every text."""
+        return self.tokenizer.prefix_ids
+
+    def text_of(self, input_ids: Sequence[int]) -> str | None:
+        """Return a text with these ids, without the prefix, which an engine adds; None if there is none."""
+        ids, before = list(input_ids), len(self.prefix)
+        if ids[:before] != self.prefix or len(ids) == before:
+            return None
+        text = self.tokenizer.decode(ids[before:])
+        return text if self.tokenizer.encode(text) == ids[before:] else None
+
+
 class TooLong(RopeError):
     """The prompt does not fit the engine's context."""
 
 
 class NoAnswer(RopeError):
     """The engine returns no log-probabilities after this prompt, as llama.cpp does for half a character."""
+
+
+class NoText(NoAnswer):
+    """The engine accepts only text, and no text gives these tokens."""
 
 
 class OurEngine:
@@ -86,3 +156,13 @@ class OurEngine:
         """Return the likeliest next tokens."""
         top = self.reader.prefix(input_ids, seq_len=len(input_ids)).top(TOP)
         return NextTokens(dict(top), len(input_ids))
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return generated tokens, each computed from the cache."""
+        prefix, steps = self.reader.prefix(input_ids, seq_len=len(input_ids) + tokens), list[Step]()
+        for number in range(tokens):
+            top = prefix.top(TOP)
+            steps.append(Step(max(top, key=lambda one: one[1])[0], dict(top)))
+            if number < tokens - 1:
+                prefix.read([steps[-1].token])
+        return steps

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ropewalk.attention.extensions import Extension, Region, Rule, check_tokens, next_index, zero_index
 from ropewalk.errors import RopeError
@@ -20,11 +23,12 @@ from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import TRAINED_KEY
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
-FACTORS = (2.0, 4.0, 8.0)
+FACTORS = (2.0, 4.0, 8.0, 16.0)
 THETAS = (1e4, 1e5, 5e5, 1e6)
 NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
+TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
-_HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
+HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,37 @@ class RestartedPositions(Extension):
         return _all_keys(lambda index: index % self.length)
 
 
+@dataclass(frozen=True)
+class ShiftedPositions(Extension):
+    """Positions that are `by` too far from the token at index `start` on, as with a wrong offset of a chunk.
+
+    Decoding is such a chunk: the prompt's positions are right, and the generated tokens' are not.
+    """
+
+    start: int
+    by: int
+
+    def __post_init__(self) -> None:
+        check_tokens("ShiftedPositions", 1, start=self.start)
+
+    def regions(self) -> tuple[Region, ...]:
+        return _all_keys(lambda index: index + self.by * (index >= self.start))
+
+
+@dataclass(frozen=True)
+class RoundedPositions(Extension):
+    """Positions rounded to `bits` binary digits, as where position ids are computed in bfloat16 (8 digits)."""
+
+    bits: int = 8
+
+    def regions(self) -> tuple[Region, ...]:
+        def rounded(index: Tensor) -> Tensor:
+            step = torch.exp2((index.clamp(min=1).double().log2().floor() + 1 - self.bits).clamp(min=0))
+            return ((index / step).round() * step).to(index.dtype)
+
+        return _all_keys(rounded)
+
+
 def _all_keys(rule: Rule) -> tuple[Region, ...]:
     """Return one region of all earlier keys, with positions by this rule for queries and keys."""
     return (Region(rule, rule, zero_index, next_index),)
@@ -65,12 +100,15 @@ def _all_keys(rule: Rule) -> tuple[Region, ...]:
 class Hypothesis:
     """One thing that an engine may apply: its name, and each layer's positions.
 
-    `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
+    - `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
+    - `minor`: whether it changes little, such as the rounding of a table. A verdict names it if the answers fit it, and
+      is not undecided if they exclude everything else.
     """
 
     name: str
     positions: Positions
     unchanged_below: int = 0
+    minor: bool = False
 
     def at(self, length: int) -> tuple[object, ...]:
         """Return everything that decides the model's output for a prompt of `length` tokens, to compare hypotheses."""
@@ -115,7 +153,7 @@ def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
     >>> first_difference(*(Hypothesis("", Positions((rope,), (None,), (None,))) for rope in ropes))
     65
     """
-    lengths = {2, _HORIZON, *(border + 1 for border in one.borders | other.borders)}
+    lengths = {2, HORIZON, *(border + 1 for border in one.borders | other.borders)}
     return next((length for length in sorted(lengths) if one.at(length) != other.at(length)), None)
 
 
@@ -140,12 +178,12 @@ def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
 
 def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
     """Return a key that equal hypotheses share."""
-    lengths = sorted({2, _HORIZON, *(border + 1 for border in hypothesis.borders)})
+    lengths = sorted({2, HORIZON, *(border + 1 for border in hypothesis.borders)})
     # the values on both sides of a border distinguish a rule that changes only there from a constant one
     return (
         hypothesis.at(2),
-        hypothesis.at(_HORIZON),
-        tuple(lengths) if hypothesis.at(2) != hypothesis.at(_HORIZON) else (),
+        hypothesis.at(HORIZON),
+        tuple(lengths) if hypothesis.at(2) != hypothesis.at(HORIZON) else (),
     )
 
 
@@ -156,12 +194,17 @@ def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     yield Hypothesis("no scaling", unscaled)
     yield from _faults_of_scaling(bare)
     yield from _methods(bare, trained)
+    yield from _widths(bare)
+    yield from _layers(bare)
     for positions, without in ((bare, ""), (unscaled, "no scaling, ")):
         yield from _thetas(positions, without)
         swapped = _mapped(positions, lambda rope: dataclasses.replace(rope, interleaved=not rope.interleaved))
         yield Hypothesis(f"{without}the other pairing", swapped)
     yield Hypothesis("no rotation", dataclasses.replace(bare, ropes=(None,) * bare.num_layers))
     yield from _positions(expected, trained)
+    yield Hypothesis(
+        "inv_freq in bfloat16", _mapped(expected, _rounded), 0 if expected != bare else trained, minor=True
+    )
 
 
 def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) -> Positions:
@@ -198,6 +241,9 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
             yield from with_rule(
                 f"{rule} with factor {factor * times:g}", partial(_with_field, field="factor", value=factor * times)
             )
+    for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+        for times in (0.5, 2.0):
+            yield from with_rule(f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times))
     yield from with_rule(f"{rule} by the paper's formula", partial(_with_field, field="variant", value="paper"))
     yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
     yield from with_rule("the short factors at every length", lambda rope, rule: _one_list(rule, "short_factor"))
@@ -220,7 +266,7 @@ def _twice(rope: RopeConfig, rule: Scaling) -> Scaling | None:
 def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
     if not _states(rule, "attention_factor"):
         return None
-    now = attention_factor_of(rope, _HORIZON)
+    now = attention_factor_of(rope, HORIZON)
     if now == 1.0:
         return None
     return dataclasses.replace(rule, attention_factor=now**power)  # type: ignore[type-var]
@@ -230,7 +276,8 @@ def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
     """Yield wrong original lengths (multiplied and divided by the factor), each with its ratio to the right one."""
     before, after = rope.original_length, rope.scaled_length
     if before and after and after != before:
-        yield from ((max(1, round(before * times)), times) for times in (after / before, before / after))
+        ratios = dict.fromkeys((after / before, before / after, 2.0, 0.5))
+        yield from ((max(1, round(before * times)), times) for times in ratios)
 
 
 def _original(rope: RopeConfig, rule: Scaling, times: float) -> Scaling | None:
@@ -242,6 +289,19 @@ def _original(rope: RopeConfig, rule: Scaling, times: float) -> Scaling | None:
 
 def _with_field(rope: RopeConfig, rule: Scaling, field: str, value: object) -> Scaling | None:
     return dataclasses.replace(rule, **{field: value}) if _states(rule, field) else None  # type: ignore[type-var]
+
+
+def _times(rope: RopeConfig, rule: Scaling, field: str, times: float) -> Scaling | None:
+    """Return the rule with a field of its ramp multiplied; None without the field, or if it would be invalid."""
+    value = getattr(rule, field, None)
+    if not isinstance(value, int | float) or not _states(rule, field):
+        return None
+    try:
+        changed = _with_field(rope, rule, field, value * times)
+        dataclasses.replace(rope, scaling=changed)
+    except RopeError:
+        return None
+    return changed
 
 
 def _one_list(rule: Scaling, name: str) -> Scaling | None:
@@ -257,17 +317,26 @@ def _states(rule: Scaling, field: str) -> bool:
 
 
 def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
-    def change(rope: RopeConfig) -> RopeConfig:
-        return RopeConfig(
-            rope.head_dim,
-            interleaved=rope.interleaved,
-            rotary_dim=rope.rotary_dim,
-            max_position_embeddings=rope.max_position_embeddings,
-            axes=rope.axes,
-            inv_freq=columns_of(rope, length),
-        )
+    return lambda rope: _given(rope, columns_of(rope, length))
 
-    return change
+
+def _given(rope: RopeConfig, columns: Sequence[float]) -> RopeConfig:
+    """Return a rope with these frequencies and without an attention factor."""
+    return RopeConfig(
+        rope.head_dim,
+        interleaved=rope.interleaved,
+        rotary_dim=rope.rotary_dim,
+        max_position_embeddings=rope.max_position_embeddings,
+        axes=rope.axes,
+        inv_freq=tuple(columns),
+    )
+
+
+def _rounded(rope: RopeConfig) -> RopeConfig:
+    """Return the rope with inverse frequencies in bfloat16, as after a cast of the whole model."""
+    if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
+        return rope
+    return _given(rope, torch.tensor(columns_of(rope, 2)).bfloat16().double().tolist())
 
 
 def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
@@ -286,6 +355,47 @@ def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
             None if rope is None else dataclasses.replace(rope, scaling=rule) if scaled else rope.unscaled()
             for rope, scaled in zip(expected.ropes, on, strict=True)
         )
+        yield Hypothesis(name, dataclasses.replace(expected, ropes=ropes))
+
+
+def _widths(expected: Positions) -> Iterator[Hypothesis]:
+    """Yield faults of the rotary width, if only a part of each head rotates."""
+    partly = [rope for rope in expected.present_ropes if rope.rotary_dim != rope.head_dim and rope.axes is None]
+    if not partly:
+        return
+
+    def whole(rope: RopeConfig) -> RopeConfig:
+        if rope.rotary_dim == rope.head_dim or rope.axes is not None or rope.inv_freq is not None:
+            return rope
+        return dataclasses.replace(rope, rotary_dim=None)
+
+    def exponents(rope: RopeConfig) -> RopeConfig:
+        wide = whole(rope)
+        if wide == rope or wide.needs_seq_len or attention_factor_of(wide, 2) != 1.0:
+            return rope
+        return _given(rope, columns_of(wide, 2)[: rope.pairs])
+
+    for name, change in (("partial factor ignored", whole), ("theta's exponents over the whole head", exponents)):
+        try:
+            yield Hypothesis(name, _mapped(expected, change))
+        except RopeError:
+            continue
+
+
+def _layers(expected: Positions) -> Iterator[Hypothesis]:
+    """Yield the ropes of full and sliding layers exchanged, or one of them on all layers, if they differ."""
+    kinds: dict[bool, set[RopeConfig | None]] = {True: set(), False: set()}
+    for rope, window in zip(expected.ropes, expected.sliding_windows, strict=True):
+        kinds[window is not None].add(rope)
+    if len(kinds[True]) != 1 or len(kinds[False]) != 1 or kinds[True] == kinds[False]:
+        return
+    (sliding,), (full,) = kinds[True], kinds[False]
+    for name, on in (
+        ("the full layers' rope on all layers", {True: full, False: full}),
+        ("the sliding layers' rope on all layers", {True: sliding, False: sliding}),
+        ("the ropes of full and sliding layers exchanged", {True: full, False: sliding}),
+    ):
+        ropes = tuple(on[window is not None] for window in expected.sliding_windows)
         yield Hypothesis(name, dataclasses.replace(expected, ropes=ropes))
 
 
@@ -347,9 +457,39 @@ def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     known = {rope.original_length for rope in expected.present_ropes} | {trained}
     known |= {rope.scaled_length for rope in expected.present_ropes}
     for length in sorted({*CHUNKS, *(length for length in known if length)}):
-        for name, rule in (("held at", ClampedPositions(length)), ("begun again after", RestartedPositions(length))):
-            extensions: tuple[Extension | None, ...] = tuple(rule if rope else None for rope in expected.ropes)
-            yield Hypothesis(f"positions {name} {length}", dataclasses.replace(expected, extensions=extensions), length)
+        for name, rule in (
+            ("positions held at", ClampedPositions(length)),
+            ("positions begun again after", RestartedPositions(length)),
+            ("positions one too far after", ShiftedPositions(length, 1)),
+            ("positions one too few after", ShiftedPositions(length, -1)),
+        ):
+            yield Hypothesis(f"{name} {length}", _extended(expected, rule), length)
+    yield Hypothesis("positions in bfloat16", _extended(expected, RoundedPositions()), 256)
+
+
+def _extended(expected: Positions, rule: Extension) -> Positions:
+    """Return the positions with an extension on every layer that rotates."""
+    return dataclasses.replace(expected, extensions=tuple(rule if rope else None for rope in expected.ropes))
+
+
+def in_decoding(expected: Positions, prompt: int) -> list[Hypothesis]:
+    """Return hypotheses about the positions of tokens that follow a prompt of `prompt` tokens, processed one by one.
+
+    Empty for models with sliding layers or with extensions.
+    """
+    if any(window is not None for window in expected.sliding_windows) or not expected.present_ropes:
+        return []
+    if any(extension is not None for extension in expected.extensions):
+        return []
+    return [
+        Hypothesis(f"{name} in decoding", _extended(expected, rule), prompt)
+        for name, rule in (
+            ("positions one too far", ShiftedPositions(prompt, 1)),
+            ("positions one too few", ShiftedPositions(prompt, -1)),
+            ("positions begun again", ShiftedPositions(prompt, -prompt)),
+            ("positions held", ClampedPositions(prompt)),
+        )
+    ]
 
 
 def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:

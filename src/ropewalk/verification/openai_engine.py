@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
 from ropewalk.models.prompts import Tokenizer
-from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, TooLong
+from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, NoText, Step, Texts, TokenizerTexts, TooLong
 from ropewalk.version import __version__
 
 KEY = "OPENAI_API_KEY"
@@ -53,7 +53,7 @@ class OpenAIEngine:
 
     **Arguments:**
     - `url`: the server's address, with or without "/v1", without user and password.
-    - `tokenizer`: finds the ids of tokens that a server returns as text.
+    - `texts`: the texts of the model's tokens, or its tokenizer, for servers that return or accept text only.
     - `model`: its name on the server. Defaults to the first of `/v1/models`.
     - `timeout`: seconds for one request, including its retries.
     - `name`: the name for reports. Defaults to the address.
@@ -65,7 +65,7 @@ class OpenAIEngine:
     def __init__(
         self,
         url: str,
-        tokenizer: Tokenizer,
+        texts: Texts | Tokenizer,
         *,
         model: str | None = None,
         timeout: float = SECONDS,
@@ -87,7 +87,8 @@ class OpenAIEngine:
         self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
         self._path = quote(path, safe="/%~:@!$&'()*+,;=")
         self._connection = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        self.tokenizer, self._model, self._name, self._timeout = tokenizer, model, name, timeout
+        self.texts = TokenizerTexts(texts) if isinstance(texts, Tokenizer) else texts
+        self._model, self._name, self._timeout = model, name, timeout
         self._key = (os.environ.get(KEY, "") if key is None else key).strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise RopeError(
@@ -95,7 +96,7 @@ class OpenAIEngine:
                 facts={"characters": len(self._key)},
                 cure="Set it to the key only.",
             )
-        self._top, self._wants_ids = TOP, True
+        self._top, self._wants_ids, self._takes_ids, self._takes_top_k = TOP, True, True, True
 
     @property
     def name(self) -> str:
@@ -123,57 +124,107 @@ class OpenAIEngine:
         return None
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens after these ids, which are sent as ids."""
+        """Return the likeliest next tokens after these ids, which are sent as ids, or as text if the server refuses."""
+        content = self._completion(input_ids, 1)
+        _, top = self._places(content)[0]
+        match content:
+            case {"usage": {"prompt_tokens": count}} if type(count) is int:
+                return NextTokens(top, count)
+        return NextTokens(top)
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
+        steps = []
+        for token, top in self._places(self._completion(input_ids, tokens)):
+            NextTokens(top)
+            steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top))
+        return steps
+
+    def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
+        """Return the server's answer; leave out what it refuses, and send text if it refuses ids.
+
+        **Raises:** `NoText` if it takes text only, and no text has these ids.
+        """
+        prompt = list(input_ids) if self._takes_ids else self.texts.text_of(input_ids)
+        if prompt is None:
+            raise NoText(
+                "verify: the server takes text only, and no text has these tokens.",
+                facts={"server": self.root, "tokens": len(input_ids)},
+                cure="Use an engine that accepts token ids as a prompt (llama.cpp, vLLM, SGLang).",
+            )
         body = {
             "model": self.model,
-            "prompt": list(input_ids),
-            "max_tokens": 1,
+            "prompt": prompt,
+            "max_tokens": tokens,
             "temperature": 1.0,  # some engines divide log-probabilities by it
             "logprobs": self._top,
         }
         if self._wants_ids:
             body["return_tokens_as_token_ids"] = True  # vLLM's
+        if tokens > 1:
+            body |= {"top_k": 1} if self._takes_top_k else {"temperature": 0.0}
         answer = self._send("POST", "/v1/completions", body)
         if answer.status in (400, 422):
             if self._wants_ids and "return_tokens_as_token_ids" in answer.text:
                 self._wants_ids = False
-                return self.ask(input_ids)
+                return self._completion(input_ids, tokens)
+            if tokens > 1 and self._takes_top_k and "top_k" in answer.text:
+                self._takes_top_k = False
+                return self._completion(input_ids, tokens)
             if "logprobs" in answer.text and self._top > 5:
                 self._top = 5
-                return self.ask(input_ids)
+                return self._completion(input_ids, tokens)
             if any(word in answer.text for word in ("context size", "context length", "maximum context", "exceed")):
                 raise TooLong(
                     "verify: the prompt does not fit the engine's context.",
                     facts={"server": self.root, "tokens": len(input_ids)},
                     cure="Start the server with a longer context, or pass a smaller --max-tokens.",
                 )
+            if self._takes_ids and self.texts.text_of(input_ids) is not None:
+                self._takes_ids = False
+                return self._completion(input_ids, tokens)
         if answer.status != 200:
             raise self._refusal(answer, "verify: the server refuses the request.")
-        return self._next_tokens(answer)
-
-    def _next_tokens(self, answer: HttpAnswer) -> NextTokens:
-        """Return the checked numbers of an answer, in the form of OpenAI's completions or of its chat."""
-        entries: list[tuple[int | None, Any]] = []
-        match answer.content:
-            case {"choices": [{"logprobs": {"content": [{"top_logprobs": [*rows]}, *_]}}, *_]}:
-                for row in rows:
-                    fields = row if isinstance(row, Mapping) else {}
-                    entries.append((self._id(fields.get("token"), fields.get("id")), fields.get("logprob")))
-            case {"choices": [{"logprobs": {"top_logprobs": [{**values}, *_]}}, *_]}:
-                entries = [(self._id(token), value) for token, value in values.items()]
-        for _, value in entries:  # check also those of tokens without an id
-            NextTokens({0: value})
-        top = {token: value for token, value in entries if token is not None}
-        if len(top) < 2:
+        if not self._places(answer.content):
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
                 cure="Use an engine that supports `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
-        match answer.content:
-            case {"usage": {"prompt_tokens": count}} if type(count) is int:
-                return NextTokens(top, count)
-        return NextTokens(top)
+        return answer.content
+
+    def _places(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
+        """Return each generated token and the checked numbers at its place, in the form of completions or of chat.
+
+        It ends at the first place with fewer than two numbers.
+        """
+        places: list[tuple[int | None, list[tuple[int | None, Any]]]] = []
+        match content:
+            case {"choices": [{"logprobs": {"content": [*rows]}}, *_]}:
+                for row in rows:
+                    fields = row if isinstance(row, Mapping) else {}
+                    likely = fields.get("top_logprobs")
+                    each = (
+                        [one if isinstance(one, Mapping) else {} for one in likely] if isinstance(likely, list) else []
+                    )
+                    chosen = self._id(fields.get("token"), fields.get("id")) if "token" in fields else None
+                    places.append((chosen, [(self._id(o.get("token"), o.get("id")), o.get("logprob")) for o in each]))
+            case {"choices": [{"logprobs": {"top_logprobs": [*rows], **more}}, *_]}:
+                tokens = more.get("tokens")
+                chosen_texts = tokens if isinstance(tokens, list) and len(tokens) == len(rows) else [None] * len(rows)
+                for text, row in zip(chosen_texts, rows, strict=True):
+                    values = row if isinstance(row, Mapping) else {}
+                    chosen = self._id(text) if isinstance(text, str) else None
+                    places.append((chosen, [(self._id(token), value) for token, value in values.items()]))
+        found = []
+        for chosen, entries in places:
+            for _, value in entries:  # check also those of tokens without an id
+                NextTokens({0: value})
+            top = {token: value for token, value in entries if token is not None}
+            if len(top) < 2:
+                break
+            found.append((chosen, top))
+        return found
 
     def _id(self, token: object, given: object = None) -> int | None:
         """Return the id of a token in an answer: None if several tokens have its text, -1 for an invalid id."""
@@ -183,20 +234,8 @@ class OpenAIEngine:
             return -1
         digits = token.removeprefix(_TOKEN_ID)
         if digits == token:
-            return self._by_text.get(token)
+            return self.texts.by_text.get(token)
         return int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
-
-    @cached_property
-    def _by_text(self) -> dict[str, int]:
-        """Return the ids of tokens by text, without texts that several tokens share."""
-        ids: dict[str, int] = {}
-        ambiguous = set()
-        for token in range(self.tokenizer.vocab_size):
-            text = self.tokenizer.decode([token])
-            if text in ids or "\ufffd" in text:
-                ambiguous.add(text)
-            ids[text] = token
-        return {text: token for text, token in ids.items() if text not in ambiguous}
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:
         """Send a request until it is answered, or until its retries or its time are used up."""

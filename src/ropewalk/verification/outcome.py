@@ -135,6 +135,8 @@ class EngineVerdict:
     - `candidates`: for "undecided", those that are not distinguished from the best.
     - `needs`: the length in tokens of prompts that would distinguish them; None if more prompts of this length would.
     - `detail`: a sentence with a fact for this kind of conclusion.
+    - `minor`: small differences, such as the rounding of a table, that the answers do not exclude.
+    - `decoding`: whether answers after generated tokens agree, too; None if they were not asked or do not decide.
     """
 
     kind: Kind
@@ -144,6 +146,8 @@ class EngineVerdict:
     candidates: tuple[str, ...] = ()
     needs: int | None = None
     detail: str = ""
+    minor: tuple[str, ...] = ()
+    decoding: bool | None = None
 
     @property
     def exit_status(self) -> int:
@@ -158,7 +162,10 @@ class EngineVerdict:
         'Applies yarn 4 instead of plain RoPE.'
         """
         if self.kind == "as expected":
-            return f"As expected, for prompts of up to {self.up_to:,} tokens: {self.expected}. {self.detail}".rstrip()
+            decoding = " and in decoding" if self.decoding else ""
+            minor = f" Too small to exclude here: {', '.join(self.minor)}." if self.minor else ""
+            covered = f"for prompts of up to {self.up_to:,} tokens{decoding}"
+            return f"As expected, {covered}: {self.expected}. {self.detail}".rstrip() + minor
         if self.kind == "other":
             return f"Applies {_either(self.applied)} instead of {self.expected}."
         if self.kind == "none":
@@ -242,6 +249,8 @@ class Verification:
                 "applied": list(outcome.applied),
                 "not_told_apart": list(outcome.candidates),
                 "needs_tokens": outcome.needs,
+                "minor_not_excluded": list(outcome.minor),
+                "decoding": outcome.decoding,
                 "exit_status": outcome.exit_status,
             },
             "noise": self.noise,

@@ -34,6 +34,12 @@ class Prediction:
         """Return the tokens, the likeliest first."""
         return list(self.values)
 
+    @property
+    def best_two(self) -> tuple[tuple[int, float], tuple[int, float]]:
+        """Return the two likeliest tokens with their log-probabilities."""
+        first, second = sorted(self.values.items(), key=lambda item: -item[1])[:2]
+        return first, second
+
     def of(self, tokens: Sequence[int]) -> Values:
         """Return the log-probability of each of these tokens."""
         return np.array([self.values.get(token, self.least) for token in tokens])

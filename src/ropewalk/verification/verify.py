@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,12 @@ import torch
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.models.config import Positions
-from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress, SilentProgress, say, shown
-from ropewalk.progress import expect as begin_stage
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import Engine, NoAnswer, TooLong
-from ropewalk.verification.hypotheses import (
-    Hypothesis,
-    described,
-    expected_positions,
-    first_difference,
-    hypotheses,
-    length_to_verify,
-)
+from ropewalk.verification.engine import Engine, NoAnswer, NoText, TokenizerTexts, TooLong, generates
+from ropewalk.verification.hypotheses import expected_positions, first_difference
 from ropewalk.verification.outcome import (
     EngineVerdict,
     HypothesisFit,
@@ -41,20 +32,24 @@ from ropewalk.verification.outcome import (
     likelihoods,
     misfit,
 )
-from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
+from ropewalk.verification.predictions import Predictions
+from ropewalk.verification.questions import (
+    CONFIRMING,
+    LATER_QUESTIONS,
+    ONE_TOKEN,
+    QUESTIONS,
+    OurSide,
+    Side,
+    different,
+)
 
 MAX_TOKENS = 4096  # the longest prompt by default
 FIRST, GROWTH = 192, 3  # tokens of the first round's prompts, and their growth in each further round
-QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 ROUNDS = 4
-CONFIRMING = 4  # prompts of the length that a verdict covers, if no round asked for that length
-ENDS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of a prompt: what an engine that cuts prompts may keep
-ONE_TOKEN = 4  # prompts of a single token
 NOISE = 3.0  # the largest misfit of a right hypothesis, in units of the error on single tokens
 LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
 OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
 EXACT = 1e-3  # nats: a smaller misfit is rounding
-CHECKED = 2000  # characters of the text for which tokens are compared
 
 
 def verify(
@@ -97,10 +92,33 @@ def verify(
     >>> from ropewalk.verification.engine import OurEngine
     >>> from ropewalk.checkpoints.load import load
     >>> print(verify("tiny", OurEngine(load("tiny"))))
-    As expected, for prompts of up to 256 tokens: plain RoPE (theta 10000).
+    As expected, for prompts of up to 256 tokens and in decoding: plain RoPE (theta 10000).
     """
     begun = time.monotonic()
-    reader = open_reader(model, dtype=torch.float32) if isinstance(model, str | Path) else reader_of(model)
+    side = our_side(model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state)
+    source = model if isinstance(model, str | Path) else side.model
+    texts = TokenizerTexts(side.tokenizer)
+    with open_engine(engine, source, texts, served_name=served_name) as opened, shown("verify", progress) as bar:
+        found = Check(side, opened, max_tokens=max_tokens, progress=bar).run()
+    return dataclasses.replace(found, seconds=time.monotonic() - begun)
+
+
+def our_side(
+    model: str | Path | Reader | Any,
+    *,
+    expect: str | Positions | None = None,
+    up_to: int | None = None,
+    text: str | Path | None = None,
+    trained_length: int | None = None,
+    state: str | Path | None = None,
+    **loading: Any,
+) -> OurSide:
+    """Return our side of a check; see `verify`. `loading`: options of `open_reader`, such as `device_map`.
+
+    **Raises:** `RopeError` for a model without a tokenizer or a trained length.
+    """
+    opening = {"dtype": torch.float32, **loading}
+    reader = open_reader(model, **opening) if isinstance(model, str | Path) else reader_of(model)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -115,66 +133,28 @@ def verify(
             facts={"model": reader.name},
             cure="Pass trained_length=... (--trained-length).",
         )
-    expected = expected_positions(reader.positions, expect, trained)
-    source = model if isinstance(model, str | Path) else reader.name
-    _, words = read_text(text)
     predictions = Predictions(reader, None if state is None else Path(state))
-    with open_engine(engine, source, tokenizer, served_name=served_name) as opened, shown("verify", progress) as bar:
-        check = Check(
-            predictions, tokenizer, opened, expected, words, trained=trained, up_to=up_to, max_tokens=max_tokens,
-            progress=bar,
-        )  # fmt: skip
-        return dataclasses.replace(check.run(), seconds=time.monotonic() - begun)
+    expected = expected_positions(reader.positions, expect, trained)
+    return OurSide(predictions, tokenizer, read_text(text)[1], expected, trained, up_to)
 
 
 class Check:
     """One run of `verify`, with its resolved arguments: the answers, and the hypotheses that are left."""
 
     def __init__(
-        self,
-        predictions: Predictions,
-        tokenizer: Tokenizer,
-        engine: Engine,
-        expected: Positions,
-        text: str,
-        *,
-        trained: int,
-        up_to: int | None,
-        max_tokens: int,
-        progress: Progress | None = None,
+        self, side: Side, engine: Engine, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None
     ) -> None:
         self.progress = progress or SilentProgress()
-        self.predictions, self.reader = predictions, predictions.reader
-        self.tokenizer, self.engine, self.text = tokenizer, engine, text
-        self.expected, self.trained = described(expected), trained
-        self.all = {hypothesis.name: hypothesis for hypothesis in hypotheses(expected, trained=trained)}
+        self.side, self.engine = side, engine
+        self.expected, self.trained, self.up_to = side.expected, side.trained, side.up_to
+        self.all = side.all
         self.first = next(iter(self.all.values()))
-        self.left_out = tuple(name for name in self.all if name != self.first.name and not self._supports(name))
-        self.all = {name: hypothesis for name, hypothesis in self.all.items() if name not in self.left_out}
-        self.up_to = length_to_verify(expected, trained) if up_to is None else up_to
-        self.alive = self._different()
+        self.alive = different(self.all, self.up_to)
         self.questions: list[Probe] = []
         self.requests = 0
         self.counted = True  # whether the engine reports the number of tokens that it processed
         self.noise: float | None = None
         self.limit = max_tokens
-
-    def _supports(self, name: str) -> bool:
-        """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
-        try:
-            self.reader.under(self.all[name].positions)
-        except RopeError:
-            return False
-        return True
-
-    def _different(self) -> dict[str, Hypothesis]:
-        """Return the hypotheses that differ from each other for a prompt of at most `up_to` tokens."""
-        different: dict[str, Hypothesis] = {}
-        for hypothesis in self.all.values():
-            lengths = [first_difference(hypothesis, other) for other in different.values()]
-            if all(length is not None and length <= self.up_to for length in lengths):
-                different[hypothesis.name] = hypothesis
-        return different
 
     def run(self) -> Verification:
         """Send prompts until the expected rope is distinguished from all others, or refuted."""
@@ -187,22 +167,29 @@ class Check:
         if wrong:
             return self._result(EngineVerdict("tokens", self.expected, self.up_to, detail=wrong), tokenisation)
         self.noise = self._one_token()
-        if self.noise > OTHER_WEIGHTS:
+        if self.noise is not None and self.noise > OTHER_WEIGHTS:
             detail = (
                 f"After a single token, where no rope matters, they differ by {self.noise:.2f} nats: other weights?"
             )
             return self._result(EngineVerdict("none", self.expected, self.up_to, detail=detail), tokenisation)
-        for number, (first, last) in enumerate(self._rounds()):
-            asked = self._ask(0.1 + 0.2 * number, first, last)
+        for number, (first, last) in enumerate(self.rounds()):
+            asked = self._ask(number, first, last)
             if not asked or not self._open() or (number and self.first.name not in self.alive):
                 break
         outcome = self._outcome()
-        return self._result(self._confirmed(outcome) if outcome.kind == "as expected" else outcome, tokenisation)
+        if outcome.kind == "as expected":
+            outcome = self._confirmed(outcome)
+        if outcome.kind == "as expected":
+            outcome = self._decoded(outcome)
+        return self._result(outcome, tokenisation)
 
     # questions
 
-    def _rounds(self) -> Iterator[tuple[int, int]]:
+    def rounds(self) -> Iterator[tuple[int, int]]:
         """Yield the shortest and the longest prompt of each round in tokens, as short as may decide."""
+        if self.side.rounds is not None:
+            yield from ((first, min(last, self.limit)) for first, last in self.side.rounds if first <= self.limit)
+            return
         first, last, longest = FIRST // 4, FIRST, max(self.up_to, self.trained)
         for _ in range(ROUNDS):
             last = min(last, max(longest, first + FIRST // 3), self.limit)
@@ -220,26 +207,14 @@ class Check:
         """Return the shortest prompt for which a hypothesis and the best one differ."""
         return first_difference(self.all[self._best()], self.all[name]) or 2
 
-    def _ask(self, place: float, first: int, last: int) -> bool:
-        """Run a round: predict under the hypotheses that are left, choose the prompts that decide most, send them."""
-        ids = self._prompt(place, last)
-        lengths = candidates(first, last, 24 if self.questions else 8)
-        begin_stage(self.progress, last * len(self.alive))
-        predicted = {}
-        begun = time.monotonic()
-        for number, (name, hypothesis) in enumerate(self.alive.items()):
-            self.progress.begin(f"our prediction {number + 1} of {len(self.alive)} for {last:,} tokens: {name}", last)
-            predicted[name] = self.predictions.of(hypothesis, ids, lengths)
-            self.progress.advance(last)
-            if not number:
-                seconds = (time.monotonic() - begun) * len(self.alive)
-                say(self.progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
-        best = self._best()
-        chosen = choose(predicted, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS)
-        for number, length in enumerate(chosen):
-            self.progress.begin(f"request {number + 1} of {len(chosen)} to {self.engine.name}: {length:,} tokens", 0)
+    def _ask(self, number: int, first: int, last: int) -> bool:
+        """Run a round: send the prompts that decide most among the hypotheses that are left."""
+        questions = self.side.questions(number, (first, last), self.alive, self._best(), self.progress)
+        for index, question in enumerate(questions):
+            length = len(question.input_ids)
+            self.progress.begin(f"request {index + 1} of {len(questions)} to {self.engine.name}: {length:,} tokens", 0)
             try:
-                answer = self._answer(ids[:length])
+                answer = self._answer(question.input_ids)
             except NoAnswer:
                 continue
             except TooLong:
@@ -247,17 +222,13 @@ class Check:
                 if not self.questions:
                     raise
                 return False
-            self.questions.append(Probe(length, answer, {name: tops[length] for name, tops in predicted.items()}))
+            self.questions.append(Probe(length, *question.put(answer)))
         best = self._best()
         keep = {name for name in self.alive if name == best or not self._lean(best, name).refuted}
         self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
         return True
 
-    def _prompt(self, place: float, length: int) -> list[int]:
-        """Return a prompt of `length` tokens from a place in the text."""
-        return [*self.tokenizer.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, length)][:length]
-
-    def _answer(self, ids: list[int]) -> Mapping[int, float]:
+    def _answer(self, ids: Sequence[int]) -> Mapping[int, float]:
         """Send a prompt and return the log-probabilities; raise `RopeError` if its length changed on the way."""
         answer = self.engine.ask(ids)
         self.requests += 1
@@ -279,26 +250,18 @@ class Check:
         name, shorter, last = self.first.name, self._longest, min(self.up_to, self.limit)
         if self.counted and shorter >= last:
             return outcome
-        ids, lengths = self._prompt(0.1 + 0.2 * ROUNDS, last), candidates(last - last // 16, last, CONFIRMING)
-        ends = () if self.counted else tuple(sorted({max(1, int(share * last)) for share in ENDS}))
-        begin_stage(self.progress, last + sum(ends) * len(lengths))
-        self.progress.begin(f"our prediction for {last:,} tokens", last)
-        ours, probes = self.predictions.of(self.first, ids, lengths), []
-        self.progress.advance(last)
-        for length in lengths:
-            predictions = {name: ours[length]}
-            for end in ends:
-                self.progress.begin(f"our prediction for the last {end:,} of {length:,} tokens", end)
-                predictions[str(end)] = self.predictions.of(self.first, ids[length - end : length], [end])[end]
-                self.progress.advance(end)
+        with_ends, probes = not self.counted, list[Probe]()
+        for question in self.side.confirming(last, self.progress, ends=with_ends):
+            length = len(question.input_ids)
             self.progress.begin(f"confirming at {length:,} tokens", 0)
             try:
-                probes.append(Probe(length, self._answer(ids[:length]), predictions))
+                probes.append(Probe(length, *question.put(self._answer(question.input_ids))))
             except (NoAnswer, TooLong):
                 continue
-        if ends == () and not self.counted:  # it has just stopped reporting
+        if not with_ends and not self.counted:  # it has just stopped reporting
             return self._confirmed(outcome)
-        self.questions += [Probe(probe.tokens, probe.answer, {name: ours[probe.tokens]}) for probe in probes]
+        ends = sorted({int(end) for probe in probes for end in probe.predictions if end != name}) if with_ends else []
+        self.questions += [Probe(probe.tokens, probe.answer, {name: probe.predictions[name]}) for probe in probes]
         leans = {end: lean(probes, name, str(end), comparisons=len(ends)) for end in ends}
         error = misfit(probes, name)
         if error > self._allowed or (error > EXACT and any(one.leaves for one in leans.values())):
@@ -310,13 +273,49 @@ class Check:
             return EngineVerdict("none", self.expected, self.up_to, applied=outcome.applied, detail=detail)
         shown = min(self._longest, self.up_to)
         excluded = list(itertools.takewhile(lambda end: leans[end].refuted, ends))
-        if ends and not excluded:
+        if with_ends and not excluded:
             cut = (f"{self.expected} on the ends of prompts",)
             return dataclasses.replace(outcome, kind="undecided", candidates=cut)
         if ends:
             detail = "The engine does not report the number of tokens, so it may cut longer prompts."
             return dataclasses.replace(outcome, up_to=min(shown, excluded[-1]), detail=detail)
         return dataclasses.replace(outcome, up_to=shown)
+
+    def _decoded(self, outcome: EngineVerdict) -> EngineVerdict:
+        """Let the engine generate tokens, and return the verdict with what the answers after them show.
+
+        Positions may be right in prompts and wrong after the first generated token, which is processed alone.
+        """
+        if not generates(self.engine):
+            return outcome
+        name, probes = self.first.name, list[Probe]()
+        for question in self.side.decoding(self.progress):
+            whole = [*question.input_ids, *question.generated]
+            if len(whole) > self.limit:
+                continue
+            self.progress.begin(f"generating after {len(question.input_ids):,} tokens", 0)
+            try:
+                steps = self.engine.generate(question.input_ids, len(question.generated) + 1)
+            except (NoAnswer, TooLong):
+                continue
+            self.requests += 1
+            if [step.token for step in steps[:-1]] == list(question.generated):
+                probes.append(Probe(len(whole), *question.put(steps[-1].top)))
+        names = [other for probe in probes[:1] for other in probe.predictions]
+        leans = {other: lean(probes, name, other, comparisons=len(names)) for other in names if other != name}
+        if len(probes) < 3 or not leans:
+            return outcome
+        best = min(names, key=lambda one: misfit(probes, one))
+        error = misfit(probes, name)
+        if best != name and lean(probes, best, name, comparisons=len(names)).refuted:
+            return dataclasses.replace(outcome, kind="other", applied=(best,), detail="")
+        if error > max(self._allowed, 2 * misfit(self.questions, name)):
+            detail = (
+                f"{self.expected} explains {len(self.questions)} prompts, but misses the answers after generated "
+                f"tokens by {error:.3f} nats on average."
+            )
+            return dataclasses.replace(outcome, kind="none", detail=detail)
+        return dataclasses.replace(outcome, decoding=all(one.refuted for one in leans.values()))
 
     @property
     def _longest(self) -> int:
@@ -325,12 +324,12 @@ class Check:
 
     def _tokenisation(self) -> tuple[str, str]:
         """Compare tokens; return the comparison in words, and the difference (empty if there is none)."""
-        words = self.text[len(self.text) // 3 :][:CHECKED]
-        theirs, ours = self.engine.token_ids(words), self.tokenizer.encode(words)
+        words, ours = self.side.sample
+        theirs = self.engine.token_ids(words)
         if theirs is None:
             return "not checked: the engine does not report its tokens", ""
         self.requests += 1
-        if theirs == ours or theirs == [*self.tokenizer.prefix_ids, *ours]:
+        if theirs == ours or theirs == [*self.side.prefix_ids, *ours]:
             return f"the same {len(ours)} tokens for {len(words)} characters", ""
         at = next(
             (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours))
@@ -340,19 +339,19 @@ class Check:
             f"{len(theirs)} tokens instead of {len(ours)} for {len(words)} characters, from token {at} on.",
         )
 
-    def _one_token(self) -> float:
+    def _one_token(self) -> float | None:
         """Return the engine's error in nats on prompts of a single token, for which the rope does not matter."""
-        ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
         errors, refused = [], None
-        for token in ids:
+        for question in self.side.single(self.progress):
             self.progress.begin(f"request to {self.engine.name}: a single token", 0)
             try:
-                answer = self._answer([token])
+                answer = self._answer(question.input_ids)
+            except NoText:
+                return None  # an engine that begins each text with a token of its own
             except NoAnswer as error:
                 refused = error
                 continue
-            prediction = self.predictions.of(self.first, [token], [1])[1]
-            errors.append(Probe(1, answer, {"": prediction}).misfit(""))
+            errors.append(Probe(1, *question.put(answer)).misfit(""))
         if refused is not None and not errors:
             raise refused
         return float(np.median(errors))
@@ -376,8 +375,8 @@ class Check:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
 
     def _open(self) -> set[str]:
-        """Return the hypotheses that are not distinguished from the best yet."""
-        return set(self.alive) - {self._best()}
+        """Return the hypotheses that are not distinguished from the best yet, without minor ones."""
+        return {name for name in self.alive if not self.all[name].minor} - {self._best()}
 
     @property
     def _allowed(self) -> float:
@@ -387,6 +386,9 @@ class Check:
     def _outcome(self) -> EngineVerdict:
         """Return the conclusion from the answers so far."""
         best, left = self._best(), self._open()
+        if self.all[best].minor and self.first.name in left:
+            best = self.first.name
+            left -= {best}
         applied = (best, *sorted(left, key=lambda name: misfit(self.questions, name)))
         named = tuple(self.expected if name == self.first.name else name for name in applied)
 
@@ -399,13 +401,13 @@ class Check:
             way = "" if error > allowed else ", mostly in one direction"
             detail = (
                 f"The closest, {named[0]}, misses them by {error:.3f} nats on average{way}; "
-                f"the engine's own error, after a single token, is {self.noise:.3f}."
+                f"the engine's own error, after a single token, is {self.noise or 0.0:.3f}."
             )
             return outcome("none", detail=detail)
         if self.first.name not in applied:
             return outcome("other")
         if not left:
-            return outcome("as expected")
+            return outcome("as expected", minor=tuple(name for name in self.alive if self.all[name].minor))
         needs = [self._needs(name) for name in left]
         longest = self._longest if self.questions else FIRST
         further = [length for length in needs if length > longest]
@@ -423,14 +425,14 @@ class Check:
             key=lambda standing: -1e9 if standing.log_likelihood is None else standing.log_likelihood, reverse=True
         )
         return Verification(
-            model=self.reader.name,
+            model=self.side.model,
             engine=self.engine.name,
             outcome=outcome,
             standings=tuple(standings),
             questions=tuple(self.questions),
             noise=self.noise,
             tokenisation=tokenisation,
-            left_out=self.left_out,
+            left_out=self.side.left_out,
             requests=self.requests,
             seconds=0.0,
         )

@@ -1,0 +1,429 @@
+"""Golden predictions: our side of a check in a JSON file, so that engines are checked without weights.
+
+`docs/golden.md` describes the format, and `golden.schema.json` beside this module is its JSON schema.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import hashlib
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ropewalk.atomic_io import read_json, write_json
+from ropewalk.errors import RopeError
+from ropewalk.progress import Progress, SilentProgress, shown
+from ropewalk.verification.adapters import open_engine
+from ropewalk.verification.engine import TokenizerTexts
+from ropewalk.verification.hypotheses import HORIZON, Hypothesis
+from ropewalk.verification.outcome import Verification
+from ropewalk.verification.predictions import Prediction
+from ropewalk.verification.questions import OurSide, Question, different
+from ropewalk.verification.verify import MAX_TOKENS, Check, our_side
+from ropewalk.version import __version__
+
+FORMAT, VERSION = "ropewalk golden predictions", 1
+TOKENS = 24  # tokens of a question whose log-probabilities are written: the likeliest under each hypothesis
+OWN = 12  # of these, the likeliest under the expected hypothesis
+UNIT = 1e-3  # nats: log-probabilities are whole multiples
+LEAST = -32_767  # units: the smallest log-probability that is written
+NONE = -1  # the row of a hypothesis without a prediction
+Kind = Literal["single", "round", "confirming", "decoding"]
+
+
+@dataclass(frozen=True)
+class RecordedHypothesis:
+    """A hypothesis in a golden file: which of the hypotheses agree at which lengths, instead of positions.
+
+    `groups[i]`: a number that the hypotheses share that agree for prompts from `lengths[i]` tokens up to the next one.
+    """
+
+    name: str
+    lengths: tuple[int, ...]
+    groups: tuple[int, ...]
+    minor: bool = False
+
+    def at(self, length: int) -> tuple[object, ...]:
+        """Return what hypotheses that agree for a prompt of `length` tokens share."""
+        return (self.groups[max(0, bisect.bisect_right(self.lengths, length) - 1)],)
+
+    @property
+    def borders(self) -> set[int]:
+        """Return the lengths in tokens after which it may change."""
+        return {length - 1 for length in self.lengths}
+
+
+@dataclass(frozen=True)
+class RecordedQuestion(Question):
+    """A prompt of a golden file, with predictions of `tokens` only."""
+
+    tokens: Sequence[int] = ()
+
+    def put(self, answer: Mapping[int, float]) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
+        """Return the answer and the predictions for the recorded tokens, none below the least answered one.
+
+        An engine returns its likeliest tokens. Each other one has at most the smallest of these log-probabilities: both
+        sides are compared as if it had this value.
+        """
+        floor = min(answer.values())
+        given = {token: max(answer.get(token, floor), floor) for token in self.tokens}
+        return given, {
+            name: Prediction([(token, max(value, floor)) for token, value in prediction.values.items()])
+            for name, prediction in self.predictions.items()
+        }
+
+
+class Golden:
+    """Our side of a check, read from a golden file; see `ropewalk.verification.questions.Side`.
+
+    - `document`: the content of the file.
+
+    **Raises:** `RopeError` if the content has another format.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        if document.get("format") != FORMAT or document.get("version") != VERSION:
+            raise RopeError(
+                "verify: this is no file of golden predictions, or one of another version.",
+                facts={"format": document.get("format"), "version": document.get("version")},
+                cure=f"Write it again with `ropewalk verify MODEL --write FILE` of ropewalk {__version__}.",
+            )
+        try:
+            self._parse()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise RopeError(
+                "verify: this file of golden predictions is damaged.",
+                facts={"error": f"{type(error).__name__}: {error}"},
+                cure="Write it again with `ropewalk verify MODEL --write FILE`.",
+            ) from error
+
+    def _parse(self) -> None:
+        """Read the content; anything missing raises."""
+        document = self.document
+        self.model, self.expected = str(document["model"]), str(document["expected"])
+        self.trained, self.up_to = int(document["trained_length"]), int(document["up_to"])
+        self.left_out = tuple(map(str, document["left_out"]))
+        tokenizer = document["tokenizer"]
+        self.prefix_ids = [int(token) for token in tokenizer["prefix_ids"]]
+        self.sample = str(tokenizer["sample"]["text"]), [int(token) for token in tokenizer["sample"]["ids"]]
+        lengths = tuple(map(int, document["lengths"]))
+        self.all: Mapping[str, Any] = {
+            one["name"]: RecordedHypothesis(
+                one["name"], lengths, tuple(int(group) for group in one["groups"]), bool(one["minor"])
+            )
+            for one in document["hypotheses"]
+        }
+        if any(len(one.groups) != len(lengths) for one in self.all.values()) or not self.all:
+            raise ValueError("a hypothesis has a group for each length")
+        self._questions = [
+            (entry["kind"], int(entry["round"]), self._question(entry)) for entry in document["questions"]
+        ]
+        spans: dict[int, list[int]] = {}
+        for kind, number, question in self._questions:
+            if kind == "round":
+                spans.setdefault(number, []).append(len(question.input_ids))
+        self.rounds: Sequence[tuple[int, int]] | None = [
+            (min(spans[number]), max(spans[number])) for number in sorted(spans)
+        ]
+
+    def _question(self, entry: Mapping[str, Any]) -> RecordedQuestion:
+        """Return a prompt and its predictions."""
+        ids = self.document["passages"][entry["passage"]]["ids"][: entry["length"]]
+        tokens = [int(token) for token in entry["tokens"]]
+        values = np.frombuffer(base64.b64decode(entry["nats"], validate=True), "<i2").reshape(-1, len(tokens)) * UNIT
+        predictions = {
+            name: Prediction(list(zip(tokens, values[row].tolist(), strict=True)))
+            for name, row in zip(entry.get("names", list(self.all)), entry["rows"], strict=True)
+            if row != NONE
+        }
+        return RecordedQuestion(list(map(int, ids)), predictions, list(map(int, entry["generated"])), tokens)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Golden:
+        """Return the predictions of a file.
+
+        **Raises:** `RopeError` if it cannot be read or has another format.
+        """
+        document = read_json(Path(path))
+        return cls(document if isinstance(document, dict) else {})
+
+    @classmethod
+    def of(cls, side: OurSide, *, progress: Progress | None = None, **more: Any) -> Golden:
+        """Compute the predictions of a model for every hypothesis; `more` are further entries of the document."""
+        return cls(json.loads(json.dumps(_Writer(side, progress or SilentProgress()).document() | more)))
+
+    def write(self, path: str | Path) -> None:
+        """Write the file, whole or not at all."""
+        write_json(Path(path), dict(self.document), indent=None)
+
+    def check(
+        self,
+        engine: object,
+        *,
+        model: str | Path | None = None,
+        served_name: str | None = None,
+        max_tokens: int = MAX_TOKENS,
+        progress: Progress | bool | None = None,
+    ) -> Verification:
+        """Find out which rotary embedding an engine applies, without weights.
+
+        **Arguments:**
+        - `engine`: as for `verify`. "llama.cpp" and "transformers" start with `model`.
+        - `served_name`, `max_tokens`, `progress`: as for `verify`.
+
+        **Raises:** `RopeError` as `verify`.
+        """
+        begun = time.monotonic()
+        if engine in ("llama.cpp", "transformers") and model is None:
+            raise RopeError(
+                f"verify: {engine} starts with a checkpoint, and a golden file contains none.",
+                facts={"engine": engine},
+                cure="Pass the checkpoint as well, or the URL of a running server.",
+            )
+        with (
+            open_engine(engine, model or "", self, served_name=served_name) as opened,
+            shown("verify", progress) as bar,
+        ):
+            found = Check(self, opened, max_tokens=max_tokens, progress=bar).run()
+        return replace(found, seconds=time.monotonic() - begun)
+
+    # the texts of tokens, for engines that return or accept text
+
+    @cached_property
+    def by_text(self) -> dict[str, int]:
+        """Return the ids of the recorded tokens by text."""
+        return {text: int(token) for token, text in self.document["tokens"].items()}
+
+    def text_of(self, input_ids: Sequence[int]) -> str | None:
+        """Return the text of a recorded prompt; None if no text gives its tokens."""
+        return self._texts.get(tuple(input_ids))
+
+    @cached_property
+    def _texts(self) -> dict[tuple[int, ...], str]:
+        texts = {}
+        for entry in self.document["questions"]:
+            passage = self.document["passages"][entry["passage"]]
+            if entry["characters"] is not None:
+                texts[tuple(passage["ids"][: entry["length"]])] = passage["text"][: entry["characters"]]
+        return texts
+
+    # the questions
+
+    def _of(self, *kinds: Kind, number: int | None = None) -> list[RecordedQuestion]:
+        return [q for kind, place, q in self._questions if kind in kinds and number in (None, place)]
+
+    def single(self, progress: Progress) -> list[RecordedQuestion]:
+        """Return prompts of one token."""
+        return self._of("single")
+
+    def questions(
+        self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
+    ) -> list[RecordedQuestion]:
+        """Return the prompts of a round that are short enough, with the predictions of the hypotheses that are left."""
+        return [
+            RecordedQuestion(
+                question.input_ids,
+                {name: one for name, one in question.predictions.items() if name in alive},
+                (),
+                question.tokens,
+            )
+            for question in self._of("round", number=number)
+            if len(question.input_ids) <= span[1]
+        ]
+
+    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[RecordedQuestion]:
+        """Return prompts of at most `last` tokens that confirm a verdict."""
+        return [question for question in self._of("confirming") if len(question.input_ids) <= last]
+
+    def decoding(self, progress: Progress) -> list[RecordedQuestion]:
+        """Return prompts with generated tokens."""
+        return self._of("decoding")
+
+
+class _Writer:
+    """The computation of a golden file's content."""
+
+    def __init__(self, side: OurSide, progress: Progress) -> None:
+        self.side, self.progress = side, progress
+        self.texts = TokenizerTexts(side.tokenizer)
+        self.passages: list[list[int]] = []
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        side = self.side
+        side.all = different(side.all, side.up_to)
+        entries = list(self._entries())
+        shown = sorted({token for entry in entries for token in entry["tokens"]})
+        reader, (text, ids) = side.predictions.reader, side.sample
+        lengths = sorted(
+            {1, 2, *(e["length"] for e in entries), *(b + 1 for one in side.all.values() for b in one.borders)}
+        )
+        lengths = [length for length in lengths if length <= HORIZON] + [HORIZON]
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": side.model,
+            "library": reader.library,
+            "dtype": str(reader.dtype).removeprefix("torch."),
+            "weights": reader.digest(),
+            "versions": {"ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "expected": side.expected,
+            "trained_length": side.trained,
+            "up_to": side.up_to,
+            "tokenizer": {
+                "sha256": self._tokenizer_digest(),
+                "vocab_size": side.tokenizer.vocab_size,
+                "prefix_ids": side.prefix_ids,
+                "sample": {"text": text, "ids": ids},
+            },
+            "lengths": lengths,
+            "hypotheses": [
+                {"name": one.name, "minor": one.minor, "groups": groups}
+                for one, groups in zip(side.all.values(), _groups(list(side.all.values()), lengths), strict=True)
+            ],
+            "left_out": list(side.left_out),
+            "unit_nats": UNIT,
+            "passages": [{"ids": ids, "text": self._text(ids)} for ids in self.passages],
+            "tokens": {str(token): side.tokenizer.decode([token]) for token in shown},
+            "questions": entries,
+        }
+
+    def _tokenizer_digest(self) -> str:
+        kit = self.side.tokenizer.tokenizer
+        content = kit.to_str() if hasattr(kit, "to_str") else repr([self.side.tokenizer.vocab_size, *self.side.sample])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.side.tokenizer.decode(ids[len(self.side.prefix_ids) :])
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        """Yield each question with its predictions."""
+        side, progress = self.side, self.progress
+        yield from self._written("single", 0, side.single(progress))
+        check = Check(side, _NoEngine(), max_tokens=max(side.up_to, 2), progress=progress)
+        first, done = side.first.name, 0
+        for number, span in enumerate(check.rounds()):
+            if span[1] <= done:
+                break
+            done = span[1]
+            yield from self._written("round", number, side.questions(number, span, side.all, first, progress))
+        yield from self._written("confirming", 0, side.confirming(side.up_to, progress, ends=True))
+        yield from self._written("decoding", 0, side.decoding(progress))
+
+    def _written(self, kind: Kind, number: int, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+        """Yield questions as entries of the document; those of one round share a passage."""
+        for question in sorted(questions, key=lambda one: -len(one.input_ids)):
+            names = list(question.predictions) if kind != "round" else list(self.side.all)
+            tokens = self._tokens(question.predictions)
+            values = np.stack([question.predictions[name].of(tokens) for name in names])
+            units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
+            rows, unique = _distinct(units)
+            ids = list(question.input_ids)
+            passage = next((n for n, known in enumerate(self.passages) if known[: len(ids)] == ids), len(self.passages))
+            if passage == len(self.passages):
+                self.passages.append(ids)
+            text = self.texts.text_of(ids)
+            whole = self._text(self.passages[passage])
+            entry: dict[str, Any] = {
+                "kind": kind,
+                "round": number,
+                "passage": passage,
+                "length": len(ids),
+                "characters": len(text) if text is not None and whole.startswith(text) else None,
+                "generated": list(question.generated),
+                "tokens": tokens,
+                "rows": rows,
+                "nats": base64.b64encode(unique.tobytes()).decode(),
+            }
+            if kind != "round":
+                entry["names"] = names
+            yield entry
+
+    def _tokens(self, predictions: Mapping[str, Prediction]) -> list[int]:
+        """Return the tokens to record: the likeliest as expected, then those that are likely under most hypotheses.
+
+        Tokens whose text is not unique are left out: some engines return only texts.
+        """
+        clear = self._clear
+        first = next(iter(predictions.values()))
+        chosen = [token for token in first.likeliest if token in clear][:OWN]
+        votes: Counter[int] = Counter()
+        for prediction in predictions.values():
+            for place, token in enumerate([token for token in prediction.likeliest[:64] if token in clear][:OWN]):
+                votes[token] += OWN - place
+        chosen += [token for token, _ in votes.most_common() if token not in chosen][: TOKENS - len(chosen)]
+        return chosen
+
+    @cached_property
+    def _clear(self) -> set[int]:
+        return set(self.texts.by_text.values())
+
+
+class _NoEngine:
+    """The engine of a check that only plans its rounds."""
+
+    name = "none"
+
+    def token_ids(self, text: str) -> None:
+        """Return None."""
+
+    def ask(self, input_ids: Sequence[int]) -> Any:
+        """Refuse."""
+        raise NotImplementedError
+
+
+def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[list[int]]:
+    """Return for each hypothesis and length a number that equal ones share at this length."""
+    found: list[list[int]] = [[] for _ in hypotheses]
+    for length in lengths:
+        numbers: dict[object, int] = {}
+        for row, hypothesis in zip(found, hypotheses, strict=True):
+            row.append(numbers.setdefault(hypothesis.at(length), len(numbers)))
+    return found
+
+
+def _distinct(units: npt.NDArray[np.int16]) -> tuple[list[int], npt.NDArray[np.int16]]:
+    """Return the number of the distinct row that each row equals, and the distinct rows in order of appearance."""
+    known: dict[bytes, int] = {}
+    rows = [known.setdefault(row.tobytes(), len(known)) for row in units]
+    return rows, units[[rows.index(number) for number in range(len(known))]]
+
+
+def write_golden(
+    model: str | Path | Any, path: str | Path, *, progress: Progress | bool | None = None, **options: Any
+) -> Golden:
+    """Write the golden predictions of a model, and return them.
+
+    **Arguments:**
+    - `model`, `options`: as for `verify` (`expect`, `up_to`, `text`, `trained_length`, `state`), and `device`,
+      `device_map` and `dtype` as for `ropewalk.readers.open_reader`.
+    - `path`: the file.
+
+    **Raises:** `RopeError` if the model cannot be read.
+    **Numerics:** log-probabilities are rounded to 0.001 nats.
+
+    >>> import tempfile
+    >>> from ropewalk.checkpoints.load import load
+    >>> from ropewalk.verification.engine import OurEngine
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     golden = write_golden("tiny", Path(folder) / "golden.json", up_to=128)
+    >>> print(golden.check(OurEngine(load("tiny"))))
+    As expected, for prompts of up to 128 tokens and in decoding: plain RoPE (theta 10000).
+    """
+    with shown("verify", progress) as bar:
+        golden = Golden.of(our_side(model, **options), progress=bar)
+    golden.write(path)
+    return golden
