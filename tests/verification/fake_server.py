@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ropewalk.verification.engine import OurEngine
+from ropewalk.verification.engine import OurEngine, Step
 
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 Handler = Callable[[str, dict[str, Any], dict[str, str]], Reply | None]
@@ -66,14 +66,27 @@ def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Re
     if path == "/tokenize":
         return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
     assert path == "/v1/completions"
-    assert body["max_tokens"] == 1
-    top = engine.ask(body["prompt"]).top
+    if style == "text" and not isinstance(body["prompt"], str):
+        return 422, "prompt: Input should be a valid string"
+    prompt = engine.token_ids(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
     text = engine.reader.tokenizer.decode
-    if style == "llama.cpp":
-        listed = [{"id": token, "token": text([token]), "logprob": value} for token, value in top.items()]
-        given: dict[str, Any] = {"content": [{"top_logprobs": listed}]}
-    elif style == "vllm":
-        given = {"top_logprobs": [{f"token_id:{token}": value for token, value in top.items()}]}
+    if body["max_tokens"] == 1:
+        top = engine.ask(prompt).top
+        steps = [Step(max(top, key=lambda token: top[token]), top)]
     else:
-        given = {"top_logprobs": [{text([token]): value for token, value in top.items()}]}
-    return 200, {"choices": [{"logprobs": given}], "usage": {"prompt_tokens": len(body["prompt"])}}
+        assert body["top_k"] == 1 or body["temperature"] == 0
+        steps = engine.generate(prompt, body["max_tokens"])
+
+    def listed(top: Mapping[int, float]) -> list[dict[str, Any]]:
+        return [{"id": token, "token": text([token]), "logprob": value} for token, value in top.items()]
+
+    if style == "llama.cpp":
+        places = [{"id": s.token, "token": text([s.token]), "top_logprobs": listed(s.top)} for s in steps]
+        given: dict[str, Any] = {"content": places}
+    elif style == "vllm":
+        tokens = [f"token_id:{step.token}" for step in steps]
+        each = [{f"token_id:{token}": value for token, value in step.top.items()} for step in steps]
+        given = {"tokens": tokens, "top_logprobs": each}
+    else:
+        given = {"top_logprobs": [{text([token]): value for token, value in step.top.items()} for step in steps]}
+    return 200, {"choices": [{"logprobs": given}], "usage": {"prompt_tokens": len(prompt)}}
