@@ -187,8 +187,10 @@ class Attachment:
             extension = plan.extensions.get(layer)
             rope, windowed = positions.ropes[layer], self.own.sliding_windows[layer] is not None
             rotated, config = self._slice or Slice(False, False), layers[layer].config
+            own = self.own.ropes[layer]
+            repaired = rope is not None and own is not None and rope.interleaved != own.interleaved
             state = LayerAttention(
-                extension, rope, windowed, config, rotated, self._length, self._layouts, self.kernels
+                extension, rope, windowed, config, rotated, self._length, self._layouts, self.kernels, repaired
             )
             self._replaced += put_attention(layers[layer], state)
             self._states.append(state)

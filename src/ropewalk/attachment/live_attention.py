@@ -66,7 +66,10 @@ def possible_slices(own: Positions) -> list[Slice]:
 
 @dataclass(eq=False)
 class LayerAttention:
-    """The state and the function of one attached attention layer."""
+    """The state and the function of one attached attention layer.
+
+    `repaired`: whether the features are paired in the other way than the model's own rope does.
+    """
 
     extension: Extension | None
     rope: RopeConfig | None
@@ -76,6 +79,7 @@ class LayerAttention:
     seq_len: SeqLen
     layouts: CallLayouts
     kernels: bool = False
+    repaired: bool = False
     calls: int = 0
 
     def __call__(
@@ -176,7 +180,7 @@ class LayerAttention:
         """Return the rope of this layer's heads; in MLA the rotated slice is a part of a wider head."""
         assert self.rope is not None
         axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
-        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved
+        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved != self.repaired
         return replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -247,7 +247,9 @@ def _check(own: Positions, positions: Positions) -> None:
                 facts={"layer": layer, "rope": after, "extension": extension},
                 cure="Leave None there.",
             )
-        if after is not None and before is not None and _shape(after) != _shape(before):
+        remaps = extension is not None and extension.remaps and window is None  # then our attention rotates
+        rotated_by_us = remaps and before is not None and before.num_axes == 1
+        if after is not None and before is not None and _shape(after, rotated_by_us) != _shape(before, rotated_by_us):
             raise RopeError(
                 "attach: a live model's heads rotate the same pairs under every rope.",
                 facts={"layer": layer, "its own rope": before, "rope": after},
@@ -261,5 +263,7 @@ def _check(own: Positions, positions: Positions) -> None:
             )
 
 
-def _shape(rope: RopeConfig) -> tuple[object, ...]:
-    return rope.head_dim, rope.interleaved, rope.rotary_dim, rope.axes, rope.axes_restart
+def _shape(rope: RopeConfig, rotated_by_us: bool) -> tuple[object, ...]:
+    """Return what a rope must share with the model's own; our attention supports any pairing and width."""
+    fixed = rope.head_dim, rope.axes, rope.axes_restart
+    return fixed if rotated_by_us else (*fixed, rope.interleaved, rope.rotary_dim)

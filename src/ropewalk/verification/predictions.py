@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import numpy.typing as npt
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.models.config import Positions
 from ropewalk.readers.losses import Top
 from ropewalk.readers.reader import Reader
-from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.verification.hypotheses import Hypothesis, ShiftedPositions
 from ropewalk.version import __version__
 
 KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
@@ -83,7 +85,7 @@ class Predictions:
 
         **Raises:** `RopeError` if the model returns no finite numbers.
         """
-        under = self.reader.under(hypothesis.positions)
+        under = under_positions(self.reader, hypothesis.positions)
         passes = [[length] for length in lengths] if hypothesis.positions.needs_seq_len else [lengths]
         tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
         if not all(math.isfinite(nats) for top in tops for _, nats in top):
@@ -93,6 +95,23 @@ class Predictions:
                 cure="Check the checkpoint's weights.",
             )
         return tops
+
+
+def under_positions(reader: Reader, positions: Positions) -> Reader:
+    """Return the reader under these positions.
+
+    transformers' layers have one pairing and width. For others our own attention rotates, under an extension that
+    changes no position; layers with a window do not support that.
+
+    **Raises:** `RopeError` if the reader supports neither.
+    """
+    try:
+        return reader.under(positions)
+    except RopeError:
+        if any(positions.extensions):
+            raise
+        neutral = tuple(None if rope is None else ShiftedPositions(1, 0) for rope in positions.ropes)
+        return reader.under(replace(positions, extensions=neutral))
 
 
 def _packed(top: Top) -> str:

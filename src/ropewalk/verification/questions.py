@@ -21,7 +21,7 @@ from ropewalk.verification.hypotheses import (
     in_decoding,
     length_to_verify,
 )
-from ropewalk.verification.predictions import Prediction, Predictions, candidates, choose, stretch
+from ropewalk.verification.predictions import Prediction, Predictions, candidates, choose, stretch, under_positions
 
 QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 CONFIRMING = 4  # prompts of the length that a verdict covers
@@ -126,7 +126,7 @@ class OurSide:
     def _supports(self, hypothesis: Hypothesis) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
         try:
-            self.predictions.reader.under(hypothesis.positions)
+            under_positions(self.predictions.reader, hypothesis.positions)
         except RopeError:
             return False
         return True
