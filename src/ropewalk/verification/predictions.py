@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
@@ -77,7 +82,7 @@ class Predictions:
 
     @staticmethod
     def _key(hypothesis: Hypothesis, input_ids: Sequence[int]) -> str:
-        at = hypothesis.at(len(input_ids))
+        at = hypothesis.at(len(input_ids))  # what agrees at this length has one key
         return fingerprint(at, hypothesis.positions.sliding_windows, list(input_ids))
 
     def _compute(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> list[Top]:
@@ -87,7 +92,8 @@ class Predictions:
         """
         under = under_positions(self.reader, hypothesis.positions)
         passes = [[length] for length in lengths] if hypothesis.positions.needs_seq_len else [lengths]
-        tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
+        with repaired_indexers(under) if hypothesis.indexer else nullcontext():
+            tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
         if not all(math.isfinite(nats) for top in tops for _, nats in top):
             raise RopeError(
                 "verify: our own forward of this checkpoint returns NaN or infinity.",
@@ -112,6 +118,42 @@ def under_positions(reader: Reader, positions: Positions) -> Reader:
             raise
         neutral = tuple(None if rope is None else ShiftedPositions(1, 0) for rope in positions.ropes)
         return reader.under(replace(positions, extensions=neutral))
+
+
+def indexers(reader: Reader) -> list[Any]:
+    """Return the indexers of sparse attention (DeepSeek-V3.2, GLM-5) of a live model of transformers."""
+    model = getattr(reader, "model", None)
+    needed = ("index_topk", "head_dim", "qk_rope_head_dim", "wq_b", "k_norm")
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [module for module in modules if all(hasattr(module, name) for name in needed)]
+
+
+@contextmanager
+def repaired_indexers(reader: Reader) -> Iterator[None]:
+    """Let the indexers pair their features in the other way inside the block.
+
+    Rotating one pairing equals reordering the features of queries and keys and rotating the other one.
+    """
+    hooks = []
+    for indexer in indexers(reader):
+        rotated, head = int(indexer.qk_rope_head_dim), int(indexer.head_dim)
+        names = inspect.unwrap(
+            type(indexer).forward
+        ).__code__.co_names  # GLM-5's rotates interleaved pairs, DeepSeek-V3.2's halves
+        shape = (2, -1) if any("interleave" in name for name in names) else (-1, 2)
+        order = torch.arange(rotated).view(shape).T.reshape(-1)
+
+        def reorder(_: nn.Module, __: Any, output: Tensor, head: int = head, order: Tensor = order) -> Tensor:
+            heads = output.reshape(*output.shape[:-1], -1, head)
+            first = heads[..., : len(order)][..., order.to(heads.device)]
+            return torch.cat((first, heads[..., len(order) :]), -1).reshape(output.shape)
+
+        hooks += [indexer.wq_b.register_forward_hook(reorder), indexer.k_norm.register_forward_hook(reorder)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _packed(top: Top) -> str:

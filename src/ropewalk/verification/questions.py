@@ -21,7 +21,15 @@ from ropewalk.verification.hypotheses import (
     in_decoding,
     length_to_verify,
 )
-from ropewalk.verification.predictions import Prediction, Predictions, candidates, choose, stretch, under_positions
+from ropewalk.verification.predictions import (
+    Prediction,
+    Predictions,
+    candidates,
+    choose,
+    indexers,
+    stretch,
+    under_positions,
+)
 
 QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 CONFIRMING = 4  # prompts of the length that a verdict covers
@@ -117,11 +125,14 @@ class OurSide:
     def __post_init__(self) -> None:
         self.model = self.predictions.reader.name
         self.expected = described(self.positions)
-        every = {hypothesis.name: hypothesis for hypothesis in hypotheses(self.positions, trained=self.trained)}
+        top_k = min((int(one.index_topk) for one in indexers(self.predictions.reader)), default=None)
+        found = hypotheses(self.positions, trained=self.trained, index_topk=top_k)
+        every = {hypothesis.name: hypothesis for hypothesis in found}
         self.first = next(iter(every.values()))
         self.left_out = tuple(name for name, one in every.items() if one is not self.first and not self._supports(one))
         self.all = {name: hypothesis for name, hypothesis in every.items() if name not in self.left_out}
-        self.up_to = length_to_verify(self.positions, self.trained) if self.longest is None else self.longest
+        usual = max(length_to_verify(self.positions, self.trained), 3 * (top_k or 0) // 2)  # beyond it, indexers choose
+        self.up_to = usual if self.longest is None else self.longest
 
     def _supports(self, hypothesis: Hypothesis) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
