@@ -6,15 +6,17 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ropewalk.cli.options import TOKENS
+from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ropewalk.verification.golden import Golden
     from ropewalk.verification.outcome import Verification
 
 SHOWN = 12  # rows of the table; --json contains all
@@ -23,11 +25,23 @@ PROMPTS, OUTPUT = "Prompts", "Output"  # headings of options
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help='The checkpoint: a Hugging Face folder, a .gguf file, or "tiny".')],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help='The checkpoint: a Hugging Face folder, a .gguf file, or "tiny". Not needed with --golden.'
+        ),
+    ] = None,
     engine: Annotated[
-        str,
+        str | None,
         typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp", which are started with the checkpoint.'),
-    ],
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option(help="Check the engine by the predictions of this file, without a model.")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Write the model's predictions to this file for --golden, and ask no engine."),
+    ] = None,
     expect: Annotated[
         str | None,
         typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: that of the config].'),
@@ -52,6 +66,9 @@ def verify(
     trained_length: Annotated[
         int | None, TOKENS, typer.Option(help="Trained length in tokens [default: that of the config].")
     ] = None,
+    device_map: Annotated[
+        str | None, typer.Option(help='Spread a large model over devices, such as "auto"; computed by transformers.')
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -70,30 +87,37 @@ def verify(
     """Find out which rotary embedding an engine really applies to a model.
 
     Sends a few prompts for one token each and compares the log-probabilities with our own under each hypothesis. Exit
-    status: 0 as expected, 1 anything else, 2 undecided. The variable OPENAI_API_KEY may contain a key.
+    status: 0 as expected, 1 anything else, 2 undecided. The variable OPENAI_API_KEY may contain a key. --write writes
+    our predictions to a file instead, with which --golden checks engines without the weights.
     """
     from rich.console import Console
 
     from ropewalk.atomic_io import check_writable, write_json
     from ropewalk.figures.style import picture_files, write_figure
+    from ropewalk.verification.golden import Golden, write_golden
     from ropewalk.verification.verify import verify as run
 
-    if json_file is not None:
-        check_writable(json_file)
+    check_modes(model, engine, golden, write)
+    for file in (write, json_file):
+        if file is not None:
+            check_writable(file)
     if figure is not None:
         picture_files(figure, "verify")
-    verification = run(
-        model,
-        engine,
-        expect=expect,
-        up_to=up_to,
-        max_tokens=max_tokens,
-        text=text,
-        served_name=served_name,
-        trained_length=trained_length,
-        state=state or _cache(),
-        progress=None if sys.stderr.isatty() else _Lines(),
-    )
+    progress = None if sys.stderr.isatty() else _Lines()
+    asking: dict[str, Any] = {"served_name": served_name, "max_tokens": max_tokens, "progress": progress}
+    predicting: dict[str, Any] = {
+        "expect": expect, "up_to": up_to, "text": text, "trained_length": trained_length, "state": state or _cache(),
+        "device_map": device_map,
+    }  # fmt: skip
+    if write is not None:
+        begun = time.monotonic()
+        written = write_golden(str(model), write, progress=progress, **predicting)
+        Console().print(_written(written, write, time.monotonic() - begun))
+        return
+    if golden is not None:
+        verification = Golden.read(golden).check(engine, model=model, **asking)
+    else:
+        verification = run(model, engine, **predicting, **asking)
     document = verification.to_json()
     print_verification(Console(), verification)
     if json_file is not None:
@@ -103,6 +127,33 @@ def verify(
 
         write_figure(misfits(document), picture_files(figure, "verify"))
     raise typer.Exit(verification.exit_status)
+
+
+def check_modes(model: str | None, engine: str | None, golden: Path | None, write: Path | None) -> None:
+    """Raise `RopeError` unless the options name one of the three uses."""
+    if write is not None and (model is None or engine is not None or golden is not None):
+        rule = "verify: --write takes a model, and neither --engine nor --golden."
+    elif write is None and engine is None:
+        rule = "verify: pass the engine to check as --engine, or --write a file of golden predictions."
+    elif write is None and model is None and golden is None:
+        rule = "verify: pass a model, or a file of golden predictions as --golden."
+    else:
+        return
+    raise RopeError(
+        rule,
+        facts={"model": model, "engine": engine, "golden": golden, "write": write},
+        cure="ropewalk verify MODEL --engine URL, or MODEL --write FILE, or --golden FILE --engine URL.",
+    )
+
+
+def _written(golden: Golden, path: Path, seconds: float) -> str:
+    """Return a sentence about a golden file."""
+    longest = max((question["length"] for question in golden.document["questions"]), default=0)
+    return (
+        f"{path}: {golden.model}, expected {golden.expected}; {len(golden.all)} hypotheses, "
+        f"{len(golden.document['questions'])} prompts of up to {longest:,} tokens, "
+        f"{path.stat().st_size / 1000:,.0f} kB, {seconds:,.0f} s."
+    )
 
 
 class _Lines:

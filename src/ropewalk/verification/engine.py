@@ -23,12 +23,14 @@ class NextTokens:
     **Arguments:**
     - `top`: at least two tokens.
     - `prompt_tokens`: the number of tokens that the engine processed; None if it does not report that.
+    - `by_text`: whether the engine returned texts, so that tokens whose text others share are missing.
 
     **Raises:** `RopeError` for impossible ids and numbers. Every engine's answer passes this check.
     """
 
     top: Mapping[int, float]
     prompt_tokens: int | None = None
+    by_text: bool = False
 
     def __post_init__(self) -> None:
         for token, value in self.top.items():
@@ -43,10 +45,11 @@ class NextTokens:
 
 @dataclass(frozen=True)
 class Step:
-    """A generated token, and the log-probabilities of the likeliest tokens at its place."""
+    """A generated token, and the likeliest tokens at its place; `by_text` as in `NextTokens`."""
 
     token: int
     top: Mapping[int, float]
+    by_text: bool = False
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from ropewalk.atomic_io import read_json, write_json
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import TokenizerTexts
+from ropewalk.verification.engine import NextTokens, TokenizerTexts
 from ropewalk.verification.hypotheses import HORIZON, Hypothesis
 from ropewalk.verification.outcome import Verification
 from ropewalk.verification.predictions import Prediction
@@ -67,22 +67,34 @@ class RecordedHypothesis:
 
 @dataclass(frozen=True)
 class RecordedQuestion(Question):
-    """A prompt of a golden file, with predictions of `tokens` only."""
+    """A prompt of a golden file, with predictions of `tokens` only. `clear`: tokens with a text of their own."""
 
     tokens: Sequence[int] = ()
+    clear: Collection[int] = ()
 
-    def put(self, answer: Mapping[int, float]) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
-        """Return the answer and the predictions for the recorded tokens, none below the least answered one.
+    def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
+        """Return the answer and the predictions, as far as each token's value is known on both sides.
 
         An engine returns its likeliest tokens. Each other one has at most the smallest of these log-probabilities: both
-        sides are compared as if it had this value.
+        sides are compared as if it had this value. An answered token that is not recorded has at most
+        `Prediction.least` under a hypothesis: what the answer is above it counts as a difference. Tokens that differ
+        under no hypothesis are left out.
         """
-        floor = min(answer.values())
-        given = {token: max(answer.get(token, floor), floor) for token in self.tokens}
-        return given, {
-            name: Prediction([(token, max(value, floor)) for token, value in prediction.values.items()])
-            for name, prediction in self.predictions.items()
-        }
+        floor = min(answer.top.values())
+        given = {t: answer.top.get(t, floor) for t in self.tokens if not answer.by_text or t in self.clear}
+        others = {token: value for token, value in answer.top.items() if token not in self.tokens}
+        values = {}
+        for name, prediction in self.predictions.items():
+            known = {token: max(prediction.values[token], floor) for token in given}
+            beyond = {token: max(min(value, prediction.least), floor) for token, value in others.items()}
+            values[name] = known | beyond
+        answered = given | others
+        tell = [token for token, value in answered.items() if any(one[token] != value for one in values.values())]
+        kept = tell or list(answered)
+        return (
+            {token: answered[token] for token in kept},
+            {name: Prediction([(token, one[token]) for token in kept]) for name, one in values.items()},
+        )
 
 
 class Golden:
@@ -143,13 +155,15 @@ class Golden:
         """Return a prompt and its predictions."""
         ids = self.document["passages"][entry["passage"]]["ids"][: entry["length"]]
         tokens = [int(token) for token in entry["tokens"]]
-        values = np.frombuffer(base64.b64decode(entry["nats"], validate=True), "<i2").reshape(-1, len(tokens)) * UNIT
+        columns = len(tokens) + 1
+        values = np.frombuffer(base64.b64decode(entry["nats"], validate=True), "<i2").reshape(-1, columns) * UNIT
         predictions = {
-            name: Prediction(list(zip(tokens, values[row].tolist(), strict=True)))
+            name: Prediction(list(zip(tokens, values[row, :-1].tolist(), strict=True)), float(values[row, -1]))
             for name, row in zip(entry.get("names", list(self.all)), entry["rows"], strict=True)
             if row != NONE
         }
-        return RecordedQuestion(list(map(int, ids)), predictions, list(map(int, entry["generated"])), tokens)
+        clear = {int(token) for token in self.document["tokens"]}
+        return RecordedQuestion(list(map(int, ids)), predictions, list(map(int, entry["generated"])), tokens, clear)
 
     @classmethod
     def read(cls, path: str | Path) -> Golden:
@@ -239,6 +253,7 @@ class Golden:
                 {name: one for name, one in question.predictions.items() if name in alive},
                 (),
                 question.tokens,
+                question.clear,
             )
             for question in self._of("round", number=number)
             if len(question.input_ids) <= span[1]
@@ -266,7 +281,7 @@ class _Writer:
         side = self.side
         side.all = different(side.all, side.up_to)
         entries = list(self._entries())
-        shown = sorted({token for entry in entries for token in entry["tokens"]})
+        shown = {token for entry in entries for token in (*entry["tokens"], *entry["generated"])}
         reader, (text, ids) = side.predictions.reader, side.sample
         lengths = sorted(
             {1, 2, *(e["length"] for e in entries), *(b + 1 for one in side.all.values() for b in one.borders)}
@@ -297,7 +312,7 @@ class _Writer:
             "left_out": list(side.left_out),
             "unit_nats": UNIT,
             "passages": [{"ids": ids, "text": self._text(ids)} for ids in self.passages],
-            "tokens": {str(token): side.tokenizer.decode([token]) for token in shown},
+            "tokens": {str(token): side.tokenizer.decode([token]) for token in sorted(shown & self._clear)},
             "questions": entries,
         }
 
@@ -328,7 +343,7 @@ class _Writer:
         for question in sorted(questions, key=lambda one: -len(one.input_ids)):
             names = list(question.predictions) if kind != "round" else list(self.side.all)
             tokens = self._tokens(question.predictions)
-            values = np.stack([question.predictions[name].of(tokens) for name in names])
+            values = np.stack([_columns(question.predictions[name], tokens) for name in names])
             units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
             rows, unique = _distinct(units)
             ids = list(question.input_ids)
@@ -353,16 +368,11 @@ class _Writer:
             yield entry
 
     def _tokens(self, predictions: Mapping[str, Prediction]) -> list[int]:
-        """Return the tokens to record: the likeliest as expected, then those that are likely under most hypotheses.
-
-        Tokens whose text is not unique are left out: some engines return only texts.
-        """
-        clear = self._clear
-        first = next(iter(predictions.values()))
-        chosen = [token for token in first.likeliest if token in clear][:OWN]
+        """Return the tokens to record: the likeliest as expected, then those that are likely under most hypotheses."""
+        chosen = next(iter(predictions.values())).likeliest[:OWN]
         votes: Counter[int] = Counter()
         for prediction in predictions.values():
-            for place, token in enumerate([token for token in prediction.likeliest[:64] if token in clear][:OWN]):
+            for place, token in enumerate(prediction.likeliest[:OWN]):
                 votes[token] += OWN - place
         chosen += [token for token, _ in votes.most_common() if token not in chosen][: TOKENS - len(chosen)]
         return chosen
@@ -395,6 +405,12 @@ def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[li
     return found
 
 
+def _columns(prediction: Prediction, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the log-probabilities of these tokens, and that of the likeliest other token."""
+    others = [value for token, value in prediction.values.items() if token not in tokens]
+    return np.append(prediction.of(tokens), max(others, default=prediction.least))
+
+
 def _distinct(units: npt.NDArray[np.int16]) -> tuple[list[int], npt.NDArray[np.int16]]:
     """Return the number of the distinct row that each row equals, and the distinct rows in order of appearance."""
     known: dict[bytes, int] = {}
@@ -408,8 +424,7 @@ def write_golden(
     """Write the golden predictions of a model, and return them.
 
     **Arguments:**
-    - `model`, `options`: as for `verify` (`expect`, `up_to`, `text`, `trained_length`, `state`), and `device`,
-      `device_map` and `dtype` as for `ropewalk.readers.open_reader`.
+    - `model`, `options`: as for `verify` (`expect`, `up_to`, `text`, `trained_length`, `state`, `device_map`).
     - `path`: the file.
 
     **Raises:** `RopeError` if the model cannot be read.

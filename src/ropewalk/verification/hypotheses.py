@@ -8,18 +8,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ropewalk.attention.extensions import Extension, Region, Rule, check_tokens, next_index, zero_index
+from ropewalk.attention.extensions import Extension, Region, Rule, check_scale, check_tokens, next_index, zero_index
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.scaling import Scaling, Stacked
+from ropewalk.rope.scaling import Scaling, Stacked, YaRN, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
@@ -89,6 +89,20 @@ class RoundedPositions(Extension):
             return ((index / step).round() * step).to(index.dtype)
 
         return _all_keys(rounded)
+
+
+@dataclass(frozen=True)
+class ScaledLogits(Extension):
+    """Logits times a constant, as with a wrong scale of the softmax."""
+
+    scale: float
+    remaps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_scale("ScaledLogits", self.scale)
+
+    def logit_scale(self, index: Tensor) -> Tensor | float:
+        return self.scale
 
 
 def _all_keys(rule: Rule) -> tuple[Region, ...]:
@@ -253,6 +267,10 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
     yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
     yield from with_rule("the short factors at every length", lambda rope, rule: _one_list(rule, "short_factor"))
     yield from with_rule("the long factors at every length", lambda rope, rule: _one_list(rule, "long_factor"))
+    for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
+        extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
+        if any(extensions):
+            yield Hypothesis(f"{rule} {name}", dataclasses.replace(expected, extensions=extensions))
     yield from _some_layers(expected)
     rope, scaling = scaled[0], scaled[0].scaling  # dynamic NTK: its frequencies change with every further token
     if scaling is not None and scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
@@ -275,6 +293,14 @@ def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
     if now == 1.0:
         return None
     return dataclasses.replace(rule, attention_factor=now**power)  # type: ignore[type-var]
+
+
+def _softmax_mscale(rope: RopeConfig | None, power: int) -> ScaledLogits | None:
+    """Return a power of the factor by which DeepSeek multiplies the softmax scale under YaRN."""
+    rule = None if rope is None else rope.scaling
+    if not isinstance(rule, YaRN) or not rule.mscale_all_dim or rule.factor is None or rule.factor <= 1.0:
+        return None
+    return ScaledLogits(yarn_mscale(rule.factor, rule.mscale_all_dim) ** (2 * power))
 
 
 def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:

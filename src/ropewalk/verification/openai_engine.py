@@ -97,6 +97,7 @@ class OpenAIEngine:
                 cure="Set it to the key only.",
             )
         self._top, self._wants_ids, self._takes_ids, self._takes_top_k = TOP, True, True, True
+        self._by_text = False
 
     @property
     def name(self) -> str:
@@ -129,15 +130,15 @@ class OpenAIEngine:
         _, top = self._places(content)[0]
         match content:
             case {"usage": {"prompt_tokens": count}} if type(count) is int:
-                return NextTokens(top, count)
-        return NextTokens(top)
+                return NextTokens(top, count, self._by_text)
+        return NextTokens(top, by_text=self._by_text)
 
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
         """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
         steps = []
         for token, top in self._places(self._completion(input_ids, tokens)):
             NextTokens(top)
-            steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top))
+            steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top, self._by_text))
         return steps
 
     def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
@@ -234,6 +235,7 @@ class OpenAIEngine:
             return -1
         digits = token.removeprefix(_TOKEN_ID)
         if digits == token:
+            self._by_text = True
             return self.texts.by_text.get(token)
         return int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
 

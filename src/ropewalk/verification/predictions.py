@@ -30,11 +30,14 @@ Values = npt.NDArray[np.float64]
 
 
 class Prediction:
-    """The log-probabilities of the likeliest next tokens, in nats."""
+    """The log-probabilities of the likeliest next tokens, in nats.
 
-    def __init__(self, top: Sequence[tuple[int, float]]) -> None:
+    `least`: the value that every other token gets; None takes the smallest of `top`.
+    """
+
+    def __init__(self, top: Sequence[tuple[int, float]], least: float | None = None) -> None:
         self.values = dict(top)
-        self.least = min(self.values.values())
+        self.least = min(self.values.values()) if least is None else least
 
     @property
     def likeliest(self) -> list[int]:

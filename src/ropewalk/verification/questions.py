@@ -13,6 +13,7 @@ from ropewalk.models.config import Positions
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress, say
 from ropewalk.progress import expect as begin_stage
+from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.hypotheses import (
     Hypothesis,
     described,
@@ -52,9 +53,9 @@ class Question:
     predictions: Mapping[str, Prediction]
     generated: Sequence[int] = ()
 
-    def put(self, answer: Mapping[int, float]) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
+    def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
         """Return the log-probabilities of an answer and our predictions, as they are compared."""
-        return answer, self.predictions
+        return answer.top, self.predictions
 
 
 class Side(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import Engine, NoAnswer, NoText, TokenizerTexts, TooLong, generates
+from ropewalk.verification.engine import Engine, NextTokens, NoAnswer, NoText, TokenizerTexts, TooLong, generates
 from ropewalk.verification.hypotheses import expected_positions, first_difference
 from ropewalk.verification.outcome import (
     EngineVerdict,
@@ -63,6 +63,7 @@ def verify(
     served_name: str | None = None,
     trained_length: int | None = None,
     state: str | Path | None = None,
+    device_map: str | None = None,
     progress: Progress | bool | None = None,
 ) -> Verification:
     """Find out which rotary embedding an engine really applies to a model, from a few log-probabilities.
@@ -82,6 +83,7 @@ def verify(
     - `served_name`: the model's name on the server. Defaults to the first that the server lists.
     - `trained_length`: in tokens, if the config does not contain it.
     - `state`: a folder where our own predictions are saved for the next run. Defaults to none.
+    - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.readers.adapters.open_reader`.
     - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
 
     **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 undecided), `.to_json()`.
@@ -95,7 +97,15 @@ def verify(
     As expected, for prompts of up to 256 tokens and in decoding: plain RoPE (theta 10000).
     """
     begun = time.monotonic()
-    side = our_side(model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state)
+    side = our_side(
+        model,
+        expect=expect,
+        up_to=up_to,
+        text=text,
+        trained_length=trained_length,
+        state=state,
+        device_map=device_map,
+    )
     source = model if isinstance(model, str | Path) else side.model
     texts = TokenizerTexts(side.tokenizer)
     with open_engine(engine, source, texts, served_name=served_name) as opened, shown("verify", progress) as bar:
@@ -111,14 +121,16 @@ def our_side(
     text: str | Path | None = None,
     trained_length: int | None = None,
     state: str | Path | None = None,
-    **loading: Any,
+    device_map: str | None = None,
 ) -> OurSide:
-    """Return our side of a check; see `verify`. `loading`: options of `open_reader`, such as `device_map`.
+    """Return our side of a check; see `verify`. It computes in float32, with `device_map` in the dtype of the weights.
 
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
-    opening = {"dtype": torch.float32, **loading}
-    reader = open_reader(model, **opening) if isinstance(model, str | Path) else reader_of(model)
+    if isinstance(model, str | Path):
+        reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
+    else:
+        reader = reader_of(model)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -228,8 +240,8 @@ class Check:
         self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
         return True
 
-    def _answer(self, ids: Sequence[int]) -> Mapping[int, float]:
-        """Send a prompt and return the log-probabilities; raise `RopeError` if its length changed on the way."""
+    def _answer(self, ids: Sequence[int]) -> NextTokens:
+        """Send a prompt and return the answer; raise `RopeError` if its length changed on the way."""
         answer = self.engine.ask(ids)
         self.requests += 1
         self.counted = self.counted and answer.prompt_tokens is not None
@@ -239,7 +251,7 @@ class Check:
                 facts={"engine": self.engine.name, "sent": len(ids), "processed": answer.prompt_tokens},
                 cure="It adds or cuts tokens: disable that, or use an engine that leaves token ids unchanged.",
             )
-        return answer.top
+        return answer
 
     def _confirmed(self, outcome: EngineVerdict) -> EngineVerdict:
         """Send prompts of the length that the verdict covers, and return the verdict with the length that they show.
@@ -300,7 +312,7 @@ class Check:
                 continue
             self.requests += 1
             if [step.token for step in steps[:-1]] == list(question.generated):
-                probes.append(Probe(len(whole), *question.put(steps[-1].top)))
+                probes.append(Probe(len(whole), *question.put(NextTokens(steps[-1].top, by_text=steps[-1].by_text))))
         names = [other for probe in probes[:1] for other in probe.predictions]
         leans = {other: lean(probes, name, other, comparisons=len(names)) for other in names if other != name}
         if len(probes) < 3 or not leans:

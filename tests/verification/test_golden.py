@@ -1,0 +1,165 @@
+"""Golden predictions: written once, and engines checked from the file alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.checkpoints.load import save
+from ropewalk.errors import RopeError
+from ropewalk.verification.engine import NextTokens, OurEngine
+from ropewalk.verification.golden import Golden, write_golden
+from tests.verification.fake_server import serving
+from tests.verification.test_verify import CASES, YARN, Noisy, under
+
+SCHEMA = Path(__file__).parents[2] / "src/ropewalk/verification/golden.schema.json"
+
+
+@pytest.fixture(scope="module")
+def golden(small, tmp_path_factory):
+    """The predictions of the small model, read from their file."""
+    path = tmp_path_factory.mktemp("golden") / "golden.json"
+    write_golden(small, path)
+    assert path.stat().st_size < 200_000
+    return Golden.read(path)
+
+
+def test_the_file_keeps_its_schema(golden):
+    """Valid as written; without one of its keys, or with one more, it is not."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(golden.document, schema)
+    for key in golden.document:
+        wrong = {name: value for name, value in golden.document.items() if name != key}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**golden.document, "more": 1}, schema)
+
+
+@pytest.mark.parametrize("style", ["llama.cpp", "vllm", "sglang", "text"])
+def test_a_server_of_each_style(golden, small, style):
+    """Ids, ids as text, texts, and a server that accepts only text: as expected, also after generated tokens."""
+    with serving(OurEngine(small), style=style) as url:
+        found = golden.check(url)
+    assert found.outcome.kind == "as expected", found.outcome.sentence
+    if style in ("llama.cpp", "vllm"):  # the tokens of this model have few texts of their own
+        assert found.outcome.decoding
+    assert found.standings[0].misfit < 1e-3
+    assert found.requests >= 15
+    assert found.seconds < 60
+
+
+@pytest.mark.parametrize("style", ["llama.cpp", "text"])
+@pytest.mark.parametrize("name", CASES)
+def test_another_rope_is_named(golden, small, name, style):
+    """The same faults as with the model at hand."""
+    with serving(under(small, rope=CASES[name]), style=style) as url:
+        found = golden.check(url)
+    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,))
+
+
+@pytest.mark.parametrize("theta", [10_700.0, 27_000.0])
+def test_what_is_in_no_hypothesis(golden, small, theta):
+    """A theta between those of the file."""
+    assert golden.check(under(small, rope={"theta": theta})).outcome.kind == "none"
+
+
+def test_noise(golden, small):
+    """Noise on each log-probability is never taken for another rope."""
+    assert golden.check(Noisy(small, 0.05)).outcome.kind in ("as expected", "undecided")
+    assert golden.check(Noisy(under(small, rope=YARN).reader.model, 0.03)).outcome.kind == "other"
+
+
+def test_other_weights_and_tokens(golden, small):
+    """Other weights are none of the hypotheses; other tokens are found before anything is asked."""
+
+    class Shifted(OurEngine):
+        def token_ids(self, text):
+            return [token + 1 for token in super().token_ids(text)]
+
+    assert golden.check(Shifted(small)).outcome.kind == "tokens"
+
+    torch.manual_seed(1)
+    other = type(small)(small.config)
+    other.tokenizer = small.tokenizer
+    assert golden.check(OurEngine(other.eval())).outcome.kind == "none"
+
+
+def test_an_engine_that_adds_a_token(small, golden):
+    """Text that gets one more token than the file has is refused, and not compared."""
+
+    class Adds(OurEngine):
+        def ask(self, input_ids):
+            answer = super().ask(input_ids)
+            return NextTokens(answer.top, len(input_ids) + 1)
+
+    with pytest.raises(RopeError, match="different number of tokens"):
+        golden.check(Adds(small))
+
+
+def test_an_expected_scaling_is_in_the_file(small, tmp_path):
+    """Written for YaRN 4; an engine without it is named. From Python, a file is a model."""
+    write_golden(small, tmp_path / "yarn.json", expect="yarn:4", up_to=192)
+    golden = Golden.read(tmp_path / "yarn.json")
+    assert golden.check(under(small, rope=YARN)).outcome.kind == "as expected"
+    found = golden.check(OurEngine(small))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", ("no scaling",))
+
+
+def test_the_same_verdicts_as_with_the_model(golden, small):
+    """The file has the hypotheses that a check with the model compares."""
+    live = rw.verify(small, OurEngine(small))
+    found = golden.check(OurEngine(small))
+    names = {one.name for one in live.standings if one.misfit is not None}
+    assert {one.name for one in found.standings if one.misfit is not None} <= names
+    assert found.outcome.expected == live.outcome.expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"format": "other"},
+        {"hypotheses": []},
+        {"questions": [{}]},
+        {"passages": []},
+        {"lengths": ["a"]},
+    ],
+    ids=str,
+)
+def test_a_damaged_file_is_refused(golden, change):
+    """With its cure, and never with a traceback of a missing key."""
+    with pytest.raises(RopeError, match="golden predictions"):
+        Golden({**golden.document, **change})
+
+
+def test_cut_base64_is_refused(golden):
+    """Numbers that were cut."""
+    document = json.loads(json.dumps(golden.document))
+    document["questions"][0]["nats"] = document["questions"][0]["nats"][:-4]
+    with pytest.raises(RopeError, match="damaged"):
+        Golden(document)
+
+
+def test_an_engine_that_starts_needs_the_checkpoint(golden):
+    """A golden file has no weights."""
+    with pytest.raises(RopeError, match="contains none"):
+        golden.check("llama.cpp")
+
+
+def test_a_transformers_model_with_another_theta(golden, small, tmp_path):
+    """Another implementation, from the file alone."""
+    transformers = pytest.importorskip("transformers")
+    save(small, tmp_path / "small")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "small")
+    build = transformers.AutoModelForCausalLM.from_pretrained
+    assert golden.check(build(tmp_path / "small", config=config).eval()).outcome.kind == "as expected"
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e5}
+    found = golden.check(build(tmp_path / "small", config=config).eval())
+    assert (found.outcome.kind, found.outcome.applied) == ("other", ("theta 100000",))
