@@ -469,7 +469,7 @@ def _known_as(method: str, positions: Positions) -> str:
 def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
     """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
-    thetas = {*THETAS, *(theta * x for theta in own for x in (0.1, *NEAR, 10.0))} - own
+    thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
 
     def change(rope: RopeConfig, theta: float) -> RopeConfig:
         given = rope.inv_freq is not None or isinstance(rope.theta, tuple)

@@ -1,0 +1,256 @@
+"""Engines with one fault of 2026 each: the fault is named; `docs/verify.md` lists what tells it from its neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import LongRoPE, YaRN
+from ropewalk.verification.engine import OurEngine
+from ropewalk.verification.golden import Golden
+from ropewalk.verification.hypotheses import ClampedPositions, RestartedPositions, RoundedPositions, ShiftedPositions
+from ropewalk.verification.verify import our_side
+from tests.verification.test_verify import under
+
+MORE = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def verify(tmp_path_factory):
+    """`rw.verify`; all tests share our own predictions."""
+    return partial(rw.verify, state=tmp_path_factory.mktemp("faults"))
+
+
+def model_of(rope, **more):
+    """A small random decoder of bytes with one rope, or one for each layer."""
+    torch.manual_seed(0)
+    tokenizer = TextTokenizer.bytes()
+    layers = len(rope) if isinstance(rope, tuple) else 2
+    config = DecoderConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
+        num_attention_heads=2, rope=rope, initializer_range=0.25, **more,
+    )  # fmt: skip
+    model = Decoder(config)
+    model.tokenizer = tokenizer
+    return model.eval()
+
+
+PLAIN = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
+PARTIAL = dataclasses.replace(PLAIN, rotary_dim=16)
+SCALED = dataclasses.replace(PLAIN, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
+SHORT, LONG = (1.0,) * 16, tuple(1.0 + 0.2 * pair for pair in range(16))
+LONGROPE = dataclasses.replace(
+    PLAIN, max_position_embeddings=1024, scaling=LongRoPE(short_factor=SHORT, long_factor=LONG,
+                                                          original_max_position_embeddings=256),
+)  # fmt: skip
+
+
+def given(rope, columns):
+    """The rope with these inverse frequencies."""
+    return RopeConfig(rope.head_dim, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim,
+                      max_position_embeddings=rope.max_position_embeddings, inv_freq=tuple(columns))  # fmt: skip
+
+
+def powers(width, count, theta=1e4):
+    """theta^(-2i/width), by hand."""
+    return [theta ** (-2 * pair / width) for pair in range(count)]
+
+
+ROPES = {
+    "theta 20000": (PLAIN, {"theta": 2e4}),
+    "partial factor ignored": (PARTIAL, {"rotary_dim": None}),
+    "theta's exponents over the whole head": (PARTIAL, given(PARTIAL, powers(32, 8))),
+    "theta 10000": (dataclasses.replace(PLAIN, theta=5e5), {"theta": 1e4}),
+    "yarn without its attention factor": (SCALED, {"scaling": YaRN(4.0, 256, attention_factor=1.0)}),
+    "yarn with its attention factor twice": (SCALED, {"scaling": YaRN(4.0, 256, attention_factor=1.138629436**2)}),
+    "yarn with original_max_position_embeddings 512": (SCALED, {"scaling": YaRN(4.0, 512)}),
+    "yarn with original_max_position_embeddings 128": (SCALED, {"scaling": YaRN(4.0, 128)}),
+    "yarn 16": (SCALED, {"scaling": YaRN(16.0, 256)}),
+    "yarn with beta_fast times 0.5": (SCALED, {"scaling": YaRN(4.0, 256, beta_fast=16.0)}),
+    "the long factors at every length": (LONGROPE, {"scaling": LongRoPE(
+        short_factor=LONG, long_factor=LONG, original_max_position_embeddings=256)}),
+    "inv_freq in bfloat16": (PLAIN, given(PLAIN, torch.tensor(powers(32, 16)).bfloat16().double().tolist())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[MORE] * (n % 3 > 0)) for n, name in enumerate(ROPES)])
+def test_a_wrong_rope(name, verify):
+    """Named among at most two that fit."""
+    expected, fault = ROPES[name]
+    rope = dataclasses.replace(expected, **fault) if isinstance(fault, dict) else fault
+    model = model_of(expected)
+    found = verify(model, OurEngine(model.with_positions(rope=rope)), up_to=256)
+    assert found.outcome.kind == "other", found.outcome.sentence
+    assert name in found.outcome.applied[:2]
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (ShiftedPositions(256, 1), "positions one too far after 256"),
+        pytest.param(ShiftedPositions(256, -1), "positions one too few after 256", marks=MORE),
+        pytest.param(RestartedPositions(512), "positions begun again after 512", marks=MORE),
+        pytest.param(ClampedPositions(512), "positions held at 512", marks=MORE),
+        (RoundedPositions(), "positions in bfloat16"),
+    ],
+)
+def test_wrong_positions_of_long_prompts(small, rule, name, verify):
+    """Found by prompts beyond the border."""
+    found = verify(small, under(small, extension=rule), up_to=640)
+    assert (found.outcome.kind, found.outcome.applied[0]) == ("other", name), found.outcome.sentence
+
+
+class Decodes(OurEngine):
+    """An engine that applies a rule only where it generates."""
+
+    def __init__(self, model, rule):
+        super().__init__(model)
+        self.model, self.rule = model, rule
+
+    def generate(self, input_ids, tokens):
+        return OurEngine(self.model.with_positions(extension=self.rule(len(input_ids)))).generate(input_ids, tokens)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (lambda tokens: ShiftedPositions(tokens, 1), "positions one too far in decoding"),
+        (lambda tokens: ShiftedPositions(tokens, -1), "positions one too few in decoding"),
+        (lambda tokens: ShiftedPositions(tokens, -tokens), "positions begun again in decoding"),
+        (ClampedPositions, "positions held in decoding"),
+    ],
+)
+def test_wrong_positions_of_generated_tokens(rule, name, verify):
+    """Right in every prompt, wrong from the first generated token on."""
+    model = rw.load("tiny").float()
+    found = verify(model, Decodes(model, rule))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
+    assert verify(model, OurEngine(model)).outcome.decoding
+
+
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        ("the full layers' rope on all layers", (1, 1)),
+        ("the sliding layers' rope on all layers", (0, 0)),
+        ("the ropes of full and sliding layers exchanged", (1, 0)),
+    ],
+)
+def test_ropes_of_the_wrong_layers(name, on, verify):
+    """A model with a rope for its sliding layers and one for its full layers, as Gemma 3."""
+    ropes = PLAIN, dataclasses.replace(PLAIN, theta=1e6)
+    model = model_of(ropes, sliding_window=(200, None))
+    found = verify(model, OurEngine(model.with_positions(rope=tuple(ropes[one] for one in on))))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
+
+
+# families that transformers computes
+
+transformers = pytest.importorskip("transformers")
+from ropewalk.readers.transformers import TransformersReader  # noqa: E402
+from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
+from tests.attachment.families import FAMILIES, SMALL, small_model  # noqa: E402
+
+SPARSE = {**FAMILIES["deepseek_v3"], "index_topk": 48, "index_n_heads": 16, "index_head_dim": 16}
+MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256,
+          "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
+
+
+def golden_of(model, **options):
+    """The golden predictions of a transformers model with bytes for tokens."""
+    return Golden.of(our_side(TransformersReader(model, TextTokenizer.bytes(), "small"), **options))
+
+
+def half(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
+    """Rotate pairs (i, i + width/2)."""
+    pairs = cos.shape[-1] // 2
+    c, s = (x.unsqueeze(unsqueeze_dim)[..., :pairs] for x in (cos, sin))
+
+    def turned(x):
+        first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+        return torch.cat((first * c - second * s, second * c + first * s, rest), -1)
+
+    return turned(q), turned(k)
+
+
+def interleaved(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
+    """Rotate pairs (2i, 2i + 1)."""
+    pairs = cos.shape[-1] // 2
+    c, s = (x.unsqueeze(unsqueeze_dim)[..., :pairs] for x in (cos, sin))
+
+    def turned(x):
+        first, second, rest = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2], x[..., 2 * pairs :]
+        return torch.cat((torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2), rest), -1)
+
+    return turned(q), turned(k)
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"), [("phi3", interleaved), pytest.param("glm4", half, marks=MORE)], ids=lambda x: str(x)[:8]
+)
+def test_the_other_pairing_of_a_foreign_family(family, wrong, monkeypatch):
+    """Our attention rotates for the hypothesis; the engine is transformers with another apply_rotary_pos_emb."""
+    model = small_model(family, vocab_size=260, max_position_embeddings=256)
+    golden = golden_of(model)
+    assert golden.left_out == ()
+    assert golden.check(TransformersEngine(model)).outcome.kind == "as expected"
+    module = f"transformers.models.{family}.modeling_{family}.apply_rotary_pos_emb"
+    monkeypatch.setattr(module, wrong)
+    found = golden.check(TransformersEngine(model))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", ("the other pairing",))
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "wrong"),
+    [
+        ("deepseek_v32", "apply_rotary_pos_emb", interleaved),
+        pytest.param("glm_moe_dsa", "apply_rotary_pos_emb_interleave", half, marks=MORE),
+    ],
+)
+def test_the_other_pairing_of_an_indexer(family, name, wrong, monkeypatch):
+    """Prompts of up to its top-k of 48 tokens do not show it."""
+    fields = {**SMALL, **SPARSE, "vocab_size": 260, "max_position_embeddings": 256}
+    del fields["head_dim"]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
+    golden = golden_of(model, up_to=128)
+    assert golden.check(TransformersEngine(model)).outcome.kind == "as expected"
+    module = __import__(f"transformers.models.{family}.modeling_{family}", fromlist=["x"])
+    right = getattr(module, name)
+
+    def of_indexer(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
+        rotate = wrong if unsqueeze_dim == 2 else right
+        return rotate(q, k, cos, sin, *args, unsqueeze_dim=unsqueeze_dim, **options)
+
+    monkeypatch.setattr(module, name, of_indexer)
+    found = golden.check(TransformersEngine(model))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", ("the indexer's other pairing",))
+
+
+@pytest.mark.parametrize(
+    ("power", "name"),
+    [(-1, "yarn without mscale in the softmax"), pytest.param(1, "yarn with mscale twice in the softmax", marks=MORE)],
+)
+def test_mscale_of_the_softmax(power, name):
+    """DeepSeek-V3 multiplies the scale of its softmax by mscale squared; its tables have no factor."""
+    model = small_model("deepseek_v3", vocab_size=260, max_position_embeddings=1024, rope_parameters=MSCALE)
+    golden = golden_of(model, up_to=192)
+    assert golden.check(TransformersEngine(model)).outcome.kind == "as expected"
+    for module in model.modules():
+        if hasattr(module, "scaling") and hasattr(module, "q_lora_rank"):
+            module.scaling *= (0.1 * torch.tensor(4.0).log().item() + 1.0) ** (2 * power)
+    found = golden.check(TransformersEngine(model))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
