@@ -1,11 +1,16 @@
-"""The confusion table of `ropewalk verify`: engines with a known rope, and what was concluded of each.
+"""The confusion table of `ropewalk verify`: engines with a known rope, checked from golden files, and each conclusion.
 
-    python scripts/confusion_of_verify.py tiny          # ours behind HTTP, transformers, llama.cpp
-    python scripts/confusion_of_verify.py model.gguf    # the same
+    python scripts/confusion_of_verify.py tiny model.gguf gemma3_text deepseek_v3 ...
 
-Each run is one line of STATE/NAME.jsonl: stopped, the same command continues. Our own predictions are kept beside them,
-so that they are computed once for all runs of a model. The record benchmarks/results/verify-confusion.json is made of
-all lines that are there.
+A model is "tiny", a .gguf file, or a family of tests/attachment/families.py: a small random model of transformers.
+For each model and each expected rope a golden file is written once; then every engine is checked from the file alone:
+
+- "ours": our own forward under another rope, with normal noise on each log-probability (0, 0.03 and 0.1 nats);
+- "llama.cpp": its server, started with its own options (models with a GGUF file).
+
+What an engine applies is each hypothesis of the expected rope, and faults that are in no hypothesis (`unknown`). Each
+check is one line of STATE/NAME.jsonl: stopped, the same command continues. The record
+benchmarks/results/verify-confusion.json is made of all lines that are there.
 """
 
 from __future__ import annotations
@@ -16,249 +21,319 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import beta
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.builtin.texts import read_text  # noqa: E402
-from ropewalk.checkpoints.load import load_decoder, save  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
+from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.comparison.record import environment  # noqa: E402
+from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.extend import ApplySettings, apply  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.models.config import Positions  # noqa: E402
-from ropewalk.readers.decoder import DecoderReader  # noqa: E402
+from ropewalk.readers.adapters import open_reader  # noqa: E402
+from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
-from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN  # noqa: E402
-from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server, open_engine  # noqa: E402
-from ropewalk.verification.engine import TOP, NextTokens, OurEngine  # noqa: E402
-from ropewalk.verification.hypotheses import (  # noqa: E402
-    ClampedPositions,
-    Hypothesis,
-    RestartedPositions,
-    expected_positions,
-    first_difference,
-)
-from ropewalk.verification.predictions import Predictions  # noqa: E402
-from ropewalk.verification.verify import Check  # noqa: E402
-from tests.verification.fake_server import serving  # noqa: E402
+from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
+from ropewalk.rope.scaling import YaRN  # noqa: E402
+from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
+from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
+from ropewalk.verification.golden import Golden  # noqa: E402
+from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noqa: E402
+from ropewalk.verification.predictions import Prediction  # noqa: E402
+from ropewalk.verification.questions import OurSide  # noqa: E402
+from ropewalk.verification.verify import our_side  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
-STYLES = ("llama.cpp", "vllm", "sglang")
-LONGEST = 512  # tokens: what a verdict of a run speaks of, at most; faults of length are put to `tiny`, trained to 256
-STARTED = ("plain", "linear 2", "linear 4", "yarn 2", "yarn 4", "yarn 4, from four times the length",
-           "theta a tenth", "theta ten times", "theta three times")  # fmt: skip
+LONGEST = 512  # tokens: what a verdict of a check covers, at most
+EXPECTED = ("own", "yarn:4")
+NOISES = (0.0, 0.03, 0.1)
 
 
-class Noisy(OurEngine):
-    """Ours, every log-probability off by a normal number: as quantised engines are, and never twice alike.
+class Applied:
+    """Our own forward under a hypothesis as an engine, with a normal error on every log-probability."""
 
-    - `positions`: what it applies. `deviation`: of the normal number, in nats.
-    """
+    name = "ours"
 
-    def __init__(self, predictions: Predictions, positions: Positions, deviation: float, seed: int) -> None:
-        self.reader, self.predictions = predictions.reader, predictions
-        acts_from = min((getattr(rule, "length", 0) for rule in positions.extensions), default=0)
-        self.applied, self.deviation = Hypothesis("", positions, acts_from), deviation
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, side: OurSide, golden: Golden, applied: Hypothesis, deviation: float, seed: int) -> None:
+        self.deviation, self.generator = deviation, torch.Generator().manual_seed(seed)
+        self.answers: dict[tuple[int, ...], Prediction] = {}
+        lengths: dict[int, set[int]] = {}
+        for entry in golden.document["questions"]:
+            if entry["kind"] != "decoding":
+                lengths.setdefault(entry["passage"], set()).add(entry["length"])
+        for passage, asked in lengths.items():
+            ids = golden.document["passages"][passage]["ids"]
+            found = side.predictions.of(applied, ids, sorted(asked))
+            self.answers |= {tuple(ids[:length]): prediction for length, prediction in found.items()}
 
-    def ask(self, input_ids: Any) -> NextTokens:
+    def token_ids(self, text: str) -> None:
+        """The tokens are not compared."""
+
+    def ask(self, input_ids: Sequence[int]) -> NextTokens:
         """The likeliest next tokens."""
-        answer = self.predictions.of(self.applied, input_ids, [len(input_ids)])[len(input_ids)]
-        top = list(answer.values.items())[:TOP]
+        top = list(self.answers[tuple(input_ids)].values.items())[:TOP]
         errors = torch.randn(len(top), generator=self.generator).tolist()
-        return NextTokens(
-            {token: value + self.deviation * e for (token, value), e in zip(top, errors, strict=True)}, len(input_ids)
-        )
+        values = {token: min(0.5, value + self.deviation * e) for (token, value), e in zip(top, errors, strict=True)}
+        return NextTokens(values, len(input_ids))
 
 
-def applied(own: Positions, trained: int) -> dict[str, Positions]:
-    """What an engine of ours applies, by name."""
-    (rope,) = set(own.present_ropes)
+def unknown(positions: Positions) -> Iterator[tuple[str, Positions]]:
+    """Faults that are in no hypothesis."""
 
-    def changed(**fields: Any) -> Positions:
-        return own.with_rope(dataclasses.replace(rope, **fields))
+    def changed(change: Any, layers: Sequence[int] | None = None) -> Positions:
+        every = range(positions.num_layers) if layers is None else layers
+        return dataclasses.replace(positions, ropes=tuple(
+            change(rope) if rope is not None and layer in every else rope for layer, rope in enumerate(positions.ropes)
+        ))  # fmt: skip
 
-    def yarn(factor: float, original: float = 1.0, **more: Any) -> Positions:
-        return changed(scaling=YaRN(factor, int(trained * original), **more))
+    def frequencies(rope: RopeConfig, change: Any) -> RopeConfig:
+        if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
+            return rope
+        return RopeConfig(rope.head_dim, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, axes=rope.axes,
+                          max_position_embeddings=rope.max_position_embeddings,
+                          inv_freq=tuple(change(list(columns_of(rope, 2)))))  # fmt: skip
 
-    def extended(rule: Any) -> Positions:
-        return dataclasses.replace(own, extensions=(rule,) * own.num_layers)
+    def theta(times: float, layers: Sequence[int] | None = None) -> Positions:
+        return changed(lambda rope: dataclasses.replace(rope, theta=rope.theta * times), layers)
 
-    return {
-        "plain": own,
-        "linear 2": changed(scaling=Linear(2.0)),
-        "linear 4": changed(scaling=Linear(4.0)),
-        "linear 4 twice": changed(scaling=Linear(16.0)),
-        "yarn 2": yarn(2.0),
-        "yarn 4": yarn(4.0),
-        "yarn 8": yarn(8.0),
-        "yarn 5": yarn(5.0),
-        "yarn 4, no attention factor": yarn(4.0, attention_factor=1.0),
-        "yarn 4, from four times the length": yarn(4.0, 4.0),
-        "yarn 4, from a quarter of the length": yarn(4.0, 0.25),
-        "yarn 4, paper's": yarn(4.0, variant="paper"),
-        "dynamic": changed(scaling=DynamicNTK(4.0)),
-        "theta a tenth": changed(theta=rope.theta / 10),
-        "theta ten times": changed(theta=rope.theta * 10),
-        "theta a fifth more": changed(theta=rope.theta * 1.2),
-        "theta three times": changed(theta=rope.theta * 3),
-        "the other pairing": changed(interleaved=not rope.interleaved),
-        "no rotation": own.with_rope(None),
-        "held at the trained length": extended(ClampedPositions(trained)),
-        "begun again after the trained length": extended(RestartedPositions(trained)),
-    }
+    def factor(times: float, name: str = "factor") -> Positions:
+        return changed(
+            lambda rope: dataclasses.replace(
+                rope, scaling=dataclasses.replace(rope.scaling, **{name: type(getattr(rope.scaling, name))(
+                    getattr(rope.scaling, name) * times)}))
+            if isinstance(rope.scaling, YaRN) else rope
+        )  # fmt: skip
+
+    for times in (0.3, 0.65, 1.12, 1.5, 3.3, 30.0):
+        yield f"theta times {times:g}", theta(times)
+    yield "theta times 10 on the first layer", theta(10.0, [0])
+    yield "theta times 10 on every other layer", theta(10.0, range(0, positions.num_layers, 2))
+    yield "every frequency times 1.1", changed(lambda rope: frequencies(rope, lambda f: [1.1 * x for x in f]))
+    yield "every frequency times 0.3", changed(lambda rope: frequencies(rope, lambda f: [0.3 * x for x in f]))
+    yield (
+        "slowest quarter at 0",
+        changed(lambda rope: frequencies(rope, lambda f: [x * (i < 3 * len(f) // 4) for i, x in enumerate(f)])),
+    )
+    yield "frequencies in reverse", changed(lambda rope: frequencies(rope, lambda f: f[::-1]))
+    yield "frequencies one pair late", changed(lambda rope: frequencies(rope, lambda f: [f[0], *f[:-1]]))
+    yield (
+        "negative angles of half the pairs",
+        changed(lambda rope: frequencies(rope, lambda f: [-x if i % 2 else x for i, x in enumerate(f)])),
+    )
+    if any(isinstance(rope.scaling, YaRN) for rope in positions.present_ropes):
+        yield "factor times 1.5", factor(1.5)
+        yield "factor times 0.6", factor(0.6)
+        yield "original length times 3", factor(3.0, "original_max_position_embeddings")
+        yield "original length times 0.25", factor(0.25, "original_max_position_embeddings")
 
 
-def same(one: Positions, other: Positions, up_to: int, trained: int) -> bool:
-    """Whether two are the same for every prompt of so many tokens; extensions act beyond the trained length."""
-    lengths = [0 if all(e is None for e in p.extensions) else trained for p in (one, other)]
-    found = first_difference(*(Hypothesis("", p, length) for p, length in zip((one, other), lengths, strict=True)))
-    return found is None or found > up_to
+def readers(name: str) -> Reader:
+    """The model of a name."""
+    from tests.attachment.families import FAMILIES, small_model
+
+    if name not in FAMILIES:
+        return open_reader(name, dtype=torch.float32)
+    from ropewalk.readers.transformers import TransformersReader
+
+    model = small_model(name, vocab_size=260, max_position_embeddings=256)
+    return TransformersReader(model, TextTokenizer.bytes(), name)
 
 
-def settings(name: str, trained: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every run by its key."""
-    rope = RopeConfig(8, interleaved=False, max_position_embeddings=trained)
-    up_to = min(trained, LONGEST)
-    for kind in ("llama.cpp", "transformers"):
-        for fault in STARTED:
-            for expect in ("plain", "yarn:4", "pi:2") if kind == "llama.cpp" or name == "tiny" else ("plain",):
-                run = {"kind": kind, "applied": fault, "expect": expect, "up_to": up_to}
-                yield f"{name} {kind} {fault} for {expect}", run
-    for noise in (0.0, 0.03, 0.1) if name == "tiny" else (0.03,):
-        for number, fault in enumerate(applied(Positions((rope,), (None,), (None,)), trained)):
-            if "trained length" in fault and trained > LONGEST:
-                continue
-            for expect in ("plain", "yarn:4"):
-                style = STYLES[number % len(STYLES)]
-                beyond = expect == "plain" and "trained length" in fault
-                for length in (up_to, trained * 3 // 2) if beyond else (up_to,):
-                    yield (
-                        f"{name} http {style} noise {noise} {fault} for {expect} up to {length}",
-                        {
-                            "kind": "http",
-                            "style": style,
-                            "noise": noise,
-                            "applied": fault,
-                            "expect": expect,
-                            "up_to": length,
-                        },
-                    )
+def options_of(rope: RopeConfig) -> Mapping[str, Any]:
+    """The options with which llama.cpp's server applies a rope."""
+    options: dict[str, Any] = {"rope_freq_base": float(rope.theta)}
+    rule = rope.scaling
+    if rule is not None:
+        options |= {"rope_scaling_type": 2 if isinstance(rule, YaRN) else 1, "rope_freq_scale": 1 / rule.factor}
+    if isinstance(rule, YaRN):
+        options["yarn_orig_ctx"] = rule.original_max_position_embeddings
+        options |= {"yarn_beta_fast": float(rule.beta_fast), "yarn_beta_slow": float(rule.beta_slow)}
+    return options
 
 
 @contextmanager
-def opened(
-    run: dict[str, Any], state: Path, predictions: Predictions, positions: Positions, seed: int
-) -> Iterator[Any]:
-    """The engine of a run: a URL, or an engine."""
-    model, source = predictions.reader.model, state / Path(predictions.reader.name).stem
-    rope = positions.present_ropes[0] if positions.present_ropes else None
-    if run["kind"] == "http":
-        with serving(Noisy(predictions, positions, run["noise"], seed), style=run["style"]) as url:
-            yield url
-    elif run["kind"] == "transformers":
-        import transformers
-
-        if not source.exists():
-            save(model, source)
-        config = transformers.AutoConfig.from_pretrained(source)
-        config.rope_parameters = rope.to_hf()
-        # given with the class: the config of a folder wins over what is set on a model later
-        yield TransformersEngine(
-            transformers.AutoModelForCausalLM.from_pretrained(source, config=config, dtype="auto").eval(),
-            transformers.AutoTokenizer.from_pretrained(source),
-        )
-    else:
-        name = predictions.reader.name
-        rule, file = rope.scaling, find(name)
-        if file.suffix != ".gguf":
-            file = source.with_suffix(".gguf")
-            if not file.exists():
-                apply(name, file, ApplySettings(method="plain", quantization="f32"))
-        options: dict[str, Any] = {"rope_freq_base": float(rope.theta)}
-        if rule is not None:
-            options |= {"rope_scaling_type": 2 if isinstance(rule, YaRN) else 1, "rope_freq_scale": 1 / rule.factor}
-        if isinstance(rule, YaRN):
-            options["yarn_orig_ctx"] = rule.original_max_position_embeddings
-        with llama_cpp_server(file, model.tokenizer, context=1024, options=options) as engine:
-            yield engine
+def server(name: str, side: OurSide, rope: RopeConfig, state: Path, more: Mapping[str, Any]) -> Iterator[Any]:
+    """llama.cpp's server with these options."""
+    file = find(name)
+    if file.suffix != ".gguf":
+        file = state / f"{name}.gguf"
+        if not file.exists():
+            apply(name, file, ApplySettings(method="plain", quantization="f32"))
+    with llama_cpp_server(
+        file, side.tokenizer, context=1024, threads=1, options={**options_of(rope), **more}
+    ) as engine:
+        yield engine
 
 
-def measure(source: str, state: Path, most: int | None, kind: str | None) -> None:
-    """Run what is due, of one kind of engine or of all; one line each."""
-    reader = DecoderReader(load_decoder(source, dtype=torch.float32), source)
-    name, own, trained = Path(source).stem, reader.positions, reader.trained_length
-    predictions, (_, text) = Predictions(reader, state / "predictions"), read_text(None)
-    lines = state / f"{name}.jsonl"
+def same(one: Hypothesis, other: Hypothesis, up_to: int) -> bool:
+    """Whether two are the same for every prompt of so many tokens."""
+    found = first_difference(one, other)
+    return found is None or found > up_to
+
+
+def engines(side: OurSide) -> list[Hypothesis]:
+    """Everything that an engine may apply: the hypotheses, and faults that are none."""
+    found = list(side.all.values())
+    for name, positions in unknown(side.positions):
+        one = Hypothesis(f"unknown: {name}", positions)
+        if not any(same(one, other, side.up_to) for other in found):
+            found.append(one)
+    return found
+
+
+def served(side: OurSide) -> Iterator[tuple[Hypothesis, Mapping[str, Any]]]:
+    """What llama.cpp's server can be started with, and further options that change no rope."""
+    names = {"as expected", "no scaling", "theta 10000", "theta 500000", "pi 2 (linear)", "pi 4 (linear)"}
+    words = (
+        "yarn 2",
+        "yarn 4",
+        "yarn 8",
+        "yarn 16",
+        "yarn with original",
+        "yarn with beta",
+        "yarn with factor",
+        "theta ",
+    )
+    for one in engines(side):
+        ropes = set(one.positions.ropes)
+        plain = not any(one.positions.extensions) and len(ropes) == 1 and None not in ropes
+        by_name = one.name in names or one.name.removeprefix("unknown: ").startswith(words)
+        if plain and by_name and "first layer" not in one.name and next(iter(ropes)).inv_freq is None:
+            yield one, {}
+
+
+def checked(
+    golden: Golden, first: Hypothesis, lines: Path, label: str, expect: str, key: str, kind: str, one: Hypothesis,
+    engine: Any, **more: Any,
+) -> None:  # fmt: skip
+    """Check one engine and write its line."""
+    begun = time.monotonic()
+    found = golden.check(engine)
+    truth = "as expected" if same(one, first, golden.up_to) else "minor" if one.minor else "other"
+    entry = {
+        "key": key, "model": label, "kind": kind, "expect": expect, "applied": one.name, "truth": truth, **more,
+        "verdict": found.outcome.kind, "named": list(found.outcome.applied), "sentence": found.outcome.sentence,
+        "minor": list(found.outcome.minor), "requests": found.requests, "up_to": golden.up_to,
+        "seconds": round(time.monotonic() - begun, 2), "noise_found": found.noise,
+    }  # fmt: skip
+    with lines.open("a") as stream:
+        stream.write(json.dumps(entry) + "\n")
+    sys.stdout.write(f"{key}: {found.outcome.sentence}\n")
+    sys.stdout.flush()
+
+
+def check(name: str, state: Path, kinds: Sequence[str], most: int | None) -> None:
+    """Run what is due, one line each."""
+    reader, label = readers(name), Path(name).stem
+    lines = state / f"{label}.jsonl"
+    state.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["key"] for line in lines.read_text().splitlines()} if lines.exists() else set()
-    due = [item for item in settings(name, trained) if item[0] not in done and kind in (None, item[1]["kind"])]
-    for key, run in due[:most]:
-        positions = applied(own, trained)[run["applied"]]
-        expected = expected_positions(own, run["expect"], trained)
-        up_to, begun = run["up_to"], time.monotonic()
-        with (
-            opened(run, state, predictions, positions, int(fingerprint(key)[:8], 16)) as engine,
-            open_engine(engine, source, reader.tokenizer) as asked,
-        ):
-            found = Check(
-                predictions, reader.tokenizer, asked, expected, text, trained=trained, up_to=up_to, max_tokens=2 * up_to
-            ).run()
-        entry = {
-            "key": key,
-            **run,
-            "model": name,
-            "truth": "as expected" if same(positions, expected, up_to, trained) else "other",
-            "verdict": found.outcome.kind,
-            "sentence": found.outcome.sentence,
-            "requests": found.requests,
-            "longest_prompt": max((probe.tokens for probe in found.questions), default=1),
-            "seconds": round(time.monotonic() - begun, 2),
-            "noise_found": found.noise,
-        }
-        with lines.open("a") as stream:
-            stream.write(json.dumps(entry) + "\n")
-        sys.stdout.write(f"{key}: {found.outcome.sentence}\n")
-        sys.stdout.flush()
+    count = 0
+    for expect in EXPECTED:
+        up_to = min(LONGEST, reader.trained_length or LONGEST)
+        try:
+            side = our_side(
+                reader, expect=None if expect == "own" else expect, up_to=up_to, state=state / "predictions"
+            )
+        except RopeError as error:
+            sys.stdout.write(f"{label} {expect}: {error}\n")
+            continue
+        file = state / f"{label}-{expect.replace(':', '')}.json"
+        if not file.exists():
+            begun = time.monotonic()
+            Golden.of(side).write(file)
+            (state / f"{file.stem}.seconds").write_text(f"{time.monotonic() - begun:.1f}")
+        golden = Golden.read(file)
+        first = next(iter(side.all.values()))
+
+        log = partial(checked, golden, first, lines, label, expect)
+        if "ours" in kinds:
+            for one in engines(side):
+                for noise in NOISES:
+                    key = f"{label} {expect} ours {one.name} noise {noise}"
+                    if key in done or (most is not None and count >= most):
+                        continue
+                    try:
+                        engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
+                    except RopeError:  # this library cannot compute it
+                        break
+                    log(key, "ours", one, engine, noise=noise)
+                    count += 1
+        if "llama.cpp" in kinds and (name == "tiny" or name.endswith(".gguf")):
+            for one, more in served(side):
+                key = f"{label} {expect} llama.cpp {one.name} {dict(more)}"
+                if key in done or (most is not None and count >= most):
+                    continue
+                with server(name, side, one.positions.present_ropes[0], state, more) as engine:
+                    log(key, "llama.cpp", one, engine, options=dict(more))
+                count += 1
+
+
+def bound(wrong: int, checks: int) -> float:
+    """The upper end of the one-sided 95 % interval of a share (Clopper and Pearson)."""
+    return float(beta.ppf(0.95, wrong + 1, checks - wrong)) if wrong < checks else 1.0
 
 
 def record(state: Path) -> dict[str, Any]:
-    """The table of all lines, and every wrong verdict by itself."""
+    """The table of all lines, every wrong verdict by itself, and the golden files."""
     runs = [json.loads(line) for path in sorted(state.glob("*.jsonl")) for line in path.read_text().splitlines()]
     table = Counter((run["truth"], run["verdict"]) for run in runs)
+    wrong = [run for run in runs if run["truth"] == "other"]
+    passed = [run for run in wrong if run["verdict"] == "as expected"]
+    pairs = {(run["model"], run["expect"], run["applied"]) for run in wrong}
+    passed_pairs = {(run["model"], run["expect"], run["applied"]) for run in passed}
+    files = []
+    for path in sorted(state.glob("*.seconds")):
+        document = json.loads(path.with_suffix(".json").read_text())
+        files.append({
+            "model": document["model"], "expected": document["expected"], "library": document["library"],
+            "bytes": path.with_suffix(".json").stat().st_size, "hypotheses": len(document["hypotheses"]),
+            "prompts": len(document["questions"]), "seconds": float(path.read_text()),
+        })  # fmt: skip
     return {
         **environment(),
         "runs": len(runs),
         "table": {
             truth: {verdict: n for (t, verdict), n in sorted(table.items()) if t == truth}
-            for truth in ("as expected", "other")
+            for truth in ("as expected", "minor", "other")
         },
-        "wrong_as_expected": [r["key"] for r in runs if (r["truth"], r["verdict"]) == ("other", "as expected")],
+        "false_as_expected": {
+            "checks": len(passed), "of": len(wrong), "upper_95": bound(len(passed), len(wrong)),
+            "pairs": len(passed_pairs), "of_pairs": len(pairs),
+            "upper_95_of_pairs": bound(len(passed_pairs), len(pairs)),
+        },
+        "wrong_as_expected": [run["key"] for run in passed],
         "wrong_other": [
             r["key"] for r in runs if r["truth"] == "as expected" and r["verdict"] in ("other", "none", "tokens")
         ],
+        "golden_files": files,
         "each": runs,
-    }
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help='"tiny", or a .gguf file')
+    parser.add_argument("models", nargs="*")
     parser.add_argument("--state", type=Path, default=ROOT / "benchmarks/state/verify-confusion")
-    parser.add_argument("--most", type=int, help="stop after so many runs")
-    parser.add_argument("--kind", choices=("http", "llama.cpp", "transformers"), help="only these engines")
+    parser.add_argument("--most", type=int, help="stop after so many checks of a model")
+    parser.add_argument("--kind", choices=("ours", "llama.cpp"), help="only these engines")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RECORD)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    measure(given.model, given.state, given.most, given.kind)
+    for model in given.models:
+        check(model, given.state, [given.kind] if given.kind else ["ours", "llama.cpp"], given.most)
     summary = record(given.state)
     write_json(given.out, summary, indent=1)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")
