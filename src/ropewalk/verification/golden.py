@@ -153,7 +153,8 @@ class Golden:
 
     def _question(self, entry: Mapping[str, Any]) -> RecordedQuestion:
         """Return a prompt and its predictions."""
-        ids = self.document["passages"][entry["passage"]]["ids"][: entry["length"]]
+        whole = [int(token) for token in self.document["passages"][entry["passage"]]["ids"]]
+        ids = whole[: entry["length"]]
         tokens = [int(token) for token in entry["tokens"]]
         columns = len(tokens) + 1
         values = np.frombuffer(base64.b64decode(entry["nats"], validate=True), "<i2").reshape(-1, columns) * UNIT
@@ -163,7 +164,8 @@ class Golden:
             if row != NONE
         }
         clear = {int(token) for token in self.document["tokens"]}
-        return RecordedQuestion(list(map(int, ids)), predictions, list(map(int, entry["generated"])), tokens, clear)
+        generated, beside = [int(token) for token in entry["generated"]], whole[: entry["beside"]]
+        return RecordedQuestion(ids, predictions, generated, beside, tokens, clear)
 
     @classmethod
     def read(cls, path: str | Path) -> Golden:
@@ -251,6 +253,7 @@ class Golden:
             RecordedQuestion(
                 question.input_ids,
                 {name: one for name, one in question.predictions.items() if name in alive},
+                (),
                 (),
                 question.tokens,
                 question.clear,
@@ -347,9 +350,13 @@ class _Writer:
             units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
             rows, unique = _distinct(units)
             ids = list(question.input_ids)
-            passage = next((n for n, known in enumerate(self.passages) if known[: len(ids)] == ids), len(self.passages))
+            whole_ids = list(question.beside) or ids
+            count = len(whole_ids)
+            passage = next(
+                (n for n, known in enumerate(self.passages) if known[:count] == whole_ids), len(self.passages)
+            )
             if passage == len(self.passages):
-                self.passages.append(ids)
+                self.passages.append(whole_ids)
             text = self.texts.text_of(ids)
             whole = self._text(self.passages[passage])
             entry: dict[str, Any] = {
@@ -359,6 +366,7 @@ class _Writer:
                 "length": len(ids),
                 "characters": len(text) if text is not None and whole.startswith(text) else None,
                 "generated": list(question.generated),
+                "beside": len(question.beside),
                 "tokens": tokens,
                 "rows": rows,
                 "nats": base64.b64encode(unique.tobytes()).decode(),

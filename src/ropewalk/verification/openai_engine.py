@@ -98,6 +98,7 @@ class OpenAIEngine:
             )
         self._top, self._wants_ids, self._takes_ids, self._takes_top_k = TOP, True, True, True
         self._by_text = False
+        self.drafts: list[tuple[int, int, int]] = []
 
     @property
     def name(self) -> str:
@@ -133,21 +134,32 @@ class OpenAIEngine:
                 return NextTokens(top, count, self._by_text)
         return NextTokens(top, by_text=self._by_text)
 
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
-        """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
+    def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
+        """Return generated tokens, always the likeliest, and the likeliest tokens at each place.
+
+        What the server reports of a draft model is added to `drafts`: tokens of the prompt, drafted, accepted.
+        """
         steps = []
-        for token, top in self._places(self._completion(input_ids, tokens)):
+        content = self._completion(input_ids, tokens, beside)
+        match content:
+            case {"timings": {"draft_n": int() as drafted, "draft_n_accepted": int() as accepted}} if drafted > 0:
+                self.drafts.append((len(input_ids), drafted, accepted))
+        for token, top in self._places(content):
             NextTokens(top)
             steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top, self._by_text))
         return steps
 
-    def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
+    def _completion(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> Any:
         """Return the server's answer; leave out what it refuses, and send text if it refuses ids.
+
+        With `beside`, the request contains both prompts, and the answer to `input_ids` is returned.
 
         **Raises:** `NoText` if it takes text only, and no text has these ids.
         """
-        prompt = list(input_ids) if self._takes_ids else self.texts.text_of(input_ids)
-        if prompt is None:
+        prompts: list[Any] = [list(ids) for ids in (input_ids, beside) if ids]
+        if not self._takes_ids:
+            prompts = [self.texts.text_of(ids) for ids in prompts]
+        if None in prompts:
             raise NoText(
                 "verify: the server takes text only, and no text has these tokens.",
                 facts={"server": self.root, "tokens": len(input_ids)},
@@ -155,7 +167,7 @@ class OpenAIEngine:
             )
         body = {
             "model": self.model,
-            "prompt": prompt,
+            "prompt": prompts if beside else prompts[0],
             "max_tokens": tokens,
             "temperature": 1.0,  # some engines divide log-probabilities by it
             "logprobs": self._top,
@@ -168,13 +180,13 @@ class OpenAIEngine:
         if answer.status in (400, 422):
             if self._wants_ids and "return_tokens_as_token_ids" in answer.text:
                 self._wants_ids = False
-                return self._completion(input_ids, tokens)
+                return self._completion(input_ids, tokens, beside)
             if tokens > 1 and self._takes_top_k and "top_k" in answer.text:
                 self._takes_top_k = False
-                return self._completion(input_ids, tokens)
+                return self._completion(input_ids, tokens, beside)
             if "logprobs" in answer.text and self._top > 5:
                 self._top = 5
-                return self._completion(input_ids, tokens)
+                return self._completion(input_ids, tokens, beside)
             if any(word in answer.text for word in ("context size", "context length", "maximum context", "exceed")):
                 raise TooLong(
                     "verify: the prompt does not fit the engine's context.",
@@ -183,16 +195,20 @@ class OpenAIEngine:
                 )
             if self._takes_ids and self.texts.text_of(input_ids) is not None:
                 self._takes_ids = False
-                return self._completion(input_ids, tokens)
+                return self._completion(input_ids, tokens, beside)
         if answer.status != 200:
             raise self._refusal(answer, "verify: the server refuses the request.")
-        if not self._places(answer.content):
+        content = answer.content
+        if beside and isinstance(content, dict) and isinstance(content.get("choices"), list):
+            chosen = [one for one in content["choices"] if isinstance(one, dict) and one.get("index") == 0]
+            content = {**content, "choices": chosen if len(content["choices"]) == 2 else []}
+        if not self._places(content):
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
                 cure="Use an engine that supports `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
-        return answer.content
+        return content
 
     def _places(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
         """Return each generated token and the checked numbers at its place, in the form of completions or of chat.

@@ -38,7 +38,8 @@ ENDS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of a prompt: what an
 ONE_TOKEN = 4  # prompts of a single token
 CHECKED = 2000  # characters of the text for which tokens are compared
 DECODING = 6  # prompts after which tokens are generated
-STEPS = 2  # generated tokens before the answer that is compared
+STEPS = 1  # generated tokens before the answer that is compared: the first follows from the prompt alone
+PADDING = 24  # tokens by which another prompt of the same request is longer
 SURE = 0.7  # nats by which the likeliest token must lead, so that an engine generates the same one
 
 
@@ -46,12 +47,14 @@ SURE = 0.7  # nats by which the likeliest token must lead, so that an engine gen
 class Question:
     """A prompt, and our predictions by the name of a hypothesis.
 
-    `generated`: the tokens that the engine generates before the answer that is compared; empty for prompts only.
+    - `generated`: the tokens that the engine generates before the answer that is compared; empty for prompts only.
+    - `beside`: a longer prompt for the same request, with which the positions after padding are compared.
     """
 
     input_ids: Sequence[int]
     predictions: Mapping[str, Prediction]
     generated: Sequence[int] = ()
+    beside: Sequence[int] = ()
 
     def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
         """Return the log-probabilities of an answer and our predictions, as they are compared."""
@@ -198,11 +201,12 @@ class OurSide:
     def decoding(self, progress: Progress) -> list[Question]:
         """Predict after prompts and the tokens that follow them, where the likeliest tokens lead clearly."""
         name, found = self.first.name, list[Question]()
-        last = min(96, self.up_to - STEPS)
+        last = min(96, self.up_to - STEPS - PADDING)
         if last < 8 or not in_decoding(self.positions, 8):
             return found
         for index in range(3 * DECODING):
-            ids = self.prompt(index / (3 * DECODING + 1), last - 5 * index % (last // 2))
+            longer = self.prompt(index / (3 * DECODING + 1), last + PADDING - 5 * index % (last // 2))
+            ids = longer[: len(longer) - PADDING]
             progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
             generated: list[int] = []
             for _ in range(STEPS):
@@ -215,14 +219,15 @@ class OurSide:
             if len(generated) < STEPS:
                 continue
             whole = [*ids, *generated]
-            under = {name: self.first, **{one.name: one for one in in_decoding(self.positions, len(ids))}}
+            faults = (*in_decoding(self.positions, len(ids)), *in_decoding(self.positions, len(ids), PADDING))
+            under = {name: self.first, **{one.name: one for one in faults}}
             try:
                 predicted = {
                     key: self.predictions.of(one, whole, [len(whole)])[len(whole)] for key, one in under.items()
                 }
             except RopeError:  # this reader does not support the extension
                 return []
-            found.append(Question(ids, predicted, generated))
+            found.append(Question(ids, predicted, generated, longer))
             if len(found) == DECODING:
                 break
         return found

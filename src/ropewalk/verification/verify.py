@@ -19,7 +19,16 @@ from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import Engine, NextTokens, NoAnswer, NoText, TokenizerTexts, TooLong, generates
+from ropewalk.verification.engine import (
+    Engine,
+    Generates,
+    NextTokens,
+    NoAnswer,
+    NoText,
+    TokenizerTexts,
+    TooLong,
+    generates,
+)
 from ropewalk.verification.hypotheses import expected_positions, first_difference
 from ropewalk.verification.outcome import (
     EngineVerdict,
@@ -39,6 +48,7 @@ from ropewalk.verification.questions import (
     ONE_TOKEN,
     QUESTIONS,
     OurSide,
+    Question,
     Side,
     different,
 )
@@ -49,6 +59,7 @@ ROUNDS = 4
 NOISE = 3.0  # the largest misfit of a right hypothesis, in units of the error on single tokens
 LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
 OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
+DRAFTED, DRAFTED_TOKENS, LEAST_DRAFTED = 4, 16, 24  # prompts, generated tokens, drafted tokens for a rate
 EXACT = 1e-3  # nats: a smaller misfit is rounding
 
 
@@ -296,38 +307,86 @@ class Check:
     def _decoded(self, outcome: EngineVerdict) -> EngineVerdict:
         """Let the engine generate tokens, and return the verdict with what the answers after them show.
 
-        Positions may be right in prompts and wrong after the first generated token, which is processed alone.
+        Positions may be right in prompts and wrong after the first generated token, which is processed alone; or only
+        in a batch, where the shorter prompt is padded.
         """
         if not generates(self.engine):
             return outcome
-        name, probes = self.first.name, list[Probe]()
-        for question in self.side.decoding(self.progress):
-            whole = [*question.input_ids, *question.generated]
-            if len(whole) > self.limit:
+        questions = [question for question in self.side.decoding(self.progress) if len(question.beside) < self.limit]
+        agrees = None
+        for beside in (False, True):
+            probes = list(self._generated(self.engine, questions, beside=beside))
+            name = self.first.name
+            faults = {fault for probe in probes for fault in probe.predictions if fault != name}
+            names = [name, *sorted(fault for fault in faults if ("batch" in fault) == beside)]
+            if len(probes) < 3:
                 continue
+            leans = [lean(probes, name, other, comparisons=len(names)) for other in names[1:]]
+            best, error = min(names, key=lambda one: misfit(probes, one)), misfit(probes, name)
+            if best != name and lean(probes, best, name, comparisons=len(names)).refuted:
+                return dataclasses.replace(outcome, kind="other", applied=(best,), detail="")
+            if error > max(self._allowed, 2 * misfit(self.questions, name)):
+                where = "generated tokens of a batch" if beside else "generated tokens"
+                detail = (
+                    f"{self.expected} explains {len(self.questions)} prompts, but misses the answers after {where} by "
+                    f"{error:.3f} nats on average."
+                )
+                return dataclasses.replace(outcome, kind="none", detail=detail)
+            agrees = agrees is not False and all(one.refuted for one in leans)
+        outcome = dataclasses.replace(outcome, decoding=agrees)
+        return dataclasses.replace(outcome, detail=f"{outcome.detail} {self._drafted()}".strip())
+
+    def _generated(self, engine: Generates, questions: Sequence[Question], *, beside: bool) -> Iterator[Probe]:
+        """Yield the answers after generated tokens, where the engine has generated the expected ones."""
+        for question in questions:
             self.progress.begin(f"generating after {len(question.input_ids):,} tokens", 0)
+            more = {"beside": question.beside} if beside else {}
             try:
-                steps = self.engine.generate(question.input_ids, len(question.generated) + 1)
+                steps = engine.generate(question.input_ids, len(question.generated) + 1, **more)
             except (NoAnswer, TooLong):
                 continue
+            except RopeError:
+                if not beside:
+                    raise
+                return  # the engine refuses two prompts in one request
             self.requests += 1
             if [step.token for step in steps[:-1]] == list(question.generated):
-                probes.append(Probe(len(whole), *question.put(NextTokens(steps[-1].top, by_text=steps[-1].by_text))))
-        names = [other for probe in probes[:1] for other in probe.predictions]
-        leans = {other: lean(probes, name, other, comparisons=len(names)) for other in names if other != name}
-        if len(probes) < 3 or not leans:
-            return outcome
-        best = min(names, key=lambda one: misfit(probes, one))
-        error = misfit(probes, name)
-        if best != name and lean(probes, best, name, comparisons=len(names)).refuted:
-            return dataclasses.replace(outcome, kind="other", applied=(best,), detail="")
-        if error > max(self._allowed, 2 * misfit(self.questions, name)):
-            detail = (
-                f"{self.expected} explains {len(self.questions)} prompts, but misses the answers after generated "
-                f"tokens by {error:.3f} nats on average."
-            )
-            return dataclasses.replace(outcome, kind="none", detail=detail)
-        return dataclasses.replace(outcome, decoding=all(one.refuted for one in leans.values()))
+                answer = NextTokens(steps[-1].top, by_text=steps[-1].by_text)
+                yield Probe(len(question.input_ids) + len(question.generated), *question.put(answer))
+
+    def _drafted(self) -> str:
+        """Return a sentence if a draft model's tokens are accepted much less after long prompts; else an empty text.
+
+        Wrong drafts cost time and change no token. A draft model without the target's scaling fails where it acts.
+        """
+        if not getattr(self.engine, "drafts", None):
+            return ""
+        for kind in (
+            self._short_prompts(),
+            self.side.confirming(min(self.up_to, self.limit), self.progress, ends=False),
+        ):
+            for question in kind[:DRAFTED]:
+                try:
+                    self.engine.generate(question.input_ids, DRAFTED_TOKENS)  # type: ignore[attr-defined]
+                except (NoAnswer, TooLong):
+                    continue
+                self.requests += 1
+        rates = {}
+        for long in (False, True):
+            told = [one for one in self.engine.drafts if (one[0] > self.up_to // 2) == long]  # type: ignore[attr-defined]
+            drafted, accepted = sum(one[1] for one in told), sum(one[2] for one in told)
+            if drafted < LEAST_DRAFTED:
+                return ""
+            rates[long] = accepted / drafted
+        if rates[True] > 0.5 * rates[False]:
+            return ""
+        return (
+            f"The draft model's tokens are accepted in {rates[False]:.0%} of the cases after short prompts and in "
+            f"{rates[True]:.0%} after {self.up_to:,} tokens: does it have the target's scaling?"
+        )
+
+    def _short_prompts(self) -> Sequence[Question]:
+        return [one for one in self.side.decoding(self.progress) if len(one.input_ids) <= self.up_to // 2]
 
     @property
     def _longest(self) -> int:
