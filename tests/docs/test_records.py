@@ -18,11 +18,6 @@ DOCS = ROOT / "docs"
 if not DOCS.exists():
     pytest.skip("the source distribution has neither docs/ nor records", allow_module_level=True)
 MADE = runpy.run_path(str(ROOT / "scripts/docs_records.py"))
-RIGHT = {
-    ("plain", "plain"),
-    ("yarn 4", "yarn:4"),
-    ("linear 2", "pi:2"),
-}  # what is applied, and the same in --expect's words
 COMMANDS = runpy.run_path(str(ROOT / "scripts/docs_commands.py"))
 
 
@@ -296,27 +291,21 @@ def test_method_costs():
 
 
 def test_verify():
-    """Every check counted once, none of a wrong engine is "as expected", and what the page says of requests holds."""
+    """Every check is counted once, and the bounds that the page states hold."""
     record = json.loads((RESULTS / "verify-confusion.json").read_text())
     runs, found = record["each"], rows("verify")
-    assert len({run["key"] for run in runs}) == len(runs) == record["runs"] >= 200
-    assert record["wrong_as_expected"] == record["wrong_other"] == []
-    for run in runs:
-        allowed = {"as expected", "undecided"} if run["truth"] == "as expected" else {"other", "none", "undecided"}
-        assert run["verdict"] in allowed, run["key"]
-        later = run["expect"] == "plain" and ("trained length" in run["applied"] or run["applied"] == "dynamic")
-        right = (run["applied"], run["expect"]) in RIGHT or (later and run["key"].count("up to 384") == 0)
-        assert (run["truth"] == "as expected") == right, run["key"]
-    assert {run["kind"] for run in runs} == {"http", "transformers", "llama.cpp"}
+    assert len({run["key"] for run in runs}) == len(runs) == record["runs"] >= 2000
+    assert len({run["model"] for run in runs}) >= 7
+    passed = [run["key"] for run in runs if (run["truth"], run["verdict"]) == ("other", "as expected")]
+    assert passed == record["wrong_as_expected"]
+    assert record["wrong_other"] == []
+    assert all(key.split(" ours ")[-1].startswith("unknown") for key in passed)  # the page: no hypothesis passed
+    assert record["false_as_expected"]["upper_95_of_pairs"] < 0.02
+    assert {run["kind"] for run in runs} == {"ours", "llama.cpp"}
     assert sum(int(cells[0]) for name, cells in found.items() if name != "all") == int(found["all"][0]) == len(runs)
-    assert found["all"][5] == "0"
-    requests = sorted(run["requests"] for run in runs)
-    assert found["all"][6] == f"{requests[len(runs) // 2]} (most {requests[-1]})"
-    page = " ".join((DOCS / "verify.md").read_text().split())
-    for model, said in (("tiny", "`tiny`"), ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M")):
-        seconds = sorted(run["seconds"] for run in runs if (run["model"], run["kind"]) == (model, "llama.cpp"))
-        assert f"{seconds[len(seconds) // 2]:.0f} s for {said}" in page
-    assert f"{requests[len(runs) // 2]} requests" in page
+    assert found["all"][5] == str(len(passed))
+    assert len({one["model"] for one in record["golden_files"]}) >= 7
+    assert max(one["bytes"] for one in record["golden_files"]) < 250_000
 
 
 def test_every_command_has_its_options():

@@ -452,6 +452,8 @@ class Check:
     @property
     def _allowed(self) -> float:
         """Return the largest misfit in nats of a right hypothesis."""
+        if self.noise is not None and self.noise < EXACT:  # float32, in which errors do not grow much
+            return LEAST_NOISE
         return NOISE * max(self.noise or 0.0, LEAST_NOISE)
 
     def _outcome(self) -> EngineVerdict:
