@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Engine:
             return torch.cat([torch.arange(n) + s for n, s in zip(settings["chunks"], starts, strict=True)]).int()
         if kind == "packed" and self.bug != "documents ignored":
             ends = given["cu_seqlens"].tolist()
-            return torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)]).int()
+            return torch.cat([torch.arange(b - a) for a, b in pairwise(ends)]).int()
         if kind == "left_padded":
             mask = given["attention_mask"]
             if self.bug == "padding counted":
@@ -104,30 +105,20 @@ class Engine:
 
     def image_positions(self, settings: dict[str, Any], types: list[int]) -> Tensor:
         """(time, height, width): text counts on; a picture starts after everything before it."""
-        merge, split = settings["spatial_merge_size"], settings["split_frames"]
-        rows, token = [], 0
-        while token < len(types):
-            start = max((max(row) for row in rows), default=-1) + 1
-            if types[token] == 0 or self.bug == "text positions":
-                rows.append((start,) * 3)
-                token += 1
-                continue
-            frames, height, width = settings["image_grid" if types[token] == 1 else "video_grid"]
-            frames, step = (1 if split else frames), settings["frame_interval"] if types[token] == 2 else 1
-            of_picture = [
+        merge, rows, start = settings["spatial_merge_size"], [], 0
+        while len(rows) < len(types):
+            kind = types[len(rows)]
+            frames, height, width = (1, merge, merge)
+            if kind and self.bug != "text positions":
+                frames, height, width = settings["image_grid" if kind == 1 else "video_grid"]
+            frames, step = (1 if settings["split_frames"] else frames), settings["frame_interval"] if kind == 2 else 1
+            rows += [
                 (start + t * step, start + h, start + w)
                 for t in range(frames)
                 for h in range(height // merge)
                 for w in range(width // merge)
             ]
-            # Qwen-VL's text goes on after the larger of height and width, whatever the time
-            rows += of_picture
-            token += len(of_picture)
-            if token < len(types) and types[token] == 0:
-                after = start + max(height // merge, width // merge)
-                while token < len(types) and types[token] == 0:
-                    rows.append((after,) * 3)
-                    after, token = after + 1, token + 1
+            start += max(height, width) // merge
         found = torch.tensor(rows, dtype=torch.int32)
         return found[:, [1, 0, 2]] if self.bug == "axes in the wrong order" else found
 
