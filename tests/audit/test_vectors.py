@@ -211,6 +211,7 @@ def test_transformers_is_within_the_float32_tolerances(name: str) -> None:
             if case["rope"] != rope["name"]:
                 continue
             limit = case["tolerance"]["float32_angles"]["float32"]
+            limit = limit and limit / 2  # docs/vectors.md
             if case["kind"] == "inv_freq":
                 theirs, factor = model.frequencies(case["sequence_length"] or 1)
                 truth = tensors[case["outputs"]["inv_freq"]]
@@ -257,7 +258,9 @@ ARITHMETIC = [("float32", "float64"), ("float32", "float32"), ("bfloat16", "floa
 def test_a_correct_engine_passes(name: str) -> None:
     """In each dtype, with angles in float32 and in float64."""
     for dtype, angles in ARITHMETIC:
-        assert Engine(*load(name), dtype, angles).failures() == set()
+        engine = Engine(*load(name), dtype, angles)
+        assert engine.failures() == set()
+        assert engine.worst <= 0.65, (dtype, angles)  # docs/vectors.md
 
 
 ROTATING = "prefill decode chunks context_parallel packed left_padded"
@@ -268,6 +271,8 @@ BUGS = [
     ("gpt_j_6b", "pairing", ROTATING),
     ("pythia_1b", "partial ignored", f"inv_freq {TABLES} cos_sin_10000000 {ROTATING}"),
     ("gpt_oss_120b", "factor ignored", ROTATING),
+    ("gpt_oss_120b", "factor twice", ROTATING),
+    ("qwen2_5_7b_yarn", "scaling ignored", f"inv_freq {TABLES} {ROTATING}"),
     ("qwen3_8b", "opposite direction", ROTATING),
     ("qwen3_8b", "off by one", "decode"),
     ("qwen3_8b", "prompt added again", "decode"),

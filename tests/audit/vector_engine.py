@@ -26,6 +26,8 @@ class Engine:
 
     def __init__(self, document: dict[str, Any], tensors: dict[str, Tensor], dtype: str, angles: str, bug: str = ""):
         self.document, self.tensors, self.dtype, self.angles, self.bug = document, tensors, dtype, angles, bug
+        self.worst = 0.0
+        """The largest error so far, as a share of its tolerance."""
 
     def failures(self) -> set[str]:
         """The names of the cases that fail."""
@@ -45,7 +47,9 @@ class Engine:
                     return False
             elif limit is not None:
                 error = (self.masked(case, mine.double()) - truth).abs()
-                if (error > (limit * truth.abs() if case["measure"] == "relative" else limit)).any():
+                share = error / (limit * truth.abs() if case["measure"] == "relative" else limit)
+                self.worst = max(self.worst, share.max().item())
+                if not (share <= 1).all():
                     return False
         return True
 
@@ -126,9 +130,9 @@ class Engine:
         """The frequencies that the engine uses."""
         rope = self.rope(case)
         inv_freq = self.tensors[case["inv_freq"]]
-        if self.bug == "partial ignored":
-            exponents = torch.arange(0, rope["head_dim"], 2, dtype=torch.float64) / rope["head_dim"]
-            inv_freq = rope["theta"] ** -exponents
+        if self.bug in ("partial ignored", "scaling ignored"):
+            dim = rope["head_dim" if self.bug == "partial ignored" else "rotary_dim"]
+            inv_freq = rope["theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
         if self.bug == "switch ignored":
             inv_freq = next(
                 self.tensors[other["inv_freq"]] for other in self.document["cases"] if "below" in other["name"]
@@ -160,7 +164,7 @@ class Engine:
         second = first + (1 if interleaved else pairs)
         y = x.to(DTYPES[self.dtype]).clone()
         a, b = y[..., first], y[..., second]
-        factor = 1.0 if self.bug == "factor ignored" else case["attention_factor"]
+        factor = case["attention_factor"] ** {"factor ignored": 0, "factor twice": 2}.get(self.bug, 1)
         cos, sin = (cos, sin) if factor == 1 else (cos * factor, sin * factor)
         y[..., first], y[..., second] = a * cos - b * sin, a * sin + b * cos
         return y
