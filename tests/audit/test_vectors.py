@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -14,8 +16,12 @@ import pytest
 import torch
 from mpmath import mpf
 
+import ropewalk as rw
+from ropewalk.audit import vectors
+from ropewalk.audit.sources import Source
 from ropewalk.audit.vectors import SCHEMA, conformance_vectors
 from ropewalk.cli.app import main
+from ropewalk.rope.scaling import LongRoPE
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load
 from tests.rope.models import Model, transformers_config
@@ -98,7 +104,74 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "my-llama.safetensors: 11 cases, " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("path", [path for path in sorted(FIXTURES.glob("*/*.json")) if path.stem not in NAMES])
+def test_other_configs(path: Path, tmp_path: Path) -> None:
+    """Every other config of the fixtures: valid files, and a correct engine passes them."""
+    made = conformance_vectors(path)
+    made.write(tmp_path)
+    jsonschema.validate(made.document, json.loads(SCHEMA.read_text()))
+    for dtype, angles in ARITHMETIC:
+        assert Engine(*load(path.stem, tmp_path), dtype, angles).failures() == set()
+
+
+def test_pairs_of_separate_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rope that pairs halves inside the features of each axis has a pairing of its own, and the oracle's rotation."""
+    rope = rw.RopeConfig(16, interleaved=False, axes=(0, 0, 0, 1, 1, 1, 1, 1), axis_blocks=True)
+    monkeypatch.setattr(vectors, "read_source", lambda _: Source(name="own", config={}, ropes={None: rope}))
+    made = conformance_vectors("own.json")
+    assert made.document["ropes"][0]["pairing"] == "halves_of_each_axis"
+    x, y = (made.tensors[name].astype(float) for name in ("input.k.16", "rope.prefill.k"))
+    angle = np.arange(4)[:, None, None] * made.tensors["rope.inv_freq"]
+    whole = [oracle.rotate(x[..., a:b], angle[..., a // 2 : b // 2], interleaved=False) for a, b in ((0, 6), (6, 16))]
+    np.testing.assert_allclose(y, np.concatenate(whole, axis=-1), atol=1e-14)
+
+
+def test_first_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LongRoPE's unscaled first tokens have no place in the format."""
+    rule = LongRoPE((1.0, 2.0), (2.0, 4.0), 128, unscaled_tokens=4)
+    rope = rw.RopeConfig(4, interleaved=False, scaling=rule, max_position_embeddings=512)
+    monkeypatch.setattr(vectors, "read_source", lambda _: Source(name="own", config={}, ropes={None: rope}))
+    with pytest.raises(rw.RopeError, match="no place in the format"):
+        conformance_vectors("own.json")
+
+
 # --- the truth
+
+
+IMAGES = {
+    "qwen2_vl": ("Qwen2VLModel", "qwen2_vl_7b"),
+    "qwen2_5_vl": ("Qwen2_5_VLModel", "qwen2_5_vl_7b"),
+    "qwen3_vl": ("Qwen3VLModel", "qwen3_vl_4b"),
+    "qwen3_vl_moe": ("Qwen3VLMoeModel", "qwen3_vl_4b"),
+    "qwen3_5": ("Qwen3_5Model", "qwen3_5_9b"),
+    "qwen3_5_moe": ("Qwen3_5MoeModel", "qwen3_5_9b"),
+    "glm4v": ("Glm4vModel", "glm_4_1v_9b"),
+    "glm4v_moe": ("Glm4vMoeModel", "glm_4_1v_9b"),
+}
+
+
+@pytest.mark.parametrize("model_type", IMAGES)
+def test_positions_of_images_are_the_models_own(model_type: str, tmp_path: Path) -> None:
+    """`get_rope_index` of each model type: the same (time, height, width), and the same next position."""
+    class_name, name = IMAGES[model_type]
+    config = json.loads(config_of(name).read_text())
+    config["model_type"] = model_type
+    if "text_config" in config:
+        config["text_config"]["model_type"] = f"{model_type}_text"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = conformance_vectors(tmp_path)
+    [case] = [case for case in made.document["cases"] if case["kind"] == "mrope"]
+    modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    model, settings = getattr(modeling, class_name), case["parameters"]
+    vision = SimpleNamespace(spatial_merge_size=settings["spatial_merge_size"], tokens_per_second=2)
+    theirs = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
+    theirs.get_vision_position_ids = lambda *a, **k: model.get_vision_position_ids(theirs, *a, **k)
+    types = torch.from_numpy(made.tensors[case["inputs"]["token_types"]]).long()[None]
+    grids = [torch.tensor([settings[key]]) for key in ("image_grid", "video_grid")]
+    seconds = {"second_per_grid_ts": torch.tensor([1.0])} if model_type == "qwen2_5_vl" else {}
+    ids, delta = model.get_rope_index(theirs, types, types, *grids, attention_mask=torch.ones_like(types), **seconds)
+    assert made.tensors[case["outputs"]["position_ids"]].tolist() == ids[:, 0].T.tolist()
+    assert (made.tensors["rope.mrope_decode.position_ids"] == types.shape[1] + int(delta)).all()
 
 
 def formula(block: Mapping[str, Any], theta: float, dim: int, length: int, longest: int | None) -> list[Any]:

@@ -48,6 +48,7 @@ class Engine:
             elif limit is not None:
                 error = (self.masked(case, mine.double()) - truth).abs()
                 share = error / (limit * truth.abs() if case["measure"] == "relative" else limit)
+                share = share.nan_to_num(0, posinf=torch.inf)  # a frequency of zero is exact
                 self.worst = max(self.worst, share.max().item())
                 if not (share <= 1).all():
                     return False

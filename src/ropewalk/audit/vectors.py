@@ -39,7 +39,10 @@ _DECODE_LENGTH = 8192
 _FAR = (1_000_000, 10_000_000)
 _ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _ANGLES = {"float32_angles": 2.0**-24, "float64_angles": 2.0**-53}
-_SPLIT_FRAMES = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True, "qwen3_vl_moe": True, "glm4v": True}
+_SPLIT_FRAMES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), False),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"), True),
+}
 """Model types with a case for images and video: whether text separates the frames of a video."""
 _KEYS = re.compile(
     "rope|rotary|theta|head|hidden_size|layer_types|num_.*layers|position|window|interleave|n_embd|n_layer|^model_type$"
