@@ -41,7 +41,7 @@ List positions(const std::string& kind, Words& p, std::map<std::string, List>& i
   List ids;
   if (kind == "chunks") {
     for (double n : numbers(p["chunks"]))
-      for (int i = 0; i < n; i++) ids.push_back(ids.size());  // the second chunk goes on after the first
+      for (int i = 0; i < n; i++) ids.push_back(ids.size());  // the second chunk continues after the first
   } else if (kind == "packed") {
     for (size_t d = 0; d + 1 < in["cu_seqlens"].size(); d++)
       for (int i = 0; i < in["cu_seqlens"][d + 1] - in["cu_seqlens"][d]; i++) ids.push_back(i);

@@ -15,7 +15,8 @@ PAIRINGS = {
 CASES = {
     "inv_freq": (
         "the frequencies, from the config",
-        "another theta, the scaling rule ignored or applied with another original length, the rotated fraction ignored",
+        "a different theta, the scaling rule ignored or applied with a wrong original length, the rotated fraction "
+        "ignored",
     ),
     "below_switch": (
         "one token at the last position before the frequencies change with the length",
@@ -36,15 +37,15 @@ CASES = {
     ),
     "decode": (
         "one token at position cache_length, after that many tokens in the cache",
-        "the position off by one, the prompt's length added again, position 0 for the new token",
+        "a position that is off by one, the prompt's length added again, position 0 for the new token",
     ),
     "chunks": (
         "the same prompt in two chunks, the second after the first: equal to the prefill",
-        "positions restarted at 0 in each chunk",
+        "positions that restart at 0 in each chunk",
     ),
     "packed": (
         "two documents in one row; positions restart at each entry of cu_seqlens",
-        "positions counted on over the boundary of documents",
+        "positions that continue across the boundary of documents",
     ),
     "left_padded": (
         "a batch with padding on the left: positions count only tokens with a mask of 1; the others are not compared",
@@ -52,7 +53,7 @@ CASES = {
     ),
     "context_parallel": (
         "two ranks; the sequence is cut into four parts, and rank r has parts r and 3 - r (head-tail, zigzag)",
-        "each rank counting from 0, or contiguous shares",
+        "ranks that count from 0, or contiguous shares",
     ),
     "mrope": (
         "(time, height, width) of each token of a prompt with an image and a video, and the keys rotated there",

@@ -22,8 +22,16 @@ def vectors(
     from rich.console import Console
 
     from ropewalk.audit.vectors import conformance_vectors
+    from ropewalk.errors import RopeError
 
     made = [conformance_vectors(source) for source in sources]
+    names = [one.name for one in made]
+    if len(set(names)) < len(names):
+        raise RopeError(
+            "vectors: two sources give files of the same name.",
+            facts={"sources": sources, "names": names},
+            cure="Run the command for each of them, with different --out.",
+        )
     for one in made:
         paths = one.write(out)
         size = sum(path.stat().st_size for path in paths)
