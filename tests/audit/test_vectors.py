@@ -143,6 +143,24 @@ def test_pairs_of_separate_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(y, np.concatenate(whole, axis=-1), atol=1e-14)
 
 
+def test_a_native_model_with_two_ropes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Names of ropes, cases and tensors are single words; a pair of frequency zero has a tolerance, too."""
+    ropes = {
+        f"rope {number}": rw.RopeConfig(8, interleaved=True, inv_freq=(1.0, 0.1, 0.0, 0.0), rotary_dim=8)
+        if number
+        else rw.RopeConfig(8, interleaved=True, theta=500.0)
+        for number in (0, 1)
+    }
+    monkeypatch.setattr(vectors, "read_source", lambda _: Source(name="own", config={}, ropes=ropes))
+    made = conformance_vectors("own.json")
+    made.write(tmp_path)
+    jsonschema.validate(made.document, json.loads(SCHEMA.read_text()))
+    assert [rope["name"] for rope in made.document["ropes"]] == ["rope_0", "rope_1"]
+    assert not any(" " in name for name in [*made.tensors, *(case["name"] for case in made.document["cases"])])
+    for dtype, angles in ARITHMETIC:
+        assert Engine(*load("own", tmp_path), dtype, angles).failures() == set()
+
+
 def test_first_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """LongRoPE's unscaled first tokens have no place in the format."""
     rule = LongRoPE((1.0, 2.0), (2.0, 4.0), 128, unscaled_tokens=4)

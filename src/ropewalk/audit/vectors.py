@@ -110,13 +110,14 @@ def conformance_vectors(source: str | Path) -> Vectors:
     cases: list[dict[str, Any]] = []
     described = []
     for number, (label, rope) in enumerate(ropes):
-        made = _Cases(label or "rope", rope, tensors, cases)
+        name = (label or "rope").replace(" ", "_")  # names are words
+        made = _Cases(name, rope, tensors, cases)
         made.add_tables()
         made.rotate("decode", made.last, [min(made.trained, _DECODE_LENGTH) - 1])
         if number == 0:
             made.add_prompts()
             made.add_images(read.config)
-        described.append(_describe(label, rope, text))
+        described.append({"name": name, **_describe(label, rope, text)})
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -152,7 +153,6 @@ def _describe(label: str | None, rope: RopeConfig, text: Mapping[str, Any]) -> d
         layers = [layer for layer, rotates in enumerate(flags) if rotates]
     pairing = "interleaved" if rope.interleaved else "halves_of_each_axis" if rope.blocks else "halves"
     return {
-        "name": label or "rope",
         "layers": layers,
         "pairing": pairing,
         "pairing_formula": PAIRINGS[pairing],
@@ -240,7 +240,7 @@ class _Cases:
             units[list(ladder.columns)] += np.arange(len(ladder.columns)) * 2 / ladder.dim * math.log(ladder.theta)
         if self.rope.scaling is not None and self.rope.scaling.rope_type in ("yarn", "llama3"):
             unscaled = inverse_frequencies(self.rope.unscaled(), length).inv_freq.sum(0).numpy()
-            ratio = unscaled / columns
+            ratio = np.divide(unscaled, columns, out=np.ones_like(columns), where=columns != 0)
             blended = (ratio > 1 + 1e-9) & (ratio < ratio.max() * (1 - 1e-9))
             units = units * np.where(blended, 1 + 2 * ratio, 1)
         return units
@@ -377,11 +377,10 @@ class _Cases:
         x, axes = _input(len(types), 1, self.rope.head_dim, 2), np.array(self.rope.axes)
         given = self.store("mrope.input", {"k": x, "axis_of_pair": axes, "token_types": types.numpy()})
         grids = {"image_grid": image, "video_grid": video, "spatial_merge_size": merge}
-        prompt = self.rotate("mrope", given, ids.numpy(), **grids, split_frames=int(split), frame_interval=interval)[
-            "position_ids"
-        ]
+        prompt = self.rotate("mrope", given, ids.numpy(), **grids, split_frames=int(split), frame_interval=interval)
         after = np.full((1, 3), len(types) + int(delta))
-        given = {"k": self.last["k"], "axis_of_pair": given["axis_of_pair"], "prompt_position_ids": prompt}
+        prompt_ids = prompt["position_ids"]
+        given = {"k": self.last["k"], "axis_of_pair": given["axis_of_pair"], "prompt_position_ids": prompt_ids}
         self.rotate("mrope_decode", given, after, cache_length=len(types))
 
 
