@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -49,6 +49,10 @@ parity: $(READY)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
+
+# Write the conformance vectors anew: those of every config that vectors/ has.
+vectors: $(READY)
+	$(BIN)/ropewalk vectors --out vectors $(foreach file,$(wildcard vectors/*.json),$(wildcard tests/fixtures/*/$(notdir $(file))))
 
 # Build the explorer's page in the package from web/; the lock file pins esbuild, TypeScript and d3.
 web: web/node_modules/.package-lock.json

@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": "Describe the rope of a config and the known traps that it falls into; runs no model.",
     "serve-config": "Print the commands, flags and files that make an engine serve an extended model, and its caveats.",
     "verify": "Find out which rotary embedding an engine really applies to a model.",
+    "vectors": "Write the conformance vectors of a config: files that test an engine's rotation in any language.",
     "generate": "Continue a prompt, and print the text while it is produced.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",

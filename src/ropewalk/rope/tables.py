@@ -193,6 +193,18 @@ def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.fl
     return cos, sin
 
 
+def angle_of(position: int, frequency: float) -> float:
+    """Return position * frequency reduced modulo 2 pi to [-pi, pi), as if by exact arithmetic; one float64 rounding.
+
+    >>> round(angle_of(10_000_000, 1.0), 12)
+    2.707543636322
+    """
+    numerator, denominator = frequency.as_integer_ratio()
+    turns = position * numerator * _TURNS_PER_RADIAN // denominator  # in units of 2^-256 turns
+    half = 1 << (_TURN_BITS - 1)
+    return 2 * math.pi * (((turns + half) % (1 << _TURN_BITS)) - half) / (1 << _TURN_BITS)
+
+
 def turns_of(columns: tuple[float, ...], device: torch.device) -> Tensor:
     """Return `turns_per_token` as a new int64 tensor `[pairs]`."""
     return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=device)

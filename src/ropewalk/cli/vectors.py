@@ -1,0 +1,41 @@
+"""`ropewalk vectors`: write the files with which an engine tests its rotary position embedding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def vectors(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG_OR_MODEL...",
+            help='Each a config.json, a Hugging Face folder, a .gguf, OWNER/NAME of the hub, or "tiny".',
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Write NAME.json and NAME.safetensors into this folder.")] = Path("vectors"),
+) -> None:
+    """Write the conformance vectors of a config: files that test an engine's rotation in any language."""
+    from rich.console import Console
+
+    from ropewalk.audit.vectors import conformance_vectors
+    from ropewalk.errors import RopeError
+
+    made = [conformance_vectors(source) for source in sources]
+    names = [one.name for one in made]
+    if len(set(names)) < len(names):
+        raise RopeError(
+            "vectors: two sources give files of the same name.",
+            facts={"sources": sources, "names": names},
+            cure="Run the command for each of them, with different --out.",
+        )
+    for one in made:
+        paths = one.write(out)
+        size = sum(path.stat().st_size for path in paths)
+        cases = len(one.document["cases"])
+        Console().print(
+            f"{paths[0]} and {paths[1].name}: {cases} cases, {size:,} bytes", highlight=False, soft_wrap=True
+        )
