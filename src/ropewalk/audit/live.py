@@ -184,7 +184,7 @@ def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: 
     if rope.num_axes > 1:  # different positions on each axis show which pair follows which
         positions = torch.stack([positions.roll(axis) for axis in range(rope.num_axes)], dim=-1)
     device = next((tensor.device for tensor in tensors_of(module).values()), torch.device("cpu"))
-    x = torch.zeros(1, len(places), 1, device=device)
+    x = torch.zeros(1, len(places), 1, dtype=torch.float32, device=device)
     options: dict[str, Any] = {} if label is None else {"layer_type": label}
     for layout in _LAYOUTS if rope.num_axes > 1 else (lambda p: p[None],):
         try:

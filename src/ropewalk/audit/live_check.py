@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ropewalk.attachment import Attachment, attachment_of
@@ -45,7 +46,6 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
     **Returns:** findings, errors first; empty if everything agrees. Modules that could not be checked are notes.
     **Raises:** `RopeError` if the model has no config and `config` is None, and with `strict` if there are errors.
 
-    >>> import torch
     >>> module = nn.Module()
     >>> module.register_buffer("inv_freq", 10_000.0 ** (-torch.arange(0, 8, 2) / 8))
     >>> print(check(module, RopeConfig(8, interleaved=False, theta=500_000.0))[0].message)
@@ -54,12 +54,13 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
     ropes = _Configs(model, config)
     problems: dict[Problem, list[str]] = {}
     seen = False
-    for name, module in model.named_modules():
-        looked_up = ropes.looked_up_in(name)
-        if is_rotary(module) or tables_of(module, looked_up):
-            seen = True
-            for problem in examine(module, ropes.of(name, module), looked_up)[1]:
-                problems.setdefault(problem, []).append(name)
+    with torch.device("cpu"), torch.no_grad():  # engines build models under another default device
+        for name, module in model.named_modules():
+            looked_up = ropes.looked_up_in(name)
+            if is_rotary(module) or tables_of(module, looked_up):
+                seen = True
+                for problem in examine(module, ropes.of(name, module), looked_up)[1]:
+                    problems.setdefault(problem, []).append(name)
     found = [_finding(problem, names) for problem, names in problems.items()]
     if not seen:
         found.append(_nothing(ropes))
