@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ropewalk.audit.callback import RopeCheck
     from ropewalk.audit.findings import Finding
     from ropewalk.audit.live_check import check
 
-__all__ = ["Finding", "check"]
+__all__ = ["Finding", "RopeCheck", "check"]
 
-_HOMES = {"Finding": "ropewalk.audit.findings", "check": "ropewalk.audit.live_check"}
+_HOMES = {
+    "Finding": "ropewalk.audit.findings",
+    "RopeCheck": "ropewalk.audit.callback",
+    "check": "ropewalk.audit.live_check",
+}
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__, _HOMES)

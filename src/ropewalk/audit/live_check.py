@@ -65,14 +65,20 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
     if not seen:
         found.append(_nothing(ropes))
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    if strict:
+        raise_errors(found)
+    return tuple(found)
+
+
+def raise_errors(found: Sequence[Finding], where: str = "check") -> None:
+    """Raise `RopeError` if there is a finding of severity "error"."""
     errors = [finding for finding in found if finding.severity == "error"]
-    if strict and errors:
+    if errors:
         raise RopeError(
-            "check: the rotary modules of this model do not compute what its config describes.",
+            f"{where}: the rotary modules of this model do not compute what its config describes.",
             facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
             cure=errors[0].cure,
         )
-    return tuple(found)
 
 
 def _finding(problem: Problem, names: Sequence[str]) -> Finding:
@@ -104,7 +110,7 @@ class _Configs:
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         self.rope = config if isinstance(config, RopeConfig) else None
-        self.whole = getattr(model, "config", None) if config is None else config
+        self.whole = _config_of(model) if config is None else config
         if self.whole is None:
             raise RopeError(
                 "check: the model has no config, so there is nothing to compare it with.",
@@ -113,7 +119,7 @@ class _Configs:
             )
         self.parts = [] if self.rope else list(_parts(self.whole))
         self.text = self.whole if self.rope else _text_part(self.whole)
-        own = _text_part(getattr(model, "config", None))
+        own = _text_part(_config_of(model))
         self.own_text = getattr(own, "model_type", None)
         self.attachment = attachment_of(model) if config is None else None
         family = None if self.rope else FAMILIES.get(family_name(_model_type(self.text)) or "")
@@ -152,6 +158,12 @@ class _Configs:
 
 class _Unknown(Exception):
     pass
+
+
+def _config_of(model: nn.Module) -> Any:
+    """Return the config of a model or of the model inside a wrapper, such as that of data parallelism."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return next((config for config in configs if _model_type(config)), None)
 
 
 def _attached(handle: Attachment) -> Ropes:
