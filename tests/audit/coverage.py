@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from ropewalk.audit.findings import Finding
+from ropewalk.audit.live import is_rotary
 from ropewalk.audit.live_check import check, examine
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.causal import causal_families, small_model
-from tests.parity.classes import Part, config_of, reading_of, rotary_classes
+from tests.parity.classes import CHANGES, Part, config_of, reading_of, rotary_classes
 
 WAYS = ("called", "tables", "frequencies")
 
@@ -53,6 +57,28 @@ def causal_findings() -> dict[str, tuple[Finding, ...] | str]:
     return found
 
 
+def whole_models() -> Iterator[tuple[str, tuple[Finding, ...]]]:
+    """The findings on each model of AutoModel with its default config: on the meta device, but its rotary modules."""
+    from transformers import AutoModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    folders = {part.folder for part in rotary_classes()}
+    for name in MODEL_MAPPING_NAMES:
+        if model_type_to_module_name(name) not in folders:
+            continue
+        try:
+            with torch.device("meta"):
+                model = AutoModel.from_config(CONFIG_MAPPING[name](**copy.deepcopy(CHANGES.get(name, {}))))
+            for path, module in list(model.named_modules()):
+                if is_rotary(module) and path:
+                    owner, _, attribute = path.rpartition(".")
+                    setattr(model.get_submodule(owner), attribute, type(module)(module.config))
+        except Exception:  # default configs that do not fit themselves
+            continue
+        yield name, check(model)
+
+
 def main() -> None:
     """Print the numbers of docs/check.md."""
     ways = {part.name: way(part) for part in rotary_classes()}
@@ -67,6 +93,11 @@ def main() -> None:
     for name, found in families.items():
         if isinstance(found, str) or found:
             print(f"  {name}: {found if isinstance(found, str) else [(f.code, f.message) for f in found]}")
+    whole = dict(whole_models())
+    bad_ones = {name: found for name, found in whole.items() if any(f.severity != "note" for f in found)}
+    print(f"{len(whole)} whole models of default configs, {len(bad_ones)} with a warning or an error")
+    for name, found in bad_ones.items():
+        print(f"  {name}: {[(f.code, f.message) for f in found]}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -344,10 +345,16 @@ def torchtitan(rope: RopeConfig, rows: int = 64) -> nn.Module:
     return with_buffers(freqs_cis=torch.polar(torch.ones_like(x), x))
 
 
+class CosSinRoPE(nn.Module):
+    """Named as torchtitan's class: the name `cache` counts only in a rotary module."""
+
+
 def torchtitan_halves(rope: RopeConfig, rows: int = 64) -> nn.Module:
     """The interface of torchtitan's CosSinRoPE: cos and sin, each doubled, in one tensor."""
     x = torch.cat((angles(rope, rows), angles(rope, rows)), dim=-1)
-    return with_buffers(cache=torch.cat((x.cos(), x.sin()), dim=-1))
+    module = CosSinRoPE()
+    module.register_buffer("cache", torch.cat((x.cos(), x.sin()), dim=-1))
+    return module
 
 
 STAND_INS = [(old, PLAIN), (vllm, PLAIN), (vllm, NEIGHBOURS), (torchtune, NEIGHBOURS), (torchtitan, NEIGHBOURS),
@@ -404,6 +411,21 @@ def test_a_table_of_one_length_is_a_note() -> None:
     assert "256 tokens at every length" in found.message
 
 
+def test_modules_without_layer_types_have_one_of_the_ropes() -> None:
+    """In a model with two ropes, a module with plain buffers must agree with one of them."""
+    model = local_and_global()
+    local, full = RopeConfig(16, interleaved=False), RopeConfig(16, interleaved=False, theta=1e6)
+    rows = model.config.max_position_embeddings
+    for rope, right in ((local, True), (full, True), (PLAIN, False)):
+        for name, make in (("table", lambda rope: old(rope, rows)), ("frequencies", frequencies_only)):
+            model.add_module(name, make(rope))
+        assert [finding.severity for finding in check(model)] == ([] if right else ["error", "error"])
+
+
+def frequencies_only(rope: RopeConfig) -> nn.Module:
+    return with_buffers(inv_freq=inverse_frequencies(rope).inv_freq[0].float())
+
+
 def test_the_attention_factor_of_a_table() -> None:
     """YaRN's factor is measured on the table itself."""
     rope = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=YaRN(4.0, 16))
@@ -413,6 +435,15 @@ def test_the_attention_factor_of_a_table() -> None:
 
 
 # --- no false finding
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3", "deepseek_v3"])
+def test_a_model_loaded_in_16_bits_is_right(tmp_path: Path, name: str) -> None:
+    """from_pretrained in bfloat16 keeps the frequencies in float32."""
+    from transformers import AutoModelForCausalLM
+
+    small_model(name).save_pretrained(tmp_path)
+    assert check(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)) == ()
 
 
 @pytest.mark.thorough

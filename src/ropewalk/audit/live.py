@@ -19,7 +19,7 @@ _FREQUENCIES = re.compile(r"^(?:(?P<label>\w+?)_)?inv_freq$")
 _NOT_LIVE = ("original", "long", "short")  # copies that the forward may put into `inv_freq`
 _PAIRS = (("cos_cached", "sin_cached"), ("_cos_cached", "_sin_cached"), ("cos_cache", "sin_cache"),
           ("freqs_cos", "freqs_sin"), ("cos", "sin"), ("cos_table", "sin_table"))  # fmt: skip
-_JOINT = ("cos_sin_cache", "long_short_cos_sin_cache", "cos_sin_cached", "freqs_cis", "rope_cache", "cache")
+_JOINT = ("cos_sin_cache", "long_short_cos_sin_cache", "cos_sin_cached", "freqs_cis", "rope_cache")
 _NEAR = (0, 1, 2, 3, 7, 50)
 _ROWS_TO_KEEP = 65_536  # numbers: a larger buffer is a table, which no forward changes in place
 
@@ -73,13 +73,14 @@ def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]
 def tables_of(module: nn.Module, looked_up: str | None = None) -> dict[str, tuple[Tensor, ...]]:
     """Return the tables that a module keeps, by name: cos and sin, or one tensor with both.
 
-    `looked_up`: the name of a family's tensor with sines, then cosines.
+    `cache` counts only in modules that are named as rotary. `looked_up`: a family's tensor with sines, then cosines.
     """
     tensors, found = tensors_of(module), dict[str, tuple[Tensor, ...]]()
     for names in _PAIRS:
         if all(name in tensors and tensors[name].ndim >= 2 for name in names):
             found[" and ".join(names)] = tuple(tensors[name] for name in names)
-    for name in (*_JOINT, *([looked_up] if looked_up else [])):
+    named = _CLASS.search(type(module).__name__) is not None or "theta" in tensors
+    for name in (*_JOINT, *(["cache"] if named else []), *([looked_up] if looked_up else [])):
         if name in tensors and 2 <= tensors[name].ndim <= 3 and _may_be_table(tensors[name]):
             found[name] = (tensors[name],)
     return found

@@ -209,38 +209,45 @@ def examine(module: nn.Module, ropes: Ropes | str, looked_up: str | None = None)
         return set(), [Problem("meta", kind, text, "Check the model when its weights are loaded.", None, "note")]
     if isinstance(ropes, str) or kind in _UNDESCRIBED:
         return set(), [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles are no position's")]
-    how, problems, wrong = set[str](), list[Problem](), set[str | None]()
-    stale = set[str | None]()
-    labels: dict[str | None, None] = {}
+    how, problems = set[str](), list[Problem]()
+    known: dict[str | None, set[str]] = {}  # the codes of problems, by layer type
+    chosen: dict[str | None, RopeConfig | None] = {}
     for name, label, tensor in () if _is_attached(module) else frequencies_of(module):
-        labels[label] = None
-        rope = _rope_of(label, ropes, tensor)
+        rope = chosen[label] = _nearest(_ropes_of(label, ropes), tensor)
+        codes = known.setdefault(label, set())
         if rope is not None:
             how.add("frequencies")
             found = list(compare_frequencies(name, tensor, rope, ropes, label))
             factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
             if isinstance(factor, int | float):
                 found += compare_factor("attention_scaling", factor, attention_factor_of(rope, 1), label)
-            wrong |= {label} if any(one.severity == "error" for one in found) else set()
-            stale |= {label} if any(one.code == "stale-state" for one in found) else set()
+            codes |= {one.code for one in found}
             problems += found
-    for name, parts in tables_of(module, looked_up).items():
-        rope = _rope_of(None, ropes, None)
-        if rope is not None:
-            how.add("tables")
-            for rows in table_rows(name, parts, rope, [n - 1 for n in farthest(rope)]):
-                problems += compare_table(module, rows, rope, ropes, None in wrong)
-    for label in (labels or {None: None}) if takes_positions(module) else ():
-        rope = _rope_of(label, ropes, None)
-        called = None if rope is None else compare_call(module, label, rope, ropes, label in wrong, label in stale)
+    candidates = [chosen[None]] if None in chosen else _ropes_of(None, ropes)
+    for name, parts in tables_of(module, looked_up).items() if any(candidates) else ():
+        how.add("tables")
+        tries: list[list[Problem]] = [
+            [
+                problem
+                for rows in table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
+                for problem in compare_table(module, rows, rope, ropes, known.get(None, set()))
+            ]
+            for rope in candidates
+            if rope is not None
+        ]
+        fewest = min(tries, key=len)
+        problems += fewest
+    for label in (known or {None: set()}) if takes_positions(module) else ():
+        rope = chosen.get(label, next(iter(_ropes_of(label, ropes)), None))
+        called = None if rope is None else compare_call(module, label, rope, ropes, known.get(label, set()))
         if called is not None:
             how.add("called")
             problems += called
         elif rope is not None:
             problems.append(_not_checked(kind, "its forward does not take the positions of this rope, or fails"))
-    rope = _rope_of(None, ropes, None)
-    problems += compare_stated_pairing(module, rope) if rope is not None else ()
-    if not how and rope is not None and not problems:
+    rotating = next((rope for rope in candidates if rope is not None), None)
+    problems += compare_stated_pairing(module, rotating) if rotating is not None else ()
+    if not how and rotating is not None and not problems:
         problems.append(_not_checked(kind, "it keeps no frequencies or tables, and takes no position ids"))
     return how, list(dict.fromkeys(problems))
 
@@ -254,12 +261,15 @@ def _is_attached(module: nn.Module) -> bool:
     return isinstance(vars(module).get("_old_forward", vars(module).get("forward")), TablesForward)
 
 
-def _rope_of(label: str | None, ropes: Ropes, found: Tensor | None) -> RopeConfig | None:
-    """Return the rope of a layer type; of a module without layer types the one with the nearest frequencies."""
+def _ropes_of(label: str | None, ropes: Ropes) -> list[RopeConfig | None]:
+    """Return the rope of a layer type; for a module without layer types every rope of the model."""
     if label in ropes:
-        return ropes[label]
-    rotating = [rope for rope in ropes.values() if rope is not None]
-    if found is None or len(rotating) < 2:
-        return rotating[0] if rotating else None
+        return [ropes[label]]
+    return [*dict.fromkeys(rope for rope in ropes.values() if rope is not None)]
+
+
+def _nearest(ropes: Sequence[RopeConfig | None], found: Tensor) -> RopeConfig | None:
+    """Return the rope with the nearest frequencies."""
     columns = found.detach().flatten().double().tolist()
-    return min(rotating, key=lambda rope: largest_error(columns, columns_of(rope, 1)))
+    rotating = [rope for rope in ropes if rope is not None]
+    return min(rotating, key=lambda rope: largest_error(columns, columns_of(rope, 1)), default=None)

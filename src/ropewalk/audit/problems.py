@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -122,10 +122,12 @@ def farthest(rope: RopeConfig) -> tuple[int, ...]:
     )
 
 
-def compare_table(module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: Ropes, known: bool) -> Iterator[Problem]:
+def compare_table(
+    module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: Ropes, known: Set[str]
+) -> Iterator[Problem]:
     """Yield what is wrong with a table that a module keeps: its length, dtype, order of features and numbers.
 
-    `known`: wrong frequencies of the module were reported.
+    `known`: the codes of problems of the module's frequencies, which are not reported again.
     """
     longest, count = rope.max_position_embeddings, rows.count or 0
     if longest and count < longest and not rows.name.endswith("(short factors)"):
@@ -143,7 +145,7 @@ def compare_table(module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: R
     tries = {length: list(compare_rows(rows, rope, ropes, length, None, known)) for length in lengths}
     length, best = min(tries.items(), key=lambda item: len(item[1]))
     yield from best
-    if any(one.code == "uninitialised" for one in best):
+    if "uninitialised" in {*known, *(one.code for one in best)}:
         return
     if rope.needs_seq_len and rows.seq_len is None and not best:
         text = f"has the frequencies of a sequence of {length:,} tokens at every length"
@@ -178,11 +180,11 @@ def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
 
 
 def compare_call(
-    module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: bool, stale: bool
+    module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: Set[str]
 ) -> list[Problem] | None:
     """Return what is wrong with a rotary module's cos and sin near and far; None if it cannot be called.
 
-    `stale`: its state is that of a longer sequence, which only a short sequence resets.
+    `known`: the codes of problems of its frequencies, which are not reported again.
     """
     original = rope.original_length
     near = tuple(place for place in _NEAR if not original or place < original)
@@ -190,7 +192,8 @@ def compare_call(
     if rope.needs_seq_len:
         length = original or 8192
         far = (0, 1, length // 2, length + length // 3)
-    for places in (near,) if stale else (near, far):
+    # only a short sequence resets the state of a longer one
+    for places in (near,) if "stale-state" in known else (near, far):
         tries = [
             list(compare_rows(rows, rope, ropes, rows.seq_len or 1, label, known))
             + list(_call_pairing(module, rows, rope, label))
@@ -213,9 +216,11 @@ def _call_pairing(module: nn.Module, rows: TableRows, rope: RopeConfig, label: s
 
 
 def compare_rows(
-    rows: TableRows, rope: RopeConfig, ropes: Ropes, seq_len: int, label: str | None, known: bool
+    rows: TableRows, rope: RopeConfig, ropes: Ropes, seq_len: int, label: str | None, known: Set[str]
 ) -> Iterator[Problem]:
     """Yield what is wrong with rows of cos and sin, for the frequencies of a sequence length."""
+    if "uninitialised" in known:
+        return
     sizes = torch.hypot(rows.cos, rows.sin)
     eps = torch.finfo(rows.dtype).eps if rows.dtype.itemsize < 4 else 0.0
     factor = float(sizes.median())
@@ -227,11 +232,13 @@ def compare_rows(
         text = f"cos^2 + sin^2 is between {least:.3g} and {most:.3g}, expected one value, {_EMPTY}"
         yield Problem("uninitialised", rows.name, text, _FILL, label)
         return
+    wrong = bool(known & {"frequencies", "width", "dtype"})
     if rows.cos.shape[-1] != rope.pairs:
-        if not known:
+        if not wrong:
             yield _width(rows.name, rows.cos.shape[-1], rope, label)
         return
-    yield from compare_factor(rows.name, factor, attention_factor_of(rope, seq_len), label, 1e-5 + eps)
+    if "attention-factor" not in known:
+        yield from compare_factor(rows.name, factor, attention_factor_of(rope, seq_len), label, 1e-5 + eps)
     cos, sin, angles = _truth(rows, rope, seq_len)
     backwards = rope.inv_freq is not None and max(rope.inv_freq) <= 0  # tables of the angle, and -sin in the function
     apart = [
@@ -239,7 +246,7 @@ def compare_rows(
         for sign in ((1, -1) if backwards else (1,))
     ]
     difference = min(apart, key=lambda x: float(x.max()))
-    if known or bool((difference <= _FLOOR + _SLOPE * angles + eps).all()):
+    if wrong or bool((difference <= _FLOOR + _SLOPE * angles + eps).all()):
         return
     at = int((difference - _SLOPE * angles).amax(-1).argmax())
     text = f"differs by up to {float(difference[at].max()):.3g} at position {rows.positions[at].tolist()}"
