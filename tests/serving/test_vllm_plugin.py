@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -218,6 +220,28 @@ def test_it_never_breaks_vllm(
     del sys.modules[LAYERS].get_rope  # type: ignore[attr-defined]
     register()
     assert "the rotary layers are not checked" in messages(caplog, logging.ERROR)[1]
+
+
+def test_the_layers_are_not_imported_early(tmp_path: Path) -> None:
+    """Where vLLM has not imported its layers, they are wrapped when it does, and other imports work."""
+    folder = tmp_path.joinpath(*LAYERS.split("."))
+    folder.mkdir(parents=True)
+    for part in (folder, *list(folder.parents)[:3]):
+        (part / "__init__.py").touch()
+    (folder / "__init__.py").write_text("def get_rope(head_size, max_position):\n    return None\n")
+    code = (
+        "import sys\n"
+        "from ropewalk.serving.vllm_plugin import LAYERS, register\n"
+        "register(); register()\n"
+        "assert not any(name.startswith('vllm') for name in sys.modules)\n"
+        "from vllm.model_executor.layers.rotary_embedding import get_rope\n"
+        "assert get_rope.ropewalk_checks and get_rope(16, 256) is None\n"
+        "assert not any('Watcher' in type(finder).__name__ for finder in sys.meta_path)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2] / "src")])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_rule_of_vllm_only_is_a_note(vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:

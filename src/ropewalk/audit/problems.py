@@ -196,7 +196,7 @@ def compare_call(
     for places in (near,) if "stale-state" in known else (near, far):
         tries = [
             list(compare_rows(rows, rope, ropes, rows.seq_len or 1, label, known))
-            + list(_call_pairing(module, rows, rope, label))
+            + (list(_call_pairing(module, rows, rope, label)) if places is near else [])
             for rows in called_rows(module, label, rope, places)
         ]
         if not tries:

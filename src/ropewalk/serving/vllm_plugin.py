@@ -8,8 +8,11 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -40,15 +43,49 @@ def register() -> None:
         return
     if mode not in ("log", "refuse"):
         logger.warning("ropewalk: %s=%s is unknown; use log, refuse or off.", VARIABLE, mode)
+    refuse = mode == "refuse"
+    if LAYERS in sys.modules:
+        _install(sys.modules[LAYERS], refuse)
+    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(refuse))
+
+
+class _Watcher(MetaPathFinder):
+    """Wraps `get_rope` when vLLM imports its rotary layers: a plug-in that imports them could initialise a device."""
+
+    def __init__(self, refuse: bool) -> None:
+        self.refuse = refuse
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """Return the module's own spec, with a loader that wraps the function after the import."""
+        if fullname != LAYERS:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = find_spec(fullname)
+        try:
+            load = spec.loader.exec_module
+
+            def load_and_install(module: ModuleType) -> None:
+                load(module)
+                _install(module, self.refuse)
+
+            spec.loader.exec_module = load_and_install
+        except Exception:  # no such module in this version, or a loader that cannot be changed
+            logger.exception("ropewalk: the rotary layers are not checked.")
+        return spec
+
+
+def _install(package: ModuleType, refuse: bool) -> None:
+    """Put the checked `get_rope` in place of vLLM's, also in model files that have imported it."""
     try:
-        package: Any = import_module(LAYERS)
-        original = package.get_rope
+        original = vars(package)["get_rope"]
         if not hasattr(original, "ropewalk_checks"):
-            checked = _checked(original, refuse=mode == "refuse")
-            for name, module in list(sys.modules.items()):  # model files import the function by its name
+            checked = _checked(original, refuse=refuse)
+            vars(package)["get_rope"] = checked
+            for name, module in list(sys.modules.items()):
                 if name.startswith("vllm") and vars(module).get("get_rope") is original:
                     vars(module)["get_rope"] = checked
-    except Exception:  # another version of vLLM, or a part of it that cannot be imported
+    except Exception:  # another version of vLLM
         logger.exception("ropewalk: the rotary layers are not checked.")
 
 
