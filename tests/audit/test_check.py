@@ -411,6 +411,17 @@ def test_a_table_of_one_length_is_a_note() -> None:
     assert "256 tokens at every length" in found.message
 
 
+@pytest.mark.parametrize(
+    "shape", [(0,), (0, 16), (1,), (8,), (64, 15), (64, 16), (2, 3, 64, 16), (1, 1, 64, 16), (64, 8, 2)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8, torch.complex64, torch.bool])
+def test_any_tensor_under_these_names_has_a_finding(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Tensors of other forms never raise, and are never right."""
+    for names in (("inv_freq",), ("cos_cached", "sin_cached"), ("cos_sin_cache",), ("freqs_cis",)):
+        module = with_buffers(**{name: torch.ones(shape).to(dtype) for name in names})
+        assert check(module, PLAIN), names
+
+
 def test_modules_without_layer_types_have_one_of_the_ropes() -> None:
     """In a model with two ropes, a module with plain buffers must agree with one of them."""
     model = local_and_global()

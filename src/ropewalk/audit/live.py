@@ -77,18 +77,25 @@ def tables_of(module: nn.Module, looked_up: str | None = None) -> dict[str, tupl
     """
     tensors, found = tensors_of(module), dict[str, tuple[Tensor, ...]]()
     for names in _PAIRS:
-        if all(name in tensors and tensors[name].ndim >= 2 for name in names):
+        parts = [_flat(tensors[name]) for name in names if name in tensors]
+        if len(parts) == 2 and parts[0].shape == parts[1].shape and all(p.ndim == 2 and _is_real(p) for p in parts):
             found[" and ".join(names)] = tuple(tensors[name] for name in names)
     named = _CLASS.search(type(module).__name__) is not None or "theta" in tensors
     for name in (*_JOINT, *(["cache"] if named else []), *([looked_up] if looked_up else [])):
-        if name in tensors and 2 <= tensors[name].ndim <= 3 and _may_be_table(tensors[name]):
+        if name in tensors and _may_be_table(_flat(tensors[name])):
             found[name] = (tensors[name],)
     return found
 
 
 def _may_be_table(table: Tensor) -> bool:
     """Return whether a tensor `[positions, width]`, `[positions, pairs, 2]` or complex can contain cos and sin."""
-    return table.is_complex() or (table.is_floating_point() and (table.ndim == 2 or table.shape[-1] == 2))
+    if table.is_complex():
+        return table.ndim == 2 and table.numel() > 0
+    return _is_real(table) and table.ndim in (2, 3) and (table.shape[-1] == 2 or table.ndim + table.shape[-1] % 2 == 2)
+
+
+def _is_real(table: Tensor) -> bool:
+    return table.is_floating_point() and table.numel() > 0
 
 
 def table_rows(name: str, parts: tuple[Tensor, ...], rope: RopeConfig, wanted: Sequence[int]) -> list[TableRows]:

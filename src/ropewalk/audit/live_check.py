@@ -270,6 +270,8 @@ def _ropes_of(label: str | None, ropes: Ropes) -> list[RopeConfig | None]:
 
 def _nearest(ropes: Sequence[RopeConfig | None], found: Tensor) -> RopeConfig | None:
     """Return the rope with the nearest frequencies."""
-    columns = found.detach().flatten().double().tolist()
     rotating = [rope for rope in ropes if rope is not None]
-    return min(rotating, key=lambda rope: largest_error(columns, columns_of(rope, 1)), default=None)
+    if len(rotating) < 2 or not found.is_floating_point():
+        return rotating[0] if rotating else None
+    columns = found.detach().flatten().double().tolist()
+    return min(rotating, key=lambda rope: largest_error(columns, columns_of(rope, 1)))

@@ -46,6 +46,10 @@ def compare_frequencies(
     name: str, tensor: Tensor, rope: RopeConfig, ropes: Ropes, label: str | None
 ) -> Iterator[Problem]:
     """Yield what is wrong with a module's inverse frequencies; `ropes`: all ropes of the model."""
+    if not tensor.is_floating_point():
+        text = f"has dtype {_dtype(tensor.dtype)}, expected float32"
+        yield Problem("dtype", name, text, layer_type=label)
+        return
     if not bool(tensor.isfinite().all()) or not bool(tensor.any()):
         number = int((~tensor.isfinite()).sum())
         what = f"{number} of {tensor.numel()} numbers are NaN or infinite" if number else "every number is 0"
