@@ -1,1 +1,23 @@
-"""Facts and warnings about a config and its frequencies, without running the model."""
+"""Facts and warnings about a config and its frequencies, and a check of a live model, without running the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.audit.callback import RopeCheck
+    from ropewalk.audit.findings import Finding
+    from ropewalk.audit.live_check import check
+
+__all__ = ["Finding", "RopeCheck", "check"]
+
+_HOMES = {
+    "Finding": "ropewalk.audit.findings",
+    "RopeCheck": "ropewalk.audit.callback",
+    "check": "ropewalk.audit.live_check",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

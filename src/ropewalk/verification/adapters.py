@@ -14,14 +14,14 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
-from ropewalk.verification.engine import TOP, Engine, NextTokens, Step, Texts, TooLong
+from ropewalk.verification.engine import TOP, Engine, NextTokens, Step, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
 
 
 def open_engine(
-    engine: object, model: str | Path, texts: Texts | Tokenizer, *, served_name: str | None = None
+    engine: object, model: str | Path, texts: TokenTexts | Tokenizer, *, served_name: str | None = None
 ) -> AbstractContextManager[Engine]:
     """Open an engine for a `with` block.
 
@@ -138,7 +138,7 @@ def _likeliest(logits: Tensor) -> dict[int, float]:
 @contextmanager
 def llama_cpp_server(
     source: str | Path,
-    texts: Texts | Tokenizer,
+    texts: TokenTexts | Tokenizer,
     *,
     context: int = CONTEXT,
     threads: int | None = None,

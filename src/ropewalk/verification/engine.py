@@ -91,7 +91,7 @@ def generates(engine: object) -> TypeGuard[Generates]:
     return isinstance(engine, Generates)
 
 
-class Texts(Protocol):
+class TokenTexts(Protocol):
     """The texts of tokens, for engines that return or accept text instead of ids."""
 
     @property

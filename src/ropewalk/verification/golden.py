@@ -30,7 +30,7 @@ from ropewalk.verification.engine import NextTokens, TokenizerTexts
 from ropewalk.verification.hypotheses import HORIZON, Hypothesis
 from ropewalk.verification.outcome import Verification
 from ropewalk.verification.predictions import Prediction
-from ropewalk.verification.questions import OurSide, Question, different
+from ropewalk.verification.questions import OurSide, PromptQuestion, different
 from ropewalk.verification.verify import MAX_TOKENS, Check, our_side
 from ropewalk.version import __version__
 
@@ -66,7 +66,7 @@ class RecordedHypothesis:
 
 
 @dataclass(frozen=True)
-class RecordedQuestion(Question):
+class RecordedPrompt(PromptQuestion):
     """A prompt of a golden file, with predictions of `tokens` only. `clear`: tokens with a text of their own."""
 
     tokens: Sequence[int] = ()
@@ -134,12 +134,14 @@ class Golden:
         lengths = tuple(map(int, document["lengths"]))
         self.all: Mapping[str, Any] = {
             one["name"]: RecordedHypothesis(
-                one["name"], lengths, tuple(int(group) for group in one["groups"]), bool(one["minor"])
+                one["name"],
+                lengths,
+                tuple(int(group) for _, group in zip(lengths, one["groups"], strict=True)),
+                bool(one["minor"]),
             )
             for one in document["hypotheses"]
         }
-        if any(len(one.groups) != len(lengths) for one in self.all.values()) or not self.all:
-            raise ValueError("a hypothesis has a group for each length")
+        self.all[document["hypotheses"][0]["name"]]  # there is at least the expected one
         self._questions = [
             (entry["kind"], int(entry["round"]), self._question(entry)) for entry in document["questions"]
         ]
@@ -151,7 +153,7 @@ class Golden:
             (min(spans[number]), max(spans[number])) for number in sorted(spans)
         ]
 
-    def _question(self, entry: Mapping[str, Any]) -> RecordedQuestion:
+    def _question(self, entry: Mapping[str, Any]) -> RecordedPrompt:
         """Return a prompt and its predictions."""
         whole = [int(token) for token in self.document["passages"][entry["passage"]]["ids"]]
         ids = whole[: entry["length"]]
@@ -165,7 +167,7 @@ class Golden:
         }
         clear = {int(token) for token in self.document["tokens"]}
         generated, beside = [int(token) for token in entry["generated"]], whole[: entry["beside"]]
-        return RecordedQuestion(ids, predictions, generated, beside, tokens, clear)
+        return RecordedPrompt(ids, predictions, generated, beside, tokens, clear)
 
     @classmethod
     def read(cls, path: str | Path) -> Golden:
@@ -238,19 +240,19 @@ class Golden:
 
     # the questions
 
-    def _of(self, *kinds: Kind, number: int | None = None) -> list[RecordedQuestion]:
+    def _of(self, *kinds: Kind, number: int | None = None) -> list[RecordedPrompt]:
         return [q for kind, place, q in self._questions if kind in kinds and number in (None, place)]
 
-    def single(self, progress: Progress) -> list[RecordedQuestion]:
+    def single(self, progress: Progress) -> list[RecordedPrompt]:
         """Return prompts of one token."""
         return self._of("single")
 
     def questions(
         self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
-    ) -> list[RecordedQuestion]:
+    ) -> list[RecordedPrompt]:
         """Return the prompts of a round that are short enough, with the predictions of the hypotheses that are left."""
         return [
-            RecordedQuestion(
+            RecordedPrompt(
                 question.input_ids,
                 {name: one for name, one in question.predictions.items() if name in alive},
                 (),
@@ -262,11 +264,11 @@ class Golden:
             if len(question.input_ids) <= span[1]
         ]
 
-    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[RecordedQuestion]:
+    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[RecordedPrompt]:
         """Return prompts of at most `last` tokens that confirm a verdict."""
         return [question for question in self._of("confirming") if len(question.input_ids) <= last]
 
-    def decoding(self, progress: Progress) -> list[RecordedQuestion]:
+    def decoding(self, progress: Progress) -> list[RecordedPrompt]:
         """Return prompts with generated tokens."""
         return self._of("decoding")
 
@@ -341,7 +343,7 @@ class _Writer:
         yield from self._written("confirming", 0, side.confirming(side.up_to, progress, ends=True))
         yield from self._written("decoding", 0, side.decoding(progress))
 
-    def _written(self, kind: Kind, number: int, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+    def _written(self, kind: Kind, number: int, questions: Sequence[PromptQuestion]) -> Iterator[dict[str, Any]]:
         """Yield questions as entries of the document; those of one round share a passage."""
         for question in sorted(questions, key=lambda one: -len(one.input_ids)):
             names = list(question.predictions) if kind != "round" else list(self.side.all)

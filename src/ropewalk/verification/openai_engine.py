@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
 from ropewalk.models.prompts import Tokenizer
-from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, NoText, Step, Texts, TokenizerTexts, TooLong
+from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, NoText, Step, TokenizerTexts, TokenTexts, TooLong
 from ropewalk.version import __version__
 
 KEY = "OPENAI_API_KEY"
@@ -65,7 +65,7 @@ class OpenAIEngine:
     def __init__(
         self,
         url: str,
-        texts: Texts | Tokenizer,
+        texts: TokenTexts | Tokenizer,
         *,
         model: str | None = None,
         timeout: float = SECONDS,

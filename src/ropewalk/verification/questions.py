@@ -44,7 +44,7 @@ SURE = 0.7  # nats by which the likeliest token must lead, so that an engine gen
 
 
 @dataclass(frozen=True)
-class Question:
+class PromptQuestion:
     """A prompt, and our predictions by the name of a hypothesis.
 
     - `generated`: the tokens that the engine generates before the answer that is compared; empty for prompts only.
@@ -86,18 +86,18 @@ class Side(Protocol):
     @property
     def sample(self) -> tuple[str, list[int]]: ...
 
-    def single(self, progress: Progress) -> Sequence[Question]:
+    def single(self, progress: Progress) -> Sequence[PromptQuestion]:
         """Return prompts of one token, for which no rope matters, with one prediction named ""."""
 
     def questions(
         self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
-    ) -> Sequence[Question]:
+    ) -> Sequence[PromptQuestion]:
         """Return the prompts of a round, of `span` tokens, at which the hypotheses differ most from the best."""
 
-    def confirming(self, last: int, progress: Progress, *, ends: bool) -> Sequence[Question]:
+    def confirming(self, last: int, progress: Progress, *, ends: bool) -> Sequence[PromptQuestion]:
         """Return prompts of about `last` tokens with the expected prediction; with `ends` also those of their ends."""
 
-    def decoding(self, progress: Progress) -> Sequence[Question]:
+    def decoding(self, progress: Progress) -> Sequence[PromptQuestion]:
         """Return prompts with generated tokens, and predictions under hypotheses about positions in decoding."""
 
 
@@ -157,14 +157,14 @@ class OurSide:
         words = self.text[len(self.text) // 3 :][:CHECKED]
         return words, self.tokenizer.encode(words)
 
-    def single(self, progress: Progress) -> list[Question]:
+    def single(self, progress: Progress) -> list[PromptQuestion]:
         """Return prompts of one token."""
         ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
-        return [Question([token], {"": self.predictions.of(self.first, [token], [1])[1]}) for token in ids]
+        return [PromptQuestion([token], {"": self.predictions.of(self.first, [token], [1])[1]}) for token in ids]
 
     def questions(
         self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
-    ) -> list[Question]:
+    ) -> list[PromptQuestion]:
         """Predict under the hypotheses that are left, and choose the prompts that decide most."""
         first, last = span
         ids, lengths = self.prompt(0.1 + 0.2 * number, last), candidates(first, last, 24 if number else 8)
@@ -179,9 +179,11 @@ class OurSide:
                 seconds = (time.monotonic() - begun) * len(alive)
                 say(progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
         chosen = choose(predicted, best, lengths, LATER_QUESTIONS if number else QUESTIONS)
-        return [Question(ids[:length], {name: tops[length] for name, tops in predicted.items()}) for length in chosen]
+        return [
+            PromptQuestion(ids[:length], {name: tops[length] for name, tops in predicted.items()}) for length in chosen
+        ]
 
-    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[Question]:
+    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[PromptQuestion]:
         """Predict for prompts of about `last` tokens, and for ends of them, named by their length."""
         ids, lengths = self.prompt(0.9, last), lengths_of_confirming(last)
         kept = sorted({max(1, int(share * last)) for share in ENDS}) if ends else []
@@ -195,12 +197,12 @@ class OurSide:
                 progress.begin(f"our prediction for the last {end:,} of {length:,} tokens", end)
                 predicted[str(end)] = self.predictions.of(self.first, ids[length - end : length], [end])[end]
                 progress.advance(end)
-            found.append(Question(ids[:length], predicted))
+            found.append(PromptQuestion(ids[:length], predicted))
         return found
 
-    def decoding(self, progress: Progress) -> list[Question]:
+    def decoding(self, progress: Progress) -> list[PromptQuestion]:
         """Predict after prompts and the tokens that follow them, where the likeliest tokens lead clearly."""
-        name, found = self.first.name, list[Question]()
+        name, found = self.first.name, list[PromptQuestion]()
         last = min(96, self.up_to - STEPS - PADDING)
         if last < 8 or not in_decoding(self.positions, 8):
             return found
@@ -227,7 +229,7 @@ class OurSide:
                 }
             except RopeError:  # this reader does not support the extension
                 return []
-            found.append(Question(ids, predicted, generated, longer))
+            found.append(PromptQuestion(ids, predicted, generated, longer))
             if len(found) == DECODING:
                 break
         return found

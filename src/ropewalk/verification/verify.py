@@ -48,7 +48,7 @@ from ropewalk.verification.questions import (
     ONE_TOKEN,
     QUESTIONS,
     OurSide,
-    Question,
+    PromptQuestion,
     Side,
     different,
 )
@@ -336,7 +336,7 @@ class Check:
         outcome = dataclasses.replace(outcome, decoding=agrees)
         return dataclasses.replace(outcome, detail=f"{outcome.detail} {self._drafted()}".strip())
 
-    def _generated(self, engine: Generates, questions: Sequence[Question], *, beside: bool) -> Iterator[Probe]:
+    def _generated(self, engine: Generates, questions: Sequence[PromptQuestion], *, beside: bool) -> Iterator[Probe]:
         """Yield the answers after generated tokens, where the engine has generated the expected ones."""
         for question in questions:
             self.progress.begin(f"generating after {len(question.input_ids):,} tokens", 0)
@@ -385,7 +385,7 @@ class Check:
             f"{rates[True]:.0%} after {self.up_to:,} tokens: does it have the target's scaling?"
         )
 
-    def _short_prompts(self) -> Sequence[Question]:
+    def _short_prompts(self) -> Sequence[PromptQuestion]:
         return [one for one in self.side.decoding(self.progress) if len(one.input_ids) <= self.up_to // 2]
 
     @property

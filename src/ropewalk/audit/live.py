@@ -1,0 +1,239 @@
+"""The rotary modules of a live model: their frequencies and tables, a few rows of each, in one form."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.rope.config import RopeConfig
+
+_CLASS = re.compile("Rotary|RoPE|Rope")
+_FREQUENCIES = re.compile(r"^(?:(?P<label>\w+?)_)?inv_freq$")
+_NOT_LIVE = ("original", "long", "short")  # copies that the forward may put into `inv_freq`
+_PAIRS = (("cos_cached", "sin_cached"), ("_cos_cached", "_sin_cached"), ("cos_cache", "sin_cache"),
+          ("freqs_cos", "freqs_sin"), ("cos", "sin"), ("cos_table", "sin_table"))  # fmt: skip
+_JOINT = ("cos_sin_cache", "long_short_cos_sin_cache", "cos_sin_cached", "freqs_cis", "rope_cache")
+_NEAR = (0, 1, 2, 3, 7, 50)
+_ROWS_TO_KEEP = 65_536  # numbers: a larger buffer is a table, which no forward changes in place
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """TableRows of cos and sin in float64, each pair once.
+
+    - `name`: of the tensor or the call. `positions`: `[rows]`, or `[rows, axes]`. `cos`, `sin`: `[rows, pairs]`.
+    - `arrangement`: the order along the module's own width: "doubled", "repeated", "once", "blocks" or "complex".
+    - `dtype`: of the module's own numbers. `count`: rows of the whole table, None for a call.
+    - `seq_len`: the length of this table for frequencies that depend on it; None if unknown.
+    """
+
+    name: str
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+    arrangement: str
+    dtype: torch.dtype
+    count: int | None = None
+    seq_len: int | None = None
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the module's own buffers, parameters and attributes that are tensors."""
+    held = {**module._buffers, **module._parameters, **vars(module)}
+    return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Return whether a module has frequencies or tables, or is named as one that computes them."""
+    if any(True for _ in frequencies_of(module)) or tables_of(module):
+        return True
+    named = _CLASS.search(type(module).__name__) is not None
+    return named and not any(isinstance(child, nn.Linear) for child in module.modules())
+
+
+def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]]:
+    """Yield the name, the layer type and the tensor of each list of inverse frequencies."""
+    tensors = tensors_of(module)
+    for name, tensor in tensors.items():
+        match = _FREQUENCIES.match(name)
+        label = None if match is None else match["label"]
+        if match and tensor.numel() and not (label or "").endswith(_NOT_LIVE):
+            yield name, label, tensor
+    if "theta" in tensors and "cache" in tensors and tensors["theta"].ndim == 1:  # torchtune's name
+        yield "theta", None, tensors["theta"]
+
+
+def tables_of(module: nn.Module, looked_up: str | None = None) -> dict[str, tuple[Tensor, ...]]:
+    """Return the tables that a module keeps, by name: cos and sin, or one tensor with both.
+
+    `cache` counts only in modules that are named as rotary. `looked_up`: a family's tensor with sines, then cosines.
+    """
+    tensors, found = tensors_of(module), dict[str, tuple[Tensor, ...]]()
+    for names in _PAIRS:
+        parts = [_flat(tensors[name]) for name in names if name in tensors]
+        if len(parts) == 2 and parts[0].shape == parts[1].shape and all(p.ndim == 2 and _is_real(p) for p in parts):
+            found[" and ".join(names)] = tuple(tensors[name] for name in names)
+    named = _CLASS.search(type(module).__name__) is not None or "theta" in tensors
+    for name in (*_JOINT, *(["cache"] if named else []), *([looked_up] if looked_up else [])):
+        if name in tensors and _may_be_table(_flat(tensors[name])):
+            found[name] = (tensors[name],)
+    return found
+
+
+def _may_be_table(table: Tensor) -> bool:
+    """Return whether a tensor `[positions, width]`, `[positions, pairs, 2]` or complex can contain cos and sin."""
+    if table.is_complex():
+        return table.ndim == 2 and table.numel() > 0
+    return _is_real(table) and table.ndim in (2, 3) and (table.shape[-1] == 2 or table.ndim + table.shape[-1] % 2 == 2)
+
+
+def _is_real(table: Tensor) -> bool:
+    return table.is_floating_point() and table.numel() > 0
+
+
+def table_rows(name: str, parts: tuple[Tensor, ...], rope: RopeConfig, wanted: Sequence[int]) -> list[TableRows]:
+    """Return the near, the far and the wanted rows of a table that a module keeps; two lists if it has two tables."""
+    original = rope.original_length
+    if name.startswith("long_short") and original and original < len(parts[0]):
+        halves = ((parts[0][:original], original), (parts[0][original:], max(original + 1, len(parts[0]) - original)))
+        return [
+            TableRows(f"{name} ({of})", *_some_rows((half,), rope, wanted), count=len(half), seq_len=length)
+            for of, (half, length) in zip(("short factors", "long factors"), halves, strict=True)
+        ]
+    rows = _some_rows(parts, rope, wanted)
+    return [TableRows(name, *rows, count=_flat(parts[0]).shape[0])]
+
+
+def _flat(table: Tensor) -> Tensor:
+    """Return a table without leading dimensions of size 1: positions come first."""
+    while table.ndim > 2 and table.shape[0] == 1:
+        table = table[0]
+    return table.squeeze(1) if table.ndim == 3 and table.shape[1] == 1 else table
+
+
+def _some_rows(
+    parts: tuple[Tensor, ...], rope: RopeConfig, wanted: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, str, torch.dtype]:
+    tables = [_flat(part) for part in parts]
+    count = len(tables[0])
+    places = sorted({p for p in (*_NEAR, count // 3, count // 2, count - 1, *wanted) if 0 <= p < count})
+    rows = [table[places].detach().cpu() for table in tables]
+    dtype = rows[0].dtype
+    cos, sin, arrangement = _once(*_cos_and_sin(rows, rope.pairs), rope)
+    return torch.tensor(places, device="cpu"), cos, sin, arrangement, dtype
+
+
+def _cos_and_sin(rows: Sequence[Tensor], pairs: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of rows of one or two tensors, in the form of the tables."""
+    if len(rows) == 2:
+        return rows[0].double(), rows[1].double()
+    (row,) = rows
+    if row.is_complex():
+        return row.real.double(), row.imag.double()
+    row = row.double()
+    if row.ndim == 3:
+        return row[..., 0], row[..., 1]
+    first, second = row.chunk(2, dim=-1)
+    at_zero = (float(first[0].abs().sum()), float(second[0].abs().sum()))
+    return (second, first) if at_zero[0] == 0 < at_zero[1] else (first, second)  # the sine of position 0 is 0
+
+
+def _once(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, str]:
+    """Return each pair's cos and sin once, and the order in which the module has them."""
+    width = cos.shape[-1]
+    if width < 2 or width % 2:
+        return cos, sin, "once"
+
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = x.chunk(2, dim=-1)
+        return one, other
+
+    def neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[..., 0::2], x[..., 1::2]
+
+    def blocks(x: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = [2 * size for size in rope.blocks] if sum(rope.blocks) * 2 == width else [width]
+        parts = [halves(part) for part in torch.split(x, sizes, dim=-1)]
+        return torch.cat([one for one, _ in parts], dim=-1), torch.cat([other for _, other in parts], dim=-1)
+
+    for name, split in (("doubled", halves), ("repeated", neighbours), ("blocks", blocks)):
+        if all(torch.equal(*(part.nan_to_num() for part in split(x))) for x in (cos, sin)):
+            return split(cos)[0], split(sin)[0], name
+    return cos, sin, "once"
+
+
+# --- calls of a module
+
+_LAYOUTS: tuple[Callable[[Tensor], Tensor], ...] = (  # of positions [rows, axes]; towers take row or column first
+    lambda p: p.T[:, None],
+    lambda p: p,
+    lambda p: p[None],
+    lambda p: p.flip(-1),
+    lambda p: p[None].flip(-1),
+)
+
+
+def takes_positions(module: nn.Module) -> bool:
+    """Return whether the forward takes hidden states and position ids, and at most a layer type."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    return names[:2] == ["x", "position_ids"] and set(names[2:]) <= {"layer_type"}
+
+
+def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: Sequence[int]) -> Iterator[TableRows]:
+    """Yield the tables of one call for each layout of positions that the module takes; the module does not change."""
+    positions = torch.tensor(places)
+    if rope.num_axes > 1:  # different positions on each axis show which pair follows which
+        positions = torch.stack([positions.roll(axis) for axis in range(rope.num_axes)], dim=-1)
+    device = next((tensor.device for tensor in tensors_of(module).values()), torch.device("cpu"))
+    x = torch.zeros(1, len(places), 1, dtype=torch.float32, device=device)
+    options: dict[str, Any] = {} if label is None else {"layer_type": label}
+    for layout in _LAYOUTS if rope.num_axes > 1 else (lambda p: p[None],):
+        try:
+            with unchanged(module), torch.no_grad():
+                out = module(x, position_ids=layout(positions).to(device), **options)
+            parts = [out] if isinstance(out, Tensor) else list(out)
+            if not 1 <= len(parts) <= 2:
+                continue
+            rows = [part.detach().cpu().reshape(-1, part.shape[-1]) for part in parts]
+            if len(rows[0]) != len(places):
+                continue
+            cos, sin, order = _once(*_cos_and_sin(rows, rope.pairs), rope)
+        except Exception:  # each class fails in its own way when it gets positions of another layout
+            continue
+        longest = int(positions.max()) + 1
+        yield TableRows("cos and sin of its forward", positions, cos, sin, order, parts[0].dtype, seq_len=longest)
+
+
+def arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig) -> str | None:
+    """Return the order of the tables of a new module of this class; None if it cannot be built or called."""
+    make: Any = type(module)
+    try:
+        fresh: nn.Module = make(getattr(module, "config", None))
+    except Exception:  # its class takes other arguments
+        return None
+    return next((rows.arrangement for rows in called_rows(fresh, label, rope, (0, 1, 2))), None)
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Restore the attributes and the small buffers of a module: dynamic NTK and LongRoPE change them in a forward."""
+    attributes, buffers = dict(vars(module)), dict(module._buffers)
+    numbers = {name: tensor.clone() for name, tensor in tensors_of(module).items() if tensor.numel() <= _ROWS_TO_KEEP}
+    try:
+        yield
+    finally:
+        vars(module).clear()
+        vars(module).update(attributes)
+        module._buffers.clear()
+        module._buffers.update(buffers)
+        with torch.no_grad():
+            for name, tensor in tensors_of(module).items():
+                if name in numbers and not torch.equal(tensor, numbers[name]):
+                    tensor.copy_(numbers[name])

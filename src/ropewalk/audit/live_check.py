@@ -1,0 +1,277 @@
+"""The check of a live model: its rotary modules compared with its config, without a forward of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.attachment import Attachment, attachment_of
+from ropewalk.attachment.tables import TablesForward
+from ropewalk.audit.causes import Ropes, largest_error
+from ropewalk.audit.findings import SEVERITIES, Finding, text_config
+from ropewalk.audit.live import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
+from ropewalk.audit.problems import (
+    Problem,
+    compare_call,
+    compare_factor,
+    compare_frequencies,
+    compare_stated_pairing,
+    compare_table,
+    farthest,
+)
+from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES, family_name
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+
+_UNDESCRIBED = ("MusicFlamingoRotaryEmbedding",)  # its angles are products of two times, not of positions
+
+
+def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tuple[Finding, ...]:
+    """Compare a live model's rotary modules with its config, without a forward of the model.
+
+    Each rotary module is called with a few positions, and its buffers (`inv_freq`, `cos_cached`, `cos_sin_cache`,
+    `freqs_cis`, ...) are compared at a few rows, with float64. Weights are not used, so a model of any size is checked
+    in seconds. The model does not change.
+
+    **Arguments:**
+    - `model`: a transformers model, one of torchtitan or torchtune, or any module with such buffers.
+    - `config`: what the modules should compute: a `RopeConfig`, a transformers config or the dict of a config.json.
+      Defaults to the model's own config.
+    - `strict`: raise `RopeError` if there is a finding of severity "error".
+
+    **Returns:** findings, errors first; empty if everything agrees. Modules that could not be checked are notes.
+    **Raises:** `RopeError` if the model has no config and `config` is None, and with `strict` if there are errors.
+
+    >>> module = nn.Module()
+    >>> module.register_buffer("inv_freq", 10_000.0 ** (-torch.arange(0, 8, 2) / 8))
+    >>> print(check(module, RopeConfig(8, interleaved=False, theta=500_000.0))[0].message)
+    inv_freq: pair 3 has 0.001, expected 5.3183e-05 (largest relative difference 17.8): theta 10000 in place of 500000
+    """
+    ropes = _Configs(model, config)
+    problems: dict[Problem, list[str]] = {}
+    seen = False
+    with torch.device("cpu"), torch.no_grad():  # engines build models under another default device
+        for name, module in model.named_modules():
+            looked_up = ropes.looked_up_in(name)
+            if is_rotary(module) or tables_of(module, looked_up):
+                seen = True
+                for problem in examine(module, ropes.of(name, module), looked_up)[1]:
+                    problems.setdefault(problem, []).append(name)
+    found = [_finding(problem, names) for problem, names in problems.items()]
+    if not seen:
+        found.append(_nothing(ropes))
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    if strict:
+        raise_errors(found)
+    return tuple(found)
+
+
+def raise_errors(found: Sequence[Finding], where: str = "check") -> None:
+    """Raise `RopeError` if there is a finding of severity "error"."""
+    errors = [finding for finding in found if finding.severity == "error"]
+    if errors:
+        raise RopeError(
+            f"{where}: the rotary modules of this model do not compute what its config describes.",
+            facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
+            cure=errors[0].cure,
+        )
+
+
+def _finding(problem: Problem, names: Sequence[str]) -> Finding:
+    """Return one finding for all modules with a problem."""
+    name, what = names[0], problem.what
+    where = f"{name}.{what}" if name and what.replace("_", "").isalnum() else f"{what} of {name}" if name else what
+    of_type = f", {problem.layer_type} layers" if problem.layer_type and problem.layer_type not in what else ""
+    more = f" (and {len(names) - 1} more modules)" if len(names) > 1 else ""
+    return Finding(
+        code=problem.code, severity=problem.severity, message=f"{where}{of_type}{more}: {problem.text}",
+        cure=problem.cure, layer_type=problem.layer_type,
+    )  # fmt: skip
+
+
+def _nothing(ropes: _Configs) -> Finding:
+    """Return the finding about a model without rotary modules; a note if its config does not describe a rope."""
+    described = ropes.of("", nn.Module())
+    reason = f"; {described}" if isinstance(described, str) else ""
+    return Finding(
+        code="no-rotary-module",
+        severity="note" if reason else "warning",
+        message=f"no module has inverse frequencies or tables of cos and sin, so nothing was checked{reason}",
+        cure="Pass the model that contains the rotary modules.",
+    )
+
+
+class _Configs:
+    """The ropes that the modules of a model should have."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        self.rope = config if isinstance(config, RopeConfig) else None
+        self.whole = _config_of(model) if config is None else config
+        if self.whole is None:
+            raise RopeError(
+                "check: the model has no config, so there is nothing to compare it with.",
+                facts={"model": type(model).__name__},
+                cure="Pass config=: a RopeConfig, a transformers config or the dict of a config.json.",
+            )
+        self.parts = [] if self.rope else list(_parts(self.whole))
+        self.text = self.whole if self.rope else _text_part(self.whole)
+        own = _text_part(_config_of(model))
+        self.own_text = getattr(own, "model_type", None)
+        self.attachment = attachment_of(model) if config is None else None
+        family = None if self.rope else FAMILIES.get(family_name(_model_type(self.text)) or "")
+        self.looked_up = None if family is None else family.looked_up
+
+    def looked_up_in(self, name: str) -> str | None:
+        """Return the name of the module's tensor with sines and cosines if its family has one there."""
+        *path, tensor = (self.looked_up or "").split(".")
+        return tensor if tensor and name.split(".")[-len(path) :][: len(path)] == path else None
+
+    def of(self, name: str, module: nn.Module) -> Ropes | str:
+        """Return the ropes of a module by layer type, or why they are not known."""
+        if self.rope is not None:
+            return {None: self.rope}
+        if self.attachment is not None and _is_attached(module):
+            return _attached(self.attachment)
+        try:
+            return ropes_of_layer_types(self._source(name, module))
+        except RopeError as error:
+            return f"its config does not describe a rope that ropewalk knows: {str(error).splitlines()[0]}"
+        except _Unknown as error:
+            return str(error)
+
+    def _source(self, name: str, module: nn.Module) -> Any:
+        own = getattr(module, "config", None)
+        model_type = getattr(own, "model_type", None)
+        if not model_type:
+            if len(self.parts) > 1 and any(word in name for word in ("vis", "audio", "tower")):
+                raise _Unknown("the module has no config, and the model's config has several parts")
+            return self.text
+        same = [part for part in self.parts if _model_type(part) == model_type]
+        if any(part is own for part in same) or len(same) > 1:
+            return own
+        return same[0] if same else self.text if model_type == self.own_text else own
+
+
+class _Unknown(Exception):
+    pass
+
+
+def _config_of(model: nn.Module) -> Any:
+    """Return the config of a model or of the model inside a wrapper, such as that of data parallelism."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return next((config for config in configs if _model_type(config)), None)
+
+
+def _attached(handle: Attachment) -> Ropes:
+    """Return the ropes that an attachment gives to the layers, by layer type."""
+    ropes: dict[str | None, RopeConfig | None] = {}
+    for label, rope in zip(handle.labels, handle.positions.ropes, strict=True):
+        ropes[label] = ropes.get(label) or rope
+    return ropes
+
+
+def _model_type(config: Any) -> str:
+    value = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", None)
+    return str(value or "")
+
+
+def _text_part(config: Any) -> Any:
+    if isinstance(config, Mapping):
+        return text_config(config)
+    part = getattr(config, "get_text_config", None)
+    return part(decoder=True) if callable(part) else config
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """Yield a config and those inside it that have a model_type."""
+    yield config
+    values = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+    for value in values.values():
+        if value is not config and _model_type(value):
+            yield from _parts(value)
+
+
+# --- one module
+
+
+def examine(module: nn.Module, ropes: Ropes | str, looked_up: str | None = None) -> tuple[set[str], list[Problem]]:
+    """Return how a module was checked ("called", "tables", "frequencies"), and its problems.
+
+    `ropes`: by layer type, or why they are unknown. `looked_up`: see `tables_of`.
+    """
+    kind = type(module).__name__
+    if any(tensor.is_meta for tensor in tensors_of(module).values()):
+        text = "its buffers are on the meta device; not checked"
+        return set(), [Problem("meta", kind, text, "Check the model when its weights are loaded.", None, "note")]
+    if isinstance(ropes, str) or kind in _UNDESCRIBED:
+        return set(), [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles are no position's")]
+    how, problems = set[str](), list[Problem]()
+    known: dict[str | None, set[str]] = {}  # the codes of problems, by layer type
+    chosen: dict[str | None, RopeConfig | None] = {}
+    for name, label, tensor in () if _is_attached(module) else frequencies_of(module):
+        rope = chosen[label] = _nearest(_ropes_of(label, ropes), tensor)
+        codes = known.setdefault(label, set())
+        if rope is not None:
+            how.add("frequencies")
+            found = list(compare_frequencies(name, tensor, rope, ropes, label))
+            factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
+            if isinstance(factor, int | float):
+                found += compare_factor("attention_scaling", factor, attention_factor_of(rope, 1), label)
+            codes |= {one.code for one in found}
+            problems += found
+    candidates = [chosen[None]] if None in chosen else _ropes_of(None, ropes)
+    for name, parts in tables_of(module, looked_up).items() if any(candidates) else ():
+        how.add("tables")
+        tries: list[list[Problem]] = [
+            [
+                problem
+                for rows in table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
+                for problem in compare_table(module, rows, rope, ropes, known.get(None, set()))
+            ]
+            for rope in candidates
+            if rope is not None
+        ]
+        fewest = min(tries, key=len)
+        problems += fewest
+    for label in (known or {None: set()}) if takes_positions(module) else ():
+        rope = chosen.get(label, next(iter(_ropes_of(label, ropes)), None))
+        called = None if rope is None else compare_call(module, label, rope, ropes, known.get(label, set()))
+        if called is not None:
+            how.add("called")
+            problems += called
+        elif rope is not None:
+            problems.append(_not_checked(kind, "its forward does not take the positions of this rope, or fails"))
+    rotating = next((rope for rope in candidates if rope is not None), None)
+    problems += compare_stated_pairing(module, rotating) if rotating is not None else ()
+    if not how and rotating is not None and not problems:
+        problems.append(_not_checked(kind, "it keeps no frequencies or tables, and takes no position ids"))
+    return how, list(dict.fromkeys(problems))
+
+
+def _not_checked(kind: str, reason: str) -> Problem:
+    cure = "Compare what it computes with ropewalk.RotaryEmbedding."
+    return Problem("not-checked", kind, f"not checked: {reason.rstrip('.')}", cure, None, "note")
+
+
+def _is_attached(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("_old_forward", vars(module).get("forward")), TablesForward)
+
+
+def _ropes_of(label: str | None, ropes: Ropes) -> list[RopeConfig | None]:
+    """Return the rope of a layer type; for a module without layer types every rope of the model."""
+    if label in ropes:
+        return [ropes[label]]
+    return [*dict.fromkeys(rope for rope in ropes.values() if rope is not None)]
+
+
+def _nearest(ropes: Sequence[RopeConfig | None], found: Tensor) -> RopeConfig | None:
+    """Return the rope with the nearest frequencies."""
+    rotating = [rope for rope in ropes if rope is not None]
+    if len(rotating) < 2 or not found.is_floating_point():
+        return rotating[0] if rotating else None
+    columns = found.detach().flatten().double().tolist()
+    return min(rotating, key=lambda rope: largest_error(columns, columns_of(rope, 1)))

@@ -1,0 +1,286 @@
+"""Comparisons of one rotary module's frequencies, tables and calls with those of its rope, in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.audit.causes import Ropes, cause_of, grown_length, largest_error
+from ropewalk.audit.findings import Severity
+from ropewalk.audit.live import TableRows, arrangement_of_class, called_rows, takes_positions
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.tables import make_tables
+
+_EXACT = 5e-6  # relative: float32 powers and divisions
+_FLOOR, _SLOPE = 4e-6, 8e-6  # errors of a float32 table: constant, and for each radian of the angle
+_NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
+_GROW = ("_set_cos_sin_cache", "_update_cos_sin_cache", "build_rope_cache")  # methods that lengthen a table
+_TRAINERS = ("cache", "freqs_cis", "rope_cache")  # tables as long as the sequences of a training
+_EMPTY = "as after to_empty(), or after loading a checkpoint without this buffer into a model on the meta device"
+_REBUILD = "Build the rotary module again from the config."
+_FILL = "Compute the buffer again after to_empty(): build the rotary module again, or load by from_pretrained."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding about one module, before modules with the same finding are put together.
+
+    `what`: the tensor of the module, or its call.
+    """
+
+    code: str
+    what: str
+    text: str
+    cure: str = _REBUILD
+    layer_type: str | None = None
+    severity: Severity = "error"
+
+
+def compare_frequencies(
+    name: str, tensor: Tensor, rope: RopeConfig, ropes: Ropes, label: str | None
+) -> Iterator[Problem]:
+    """Yield what is wrong with a module's inverse frequencies; `ropes`: all ropes of the model."""
+    if not tensor.is_floating_point():
+        text = f"has dtype {_dtype(tensor.dtype)}, expected float32"
+        yield Problem("dtype", name, text, layer_type=label)
+        return
+    if not bool(tensor.isfinite().all()) or not bool(tensor.any()):
+        number = int((~tensor.isfinite()).sum())
+        what = f"{number} of {tensor.numel()} numbers are NaN or infinite" if number else "every number is 0"
+        yield Problem("uninitialised", name, f"{what}, {_EMPTY}", _FILL, label)
+        return
+    found = tensor.detach().flatten().double().abs().cpu()  # a rope may rotate backwards
+    values, columns = found.tolist(), [abs(x) for x in columns_of(rope, 1)]
+    short = tensor.dtype.itemsize < 4
+    tolerance = torch.finfo(tensor.dtype).eps if short else _EXACT
+    sets = sorted(set(values)), sorted(set(columns))
+    as_set = rope.num_axes > 1 and (len(values) != len(columns) or largest_error(*sets) <= tolerance)
+    if as_set:  # towers keep the frequencies of one axis, others those of all axes in another order
+        values, columns = sets
+    if len(values) != len(columns):
+        yield _width(name, len(values), rope, label)
+        return
+    error = largest_error(values, columns)
+    if short:
+        at = farthest(rope)[-1] - 1
+        yield Problem(
+            "dtype", name,
+            f"has dtype {_dtype(tensor.dtype)}, expected float32: the largest relative error of a frequency is "
+            f"{error:.2g}, so at position {at:,} a pair rotates as if it were {error * at:,.0f} tokens away",
+            "Keep the rotary module in float32: load by from_pretrained(dtype=...), without model.to(dtype).", label,
+        )  # fmt: skip
+    if error <= tolerance:
+        return
+    pair = _worst(values, columns)
+    text = f"pair {pair} has {values[pair]:.5g}, expected {columns[pair]:.5g} (largest relative difference {error:.3g})"
+    length = None if as_set else grown_length(values, rope, tolerance)
+    if length is not None:
+        text += f": the state after a sequence of {length:,} tokens was left behind"
+        cure = "Sequences of other lengths get these frequencies too, until a short sequence resets them."
+        yield Problem("stale-state", name, text, cure, label, "warning")
+        return
+    cause = None if as_set else cause_of(values, rope, ropes, max(tolerance, 1e-5))
+    if cause is None and (max(values) > 2 * math.pi or any(b > 1.001 * a for a, b in _neighbours(values, as_set))):
+        yield Problem("uninitialised", name, f"{text}: these are no frequencies, {_EMPTY}", _FILL, label)
+    else:
+        yield Problem("frequencies", name, text + (f": {cause}" if cause else ""), layer_type=label)
+
+
+def _neighbours(values: Sequence[float], ascending: bool) -> Iterable[tuple[float, float]]:
+    return () if ascending else itertools.pairwise(values)
+
+
+def _worst(values: Sequence[float], columns: Sequence[float]) -> int:
+    """Return the pair with the largest relative difference."""
+    return max(range(len(values)), key=lambda i: abs(values[i] - columns[i]) / (abs(columns[i]) or 1.0))
+
+
+def _width(what: str, pairs: int, rope: RopeConfig, label: str | None) -> Problem:
+    ignored = ": the partial factor is ignored" if 2 * pairs == rope.head_dim else ""
+    text = f"has numbers for {2 * pairs} rotated features, expected {2 * rope.pairs} of {rope.head_dim}{ignored}"
+    return Problem("width", what, text, "Rotate as many features as the config's partial factor gives.", label)
+
+
+def compare_factor(
+    what: str, found: float, expected: float, label: str | None, tolerance: float = 1e-5
+) -> Iterator[Problem]:
+    """Yield the difference of an attention factor."""
+    if abs(found - expected) <= tolerance * expected:
+        return
+    causes = {1.0: ": it is missing", expected**2: ": it is applied twice"}
+    cause = next((words for value, words in causes.items() if abs(found - value) <= 10 * tolerance), "")
+    text = f"has attention factor {found:.6g}, expected {expected:.6g}{cause}"
+    yield Problem("attention-factor", what, text, "Multiply cos and sin by the attention factor once.", label)
+
+
+def farthest(rope: RopeConfig) -> tuple[int, ...]:
+    """Return the trained length and the config's longest, in tokens."""
+    return tuple(sorted({length for length in (rope.trained_length, rope.max_position_embeddings) if length})) or (
+        8192,
+    )
+
+
+def compare_table(
+    module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: Ropes, known: Set[str]
+) -> Iterator[Problem]:
+    """Yield what is wrong with a table that a module keeps: its length, dtype, order of features and numbers.
+
+    `known`: the codes of problems of the module's frequencies, which are not reported again.
+    """
+    longest, count = rope.max_position_embeddings, rows.count or 0
+    if longest and count < longest and not rows.name.endswith("(short factors)"):
+        text = f"has rows for {count:,} positions, expected {longest:,}"
+        severity: Severity = "warning" if rows.name in _TRAINERS else "error"
+        if any(hasattr(module, name) for name in _GROW):
+            severity, text = "note", f"{text}; the module lengthens it when a sequence needs that"
+        yield Problem("short-table", rows.name, text, "Build the table for max_position_embeddings.", None, severity)
+    if rows.dtype.itemsize < 4:
+        yield from _short_dtype(rows, rope)
+    lengths: list[int] = [1]
+    if rope.needs_seq_len:
+        known_ones = [rows.seq_len] if rows.seq_len else [1, count, longest, rope.scaled_length]
+        lengths = list(dict.fromkeys(n for n in known_ones if n))
+    tries = {length: list(compare_rows(rows, rope, ropes, length, None, known)) for length in lengths}
+    length, best = min(tries.items(), key=lambda item: len(item[1]))
+    yield from best
+    if "uninitialised" in {*known, *(one.code for one in best)}:
+        return
+    if rope.needs_seq_len and rows.seq_len is None and not best:
+        text = f"has the frequencies of a sequence of {length:,} tokens at every length"
+        cure = "transformers changes them with the length of the sequence: at other lengths this module differs."
+        yield Problem("one-length", rows.name, text, cure, None, "note")
+    expected = f"features (i, i + {rope.pairs})"
+    if rows.arrangement == "repeated" and not rope.interleaved:
+        text = f"repeats each number for neighbouring features (0, 1), (2, 3), ...; expected {expected}"
+        yield Problem("pairing", rows.name, text, "Repeat the numbers as torch.cat((x, x), dim=-1).")
+    if rows.arrangement == "doubled" and rope.interleaved and rope.pairs > 1 and not takes_positions(module):
+        text = f"is doubled for {expected}; expected neighbouring features (0, 1), (2, 3), ..."
+        cure = "Right only if the module reorders queries and keys first, as DeepSeek's does."
+        yield Problem("pairing", rows.name, text, cure, None, "warning")
+
+
+def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
+    """Yield the errors of cos, sin and angles in a table of 16 bits, if its numbers are those of the rope."""
+    if rows.cos.shape[-1] != rope.pairs or not bool(rows.cos.isfinite().all()):
+        return
+    length = rows.seq_len or rows.count or 1
+    cos, sin, _ = _truth(rows, rope, length)
+    factor = attention_factor_of(rope, length)
+    angle = torch.atan2(rows.sin * cos - rows.cos * sin, rows.cos * cos + rows.sin * sin).abs().amax(-1)
+    worst = max(float((rows.cos - cos * factor).abs().max()), float((rows.sin - sin * factor).abs().max()))
+    if worst <= 0.05:
+        text = (
+            f"has dtype {_dtype(rows.dtype)}: cos and sin differ from float64 by up to {worst:.1e}, and the angles at "
+            f"position {int(rows.positions[-1]):,} by up to {float(angle[-1]):.1e} rad"
+        )
+        cure = "Keep the table in float32, and round after the rotation."
+        yield Problem("dtype", rows.name, text, cure, None, "warning")
+
+
+def compare_call(
+    module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: Set[str]
+) -> list[Problem] | None:
+    """Return what is wrong with a rotary module's cos and sin near and far; None if it cannot be called.
+
+    `known`: the codes of problems of its frequencies, which are not reported again.
+    """
+    original = rope.original_length
+    near = tuple(place for place in _NEAR if not original or place < original)
+    far = (0, 1, 77, *(length - 1 for length in farthest(rope)))
+    if rope.needs_seq_len:
+        length = original or 8192
+        far = (0, 1, length // 2, length + length // 3)
+    # only a short sequence resets the state of a longer one
+    for places in (near,) if "stale-state" in known else (near, far):
+        tries = [
+            list(compare_rows(rows, rope, ropes, rows.seq_len or 1, label, known))
+            + (list(_call_pairing(module, rows, rope, label)) if places is near else [])
+            for rows in called_rows(module, label, rope, places)
+        ]
+        if not tries:
+            return None
+        best = min(tries, key=len)
+        if best:
+            return best
+    return []
+
+
+def _call_pairing(module: nn.Module, rows: TableRows, rope: RopeConfig, label: str | None) -> Iterator[Problem]:
+    """Yield an order of cos and sin that is not that of the module's class."""
+    expected = arrangement_of_class(module, label, rope) if rope.pairs > 1 else rows.arrangement
+    if expected is not None and rows.arrangement != expected:
+        text = f"the numbers of each pair are {rows.arrangement}, expected {expected} as in {type(module).__name__}"
+        yield Problem("pairing", rows.name, text, "Keep the order that the model's rotation function expects.", label)
+
+
+def compare_rows(
+    rows: TableRows, rope: RopeConfig, ropes: Ropes, seq_len: int, label: str | None, known: Set[str]
+) -> Iterator[Problem]:
+    """Yield what is wrong with rows of cos and sin, for the frequencies of a sequence length."""
+    if "uninitialised" in known:
+        return
+    sizes = torch.hypot(rows.cos, rows.sin)
+    eps = torch.finfo(rows.dtype).eps if rows.dtype.itemsize < 4 else 0.0
+    factor = float(sizes.median())
+    if not bool(sizes.isfinite().all()):
+        yield Problem("uninitialised", rows.name, f"has NaN or infinite numbers, {_EMPTY}", _FILL, label)
+        return
+    if factor == 0 or float((sizes - factor).abs().max()) > (1e-3 + 4 * eps) * factor:
+        least, most = float(sizes.min() ** 2), float(sizes.max() ** 2)
+        text = f"cos^2 + sin^2 is between {least:.3g} and {most:.3g}, expected one value, {_EMPTY}"
+        yield Problem("uninitialised", rows.name, text, _FILL, label)
+        return
+    wrong = bool(known & {"frequencies", "width", "dtype"})
+    if rows.cos.shape[-1] != rope.pairs:
+        if not wrong:
+            yield _width(rows.name, rows.cos.shape[-1], rope, label)
+        return
+    if "attention-factor" not in known:
+        yield from compare_factor(rows.name, factor, attention_factor_of(rope, seq_len), label, 1e-5 + eps)
+    cos, sin, angles = _truth(rows, rope, seq_len)
+    backwards = rope.inv_freq is not None and max(rope.inv_freq) <= 0  # tables of the angle, and -sin in the function
+    apart = [
+        torch.maximum((rows.cos / factor - cos).abs(), (rows.sin / factor * sign - sin).abs())
+        for sign in ((1, -1) if backwards else (1,))
+    ]
+    difference = min(apart, key=lambda x: float(x.max()))
+    if wrong or bool((difference <= _FLOOR + _SLOPE * angles + eps).all()):
+        return
+    at = int((difference - _SLOPE * angles).amax(-1).argmax())
+    text = f"differs by up to {float(difference[at].max()):.3g} at position {rows.positions[at].tolist()}"
+    one = next((i for i, place in enumerate(rows.positions.tolist()) if place in (1, [1] * rope.num_axes)), None)
+    cause = None
+    if one is not None:
+        found = torch.atan2(rows.sin[one], rows.cos[one]).abs().tolist()
+        columns = [abs(x) for x in columns_of(rope, seq_len)]
+        cause, pair = cause_of(found, rope, ropes, max(1e-5, eps)), _worst(found, columns)
+        text += f"; pair {pair} rotates by {found[pair]:.5g} rad per token, expected {columns[pair]:.5g}"
+    yield Problem("tables", rows.name, text + (f": {cause}" if cause else ""), layer_type=label)
+
+
+def _truth(rows: TableRows, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return cos, sin and the absolute angles in float64."""
+    columns = columns_of(rope, seq_len)
+    axes = rope.axes if rows.positions.ndim == 2 else None
+    cos, sin = make_tables(rows.positions, columns, axes, first=first_columns_of(rope), dtype=torch.float64)
+    places = rows.positions[..., None] if axes is None else rows.positions[..., list(axes)]
+    return cos, sin, places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
+
+
+def compare_stated_pairing(module: nn.Module, rope: RopeConfig) -> Iterator[Problem]:
+    """Yield a wrong pairing that a module states: vLLM's `is_neox_style`, flash-attention's `interleaved`."""
+    for name, half_split in (("is_neox_style", True), ("interleaved", False)):
+        stated, expected = getattr(module, name, None), rope.interleaved != half_split
+        if isinstance(stated, bool) and stated != expected:
+            cure = "Pair features (0, 1), (2, 3), ... if the rope is interleaved, else (i, i + rotary_dim / 2)."
+            yield Problem("pairing", name, f"is {stated}, expected {expected}", cure)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
