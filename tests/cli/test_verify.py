@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import time
@@ -87,3 +88,51 @@ def test_bad_input_is_a_message(tmp_path, capsys):
     with serving(None, lambda path, body, headers: (200, {"choices": [None], "data": [{"id": "m"}]})) as url:
         assert run("tiny", "--engine", url) == 2
     assert "returns no log-probabilities" in capsys.readouterr().err
+
+
+def test_a_golden_file_is_written_and_used(small, tmp_path, capsys):  # noqa: F811
+    """Write once; check a right and a wrong server without the model; the record is that of any check."""
+    save(small, tmp_path / "small")
+    golden, record = tmp_path / "golden.json", tmp_path / "verify.json"
+    assert run(tmp_path / "small", "--write", golden, "--up-to", "128") == 0
+    assert "hypotheses" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "small")
+    with serving(OurEngine(small)) as url:
+        assert run("--golden", golden, "--engine", url, "--json", record) == 0
+    found = json.loads(record.read_text())["verdict"]
+    assert (found["kind"], found["decoding"]) == ("as expected", True)
+    wrong = OurEngine(small.with_positions(rope=dataclasses.replace(small.config.ropes[0], theta=1e5)))
+    with serving(wrong) as url:
+        assert run("--golden", golden, "--engine", url) == 1
+    assert "Applies theta 100000 instead of plain RoPE" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "pass the engine to check"),
+        (["tiny"], "pass the engine to check"),
+        (["--engine", "http://localhost:1"], "pass a model, or a file"),
+        (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write takes a model"),
+        (["--write", "g.json"], "--write takes a model"),
+        (["--golden", "missing.json", "--engine", "http://localhost:1"], "missing.json"),
+        (["--golden", ".", "--engine", "http://localhost:1"], "."),
+        (["tiny", "--write", "no/such/folder/g.json"], "no/such/folder"),
+    ],
+)
+def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
+    """Status 2 and a cure."""
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+    assert list(tmp_path.glob("*.json")) == []
+
+
+def test_a_file_that_is_no_golden_file(tmp_path, capsys):
+    """Other JSON, text and cut files."""
+    for content in ('{"format": "other"}', "[]", "no json", '{"format": "ropewalk golden predictions", "version": 1}'):
+        (tmp_path / "other.json").write_text(content)
+        assert run("--golden", tmp_path / "other.json", "--engine", "http://localhost:1") == 2
+        assert "Traceback" not in capsys.readouterr().err
