@@ -51,7 +51,7 @@ from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
 from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noqa: E402
 from ropewalk.verification.predictions import Prediction  # noqa: E402
-from ropewalk.verification.questions import OurSide  # noqa: E402
+from ropewalk.verification.questions import OurSide, different  # noqa: E402
 from ropewalk.verification.verify import our_side  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
@@ -184,7 +184,7 @@ def same(one: Hypothesis, other: Hypothesis, up_to: int) -> bool:
 
 def engines(side: OurSide) -> list[Hypothesis]:
     """Everything that an engine may apply: the hypotheses, and faults that are none."""
-    found = list(side.all.values())
+    found = list(different(side.all, side.up_to).values())
     for name, positions in unknown(side.positions):
         one = Hypothesis(f"unknown: {name}", positions)
         if not any(same(one, other, side.up_to) for other in found):
