@@ -58,6 +58,19 @@ RECORD = ROOT / "benchmarks/results/verify-confusion.json"
 LONGEST = 512  # tokens: what a verdict of a check covers, at most
 EXPECTED = ("own", "yarn:4")
 NOISES = (0.0, 0.03, 0.1)
+KEPT = (
+    "model",
+    "kind",
+    "expect",
+    "applied",
+    "noise",
+    "truth",
+    "verdict",
+    "requests",
+    "longest_prompt",
+    "neighbour",
+    "seconds",
+)  # of a line, in the record
 
 
 class Applied:
@@ -319,7 +332,7 @@ def record(state: Path) -> dict[str, Any]:
             r["key"] for r in runs if r["truth"] == "as expected" and r["verdict"] in ("other", "none", "tokens")
         ],
         "golden_files": files,
-        "each": runs,
+        "each": [{key: run[key] for key in KEPT if key in run} for run in runs],
     }  # fmt: skip
 
 
@@ -336,5 +349,5 @@ if __name__ == "__main__":
     for model in given.models:
         check(model, given.state, [given.kind] if given.kind else ["ours", "llama.cpp"], given.most)
     summary = record(given.state)
-    write_json(given.out, summary, indent=1)
+    write_json(given.out, summary)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")
