@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.attention.cache import KVCache
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -190,6 +191,40 @@ def test_ropes_of_the_wrong_layers(name, on, verify):
     model = model_of(ropes, sliding_window=(200, None))
     found = verify(model, OurEngine(model.with_positions(rope=tuple(ropes[one] for one in on))))
     assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
+
+
+class Coarse(OurEngine):
+    """An engine with keys and values in few bits, in blocks of 32 features: a benign difference."""
+
+    def __init__(self, model, levels):
+        super().__init__(model)
+        self.levels = levels
+
+    def ask(self, input_ids):
+        write = KVCache.write
+
+        def coarse(x):
+            blocks = x.unflatten(-1, (-1, 32))
+            step = blocks.abs().amax(-1, keepdim=True) / self.levels
+            return ((blocks / step).round() * step).flatten(-2)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KVCache, "store", lambda *arguments: None)
+            patch.setattr(
+                KVCache, "write", lambda cache, layer, k, v, layout: write(cache, layer, coarse(k), coarse(v), layout)
+            )
+            return super().ask(input_ids)
+
+
+@pytest.mark.parametrize("levels", [127, 7])
+def test_a_quantised_cache_is_no_other_rope(levels, verify):
+    """8 bits and 4 bits: never another rope, and never a sentence without the reason."""
+    model = rw.load("tiny").float()
+    found = verify(model, Coarse(model, levels))
+    assert found.outcome.kind in ("as expected", "undecided", "none")
+    if found.outcome.kind == "none":
+        assert "A cache of keys and values in few bits also makes such errors" in str(found)
+    assert levels == 7 or found.outcome.kind != "none"
 
 
 # families that transformers computes

@@ -181,11 +181,10 @@ class Check:
 
     def run(self) -> Verification:
         """Send prompts until the expected rope is distinguished from all others, or refuted."""
-        say(
-            self.progress,
-            f"verify: {len(self.alive)} hypotheses, {QUESTIONS + ONE_TOKEN + 1} to "
-            f"{QUESTIONS + ONE_TOKEN + 1 + (ROUNDS - 1) * LATER_QUESTIONS + CONFIRMING} requests",
-        )
+        few = QUESTIONS + ONE_TOKEN + 1
+        most = few + (ROUNDS - 1) * LATER_QUESTIONS + CONFIRMING
+        known = "" if self.side.rounds is not None else f", {few} to {most} requests"  # without generated tokens
+        say(self.progress, f"verify: {len(self.alive)} hypotheses{known}")
         tokenisation, wrong = self._tokenisation()
         if wrong:
             return self._result(EngineVerdict("tokens", self.expected, self.up_to, detail=wrong), tokenisation)
@@ -476,6 +475,8 @@ class Check:
                 f"The closest, {named[0]}, misses them by {error:.3f} nats on average{way}; "
                 f"the engine's own error, after a single token, is {self.noise or 0.0:.3f}."
             )
+            if best == self.first.name and not moved:
+                detail += " A cache of keys and values in few bits also makes such errors: check without it."
             return outcome("none", detail=detail)
         if self.first.name not in applied:
             return outcome("other")
@@ -485,7 +486,8 @@ class Check:
         longest = self._longest if self.questions else FIRST
         further = [length for length in needs if length > longest]
         grown = GROWTH * longest
-        length = max(further) if further else grown if grown <= max(self.up_to, self.trained) else None
+        longer = self.side.rounds is None and grown <= max(self.up_to, self.trained)
+        length = max(further) if further else grown if longer else None
         return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
