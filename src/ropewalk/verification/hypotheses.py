@@ -19,7 +19,7 @@ from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.scaling import Scaling, Stacked, YaRN, yarn_mscale
+from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
@@ -298,9 +298,8 @@ def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
 def _softmax_mscale(rope: RopeConfig | None, power: int) -> ScaledLogits | None:
     """Return a power of the factor by which DeepSeek multiplies the softmax scale under YaRN."""
     rule = None if rope is None else rope.scaling
-    if not isinstance(rule, YaRN) or not rule.mscale_all_dim or rule.factor is None or rule.factor <= 1.0:
-        return None
-    return ScaledLogits(yarn_mscale(rule.factor, rule.mscale_all_dim) ** (2 * power))
+    mscale, factor = getattr(rule, "mscale_all_dim", None), getattr(rule, "factor", None)
+    return ScaledLogits(yarn_mscale(factor, mscale) ** (2 * power)) if mscale and factor and factor > 1.0 else None
 
 
 def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:

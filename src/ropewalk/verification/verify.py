@@ -104,8 +104,9 @@ def verify(
 
     >>> from ropewalk.verification.engine import OurEngine
     >>> from ropewalk.checkpoints.load import load
-    >>> print(verify("tiny", OurEngine(load("tiny"))))
-    As expected, for prompts of up to 256 tokens and in decoding: plain RoPE (theta 10000).
+    >>> found = verify("tiny", OurEngine(load("tiny")))
+    >>> found.outcome.kind, found.exit_status
+    ('as expected', 0)
     """
     begun = time.monotonic()
     side = our_side(
