@@ -36,33 +36,85 @@ struct Turning {
     C cos_scale, sin_scale;
 };
 
+// Whether a row is turned as 32-bit words of two bf16 neighbours, or without a move across lanes.
+template <typename In, typename Out>
+constexpr bool both_bf16 = false;
+template <>
+constexpr bool both_bf16<bf16, bf16> = true;
+
+// The tables of the chunk of pairs at `j`: cosines, then sines, `tables_of_chunk` vectors in all.
+template <bool Interleaved, bool Packed>
+constexpr int tables_of_chunk = Interleaved && Packed ? 2 : 4;
+template <bool Interleaved, bool Packed, typename V, typename C = typename V::scalar>
+inline void load_tables(const C* cos, const C* sin, int64_t j, const Turning<C>& turning, V* tables) {
+    constexpr int W = V::width, half = tables_of_chunk<Interleaved, Packed> / 2;
+    if constexpr (Interleaved && Packed) {
+        tables[0] = V::load(cos + j), tables[1] = V::load(sin + j);
+    } else if constexpr (Interleaved) {
+        tables[0] = V::load_twice(cos + j), tables[1] = V::load_twice(cos + j + W / 2);
+        tables[2] = V::load_twice(sin + j), tables[3] = V::load_twice(sin + j + W / 2);
+    } else if constexpr (Packed) {
+        load_packed(cos + j, tables[0], tables[1]);
+        load_packed(sin + j, tables[2], tables[3]);
+    } else {
+        tables[0] = V::load(cos + j), tables[1] = V::load(cos + j + W);
+        tables[2] = V::load(sin + j), tables[3] = V::load(sin + j + W);
+    }
+    for (int i = 0; i < half; ++i) {
+        tables[i] = tables[i] * V::of(turning.cos_scale);
+        tables[half + i] = tables[half + i] * V::of(turning.sin_scale);
+    }
+}
+
+// The tables of all chunks of a token, for all its heads.
+template <bool Interleaved, bool Packed, typename V, typename C = typename V::scalar>
+inline void ready_tables(const C* cos, const C* sin, const Turning<C>& turning, C* ready) {
+    constexpr int count = tables_of_chunk<Interleaved, Packed>;
+    for (int64_t j = 0; j < turning.pairs; j += (Interleaved ? 1 : 2) * V::width) {
+        V tables[count];
+        load_tables<Interleaved, Packed>(cos, sin, j, turning, tables);
+        for (int i = 0; i < count; ++i, ready += V::width) put(ready, tables[i]);
+    }
+}
+
 // `pairs` pairs from features x to y, a multiple of 2 * width (half-split: b lies `apart` after a) or of width
-// (interleaved). With Norm each feature is first multiplied by `r` and its weight.
-template <bool Interleaved, bool Norm, typename V, typename In, typename Out, typename C = typename V::scalar>
+// (interleaved). With Norm each feature is first multiplied by `r` and its weight. With Ready `cos` are `ready_tables`.
+template <bool Interleaved, bool Norm, bool Ready = false, typename V, typename In, typename Out,
+          typename C = typename V::scalar>
 inline void turn_chunks(const In* x, Out* y, int64_t in_apart, int64_t out_apart, const C* cos, const C* sin,
                         const C* weight, int64_t pairs, const Turning<C>& turning, V r, bool stream) {
     constexpr int W = V::width;
-    const V cos_scale = V::of(turning.cos_scale), sin_scale = V::of(turning.sin_scale);
+    constexpr bool packed = both_bf16<In, Out> && !Norm;
+    constexpr int count = tables_of_chunk<Interleaved, packed>;
     const auto feature = [&](int64_t at) {
         V v = V::load(x + at);
         if constexpr (Norm) v = v * (r * V::load(weight + at));
         return v;
     };
-    if constexpr (Interleaved) {
-        for (int64_t j = 0; j < pairs; j += W) {
+    for (int64_t j = 0; j < pairs; j += (Interleaved ? 1 : 2) * W) {
+        V t[count];
+        if constexpr (Ready)
+            for (int i = 0; i < count; ++i, cos += W) t[i] = V::load(cos);
+        else
+            load_tables<Interleaved, packed>(cos, sin, j, turning, t);
+        if constexpr (Interleaved && packed) {
+            V even, odd;
+            load_pairs(x + 2 * j, even, odd);
+            store_pairs(y + 2 * j, multiply_subtract(even, t[0], odd * t[1]), multiply_add(odd, t[0], even * t[1]), stream);
+        } else if constexpr (Interleaved) {
             const V x0 = feature(2 * j), x1 = feature(2 * j + W);
-            const V c0 = V::load_twice(cos + j) * cos_scale, c1 = V::load_twice(cos + j + W / 2) * cos_scale;
-            const V s0 = V::load_twice(sin + j) * sin_scale, s1 = V::load_twice(sin + j + W / 2) * sin_scale;
-            store(y + 2 * j, alternate(x0, c0, x0.swapped() * s0), alternate(x1, c1, x1.swapped() * s1), stream);
-        }
-    } else {
-        for (int64_t j = 0; j < pairs; j += 2 * W) {
+            store(y + 2 * j, alternate(x0, t[0], x0.swapped() * t[2]), alternate(x1, t[1], x1.swapped() * t[3]), stream);
+        } else if constexpr (packed) {
+            V a0, a1, b0, b1;
+            load_packed(x + j, a0, a1);
+            load_packed(x + in_apart + j, b0, b1);
+            store_packed(y + j, multiply_subtract(a0, t[0], b0 * t[2]), multiply_subtract(a1, t[1], b1 * t[3]), stream);
+            store_packed(y + out_apart + j, multiply_add(b0, t[0], a0 * t[2]), multiply_add(b1, t[1], a1 * t[3]), stream);
+        } else {
             const V a0 = feature(j), a1 = feature(j + W);
             const V b0 = feature(in_apart + j), b1 = feature(in_apart + j + W);
-            const V c0 = V::load(cos + j) * cos_scale, c1 = V::load(cos + j + W) * cos_scale;
-            const V s0 = V::load(sin + j) * sin_scale, s1 = V::load(sin + j + W) * sin_scale;
-            store(y + j, multiply_subtract(a0, c0, b0 * s0), multiply_subtract(a1, c1, b1 * s1), stream);
-            store(y + out_apart + j, multiply_add(b0, c0, a0 * s0), multiply_add(b1, c1, a1 * s1), stream);
+            store(y + j, multiply_subtract(a0, t[0], b0 * t[2]), multiply_subtract(a1, t[1], b1 * t[3]), stream);
+            store(y + out_apart + j, multiply_add(b0, t[0], a0 * t[2]), multiply_add(b1, t[1], a1 * t[3]), stream);
         }
     }
 }
@@ -289,6 +341,44 @@ inline void joint_norms(const Rotation& job, const Side& side, int64_t unit, dou
     for (int64_t t = 0; t < token_block; ++t) r[t] = 1.0 / std::sqrt(r[t] / size + job.eps);
 }
 
+// Only the rotation: nothing else becomes of these heads.
+inline bool is_only_turned(const Rotation& job, const Side& side) {
+    return !side.weight && !side.copied && !side.slots && side.page == 0 && side.in_strides.feature == 1 &&
+           side.out_strides.feature == 1 && job.interleaved_out == job.interleaved && job.block_count == 0 &&
+           !is_converted(job, side);
+}
+
+// A unit of such heads. The heads of a token share their tables, made ready once, if the token's heads follow each other.
+template <typename T, bool Interleaved>
+inline void turn_unit(const Rotation& job, const Side& side, int64_t unit) {
+    using V = typename ComputesIn<T>::Vector;
+    using C = typename V::scalar;
+    constexpr int chunk = (Interleaved ? 1 : 2) * V::width, most_pairs = 256, least_heads = 4;
+    alignas(64) C ready[4 * most_pairs];
+    const Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
+    const bool share = job.table_head == 0 && side.heads >= least_heads && side.in_strides.head <= side.in_strides.token &&
+                       job.pairs <= most_pairs && job.pairs % chunk == 0;
+    const int64_t turned = 2 * job.pairs, after = job.first + turned, rest = job.head_dim - after;
+    each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
+        const T* x = reinterpret_cast<const T*>(side.in) + offset(side.in_strides, b, t, h);
+        T* y = reinterpret_cast<T*>(side.out) + offset(side.out_strides, b, t, h);
+        const int64_t row = row_of(job, b, t, h);
+        const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
+        if (share) {
+            if (h == 0) ready_tables<Interleaved, both_bf16<T, T>, V>(cos, sin, turning, ready);
+            turn_chunks<Interleaved, false, true>(x + job.first, y + job.first, job.pairs, job.pairs, ready, ready,
+                                                  static_cast<const C*>(nullptr), job.pairs, turning, V::of(0), side.stream);
+        } else if (turned) {
+            turn_row<Interleaved, false>(x + job.first, y + job.first, cos, sin, static_cast<const C*>(nullptr), turning,
+                                         V::of(0), side.stream);
+        }
+        if (turned < job.head_dim && x != y) {
+            std::memcpy(y, x, job.first * sizeof(T));
+            std::memcpy(y + after, x + after, rest * sizeof(T));
+        }
+    });
+}
+
 template <typename T, bool Interleaved>
 void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
     using C = typename HeadRows<T>::C;
@@ -312,6 +402,10 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
         for (int i = 0; i < job.sides; ++i) {
             const Side& side = job.side[i];
+            if (is_only_turned(job, side)) {
+                turn_unit<T, Interleaved>(job, side, unit);
+                continue;
+            }
             const T* in = reinterpret_cast<const T*>(side.in);
             const int64_t out_size = ropewalk::item_size(side.out_dtype), from = unit % blocks * token_block;
             const bool joint = side.weight && job.joint;

@@ -52,17 +52,48 @@ inline void store_half_line(void* p, __m256i half, bool stream) {
     else
         _mm256_storeu_si256(static_cast<__m256i*>(p), half);
 }
-inline __m256i rounded(__m256 v) {  // the 16 bits in each 32-bit lane
-    const __m256i bits = _mm256_castps_si256(v);
+// bf16 in the upper half of each 32-bit lane, for numbers that are no NaN.
+inline __m256i rounded(Floats x) {
+    const __m256i bits = _mm256_castps_si256(x.v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    return _mm256_srli_epi32(_mm256_blendv_epi8(up, nan, is_nan), 16);
+    return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+}
+inline Floats quiet(Floats x) {  // NaNs whose upper half is one too
+    const __m256 is_nan = _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q);
+    return {_mm256_blendv_ps(x.v, _mm256_set1_ps(__builtin_nanf("")), is_nan)};
+}
+inline bool is_any_nan(Floats a, Floats b) {
+    return __builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q)), 0) != 0;
+}
+inline __m256i packed(Floats a, Floats b) {  // 4 of a, 4 of b, and the same again
+    if (is_any_nan(a, b)) a = quiet(a), b = quiet(b);
+    return _mm256_packus_epi32(_mm256_srli_epi32(rounded(a), 16), _mm256_srli_epi32(rounded(b), 16));
 }
 inline void store(bf16* p, Floats a, Floats b, bool stream) {
-    const __m256i mixed = _mm256_packus_epi32(rounded(a.v), rounded(b.v));
-    store_half_line(p, _mm256_permute4x64_epi64(mixed, 0xD8), stream);
+    store_half_line(p, _mm256_permute4x64_epi64(packed(a, b), 0xD8), stream);
+}
+
+// Twice 8 numbers in the order in which `packed` joins them, so that none crosses a lane: 0 to 3 and 8 to 11, the rest.
+inline void load_packed(const bf16* p, Floats& a, Floats& b) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), zero = _mm256_setzero_si256();
+    a.v = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, both));
+    b.v = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, both));
+}
+inline void load_packed(const float* p, Floats& a, Floats& b) {
+    a.v = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 8), 1);
+    b.v = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + 4)), _mm_loadu_ps(p + 12), 1);
+}
+inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store_half_line(p, packed(a, b), stream); }
+
+// 8 pairs of neighbours, as two vectors.
+inline void load_pairs(const bf16* p, Floats& even, Floats& odd) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even.v = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    odd.v = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+inline void store_pairs(bf16* p, Floats even, Floats odd, bool stream) {
+    if (is_any_nan(even, odd)) even = quiet(even), odd = quiet(odd);
+    store_half_line(p, _mm256_blend_epi16(_mm256_srli_epi32(rounded(even), 16), rounded(odd), 0xAA), stream);
 }
 inline void store(f16* p, Floats a, Floats b, bool stream) {
     store_half_line(p, _mm256_set_m128i(_mm256_cvtps_ph(b.v, 0), _mm256_cvtps_ph(a.v, 0)), stream);
@@ -97,13 +128,14 @@ inline void store(double* p, Doubles a, Doubles b, bool stream) {
         _mm256_storeu_pd(p + 4, b.v);
     }
 }
+inline void put(float* p, Floats a) { _mm256_storeu_ps(p, a.v); }
+inline void put(double* p, Doubles a) { _mm256_storeu_pd(p, a.v); }
 inline void fence() { _mm_sfence(); }
 
 // More that attention needs.
 constexpr int vectors_at_once = 3, broadcasts_at_once = 4;  // 12 sums, 3 vectors and a broadcast in 16 registers
 inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
 inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.v, b.v)}; }
-inline void put(float* p, Floats a) { _mm256_storeu_ps(p, a.v); }
 inline Floats largest(Floats a, Floats b) { return {_mm256_max_ps(a.v, b.v)}; }  // b where either is NaN
 inline bool any_above(Floats a, Floats b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0; }
 // 2^x: a polynomial of the part behind the point, and the exponent; 0 below 2^-126, NaN for NaN.

@@ -49,23 +49,58 @@ inline void store_line(void* p, __m512i line, bool stream) {
     else
         _mm512_storeu_si512(p, line);
 }
-inline __m256i rounded(__m512 v) {
-    const __m512i bits = _mm512_castps_si512(v);
+// bf16 in the upper half of each 32-bit lane, for numbers that are no NaN.
+inline __m512i rounded(Floats x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
     const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __m512i nan = _mm512_or_epi32(bits, _mm512_set1_epi32(0x400000));
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, up, nan), 16));
+    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
 }
+inline Floats quiet(Floats x) {  // NaNs whose upper half is one too
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    return {_mm512_mask_mov_ps(x.v, is_nan, _mm512_set1_ps(__builtin_nanf("")))};
+}
+inline bool is_any_nan(Floats a, Floats b) {
+    return __builtin_expect(_mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q), 0) != 0;
+}
+#ifdef __AVX512BF16__
+// The instructions for bf16 flush subnormal numbers to zero: those few take the longer way.
+inline bool is_none_subnormal(Floats a, Floats b) {
+    return __builtin_expect(!(_mm512_fpclass_ps_mask(a.v, 0x20) | _mm512_fpclass_ps_mask(b.v, 0x20)), 1);
+}
+#endif
 inline void store(bf16* p, Floats a, Floats b, bool stream) {
 #ifdef __AVX512BF16__
-    // The instruction flushes subnormal numbers to zero: those few take the longer way.
-    if (__builtin_expect(!(_mm512_fpclass_ps_mask(a.v, 0x20) | _mm512_fpclass_ps_mask(b.v, 0x20)), 1)) {
-        store_line(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v), stream);
-        return;
+    if (is_none_subnormal(a, b)) return store_line(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v), stream);
+#endif
+    if (is_any_nan(a, b)) a = quiet(a), b = quiet(b);
+    const __m512i mixed = _mm512_packus_epi32(_mm512_srli_epi32(rounded(a), 16), _mm512_srli_epi32(rounded(b), 16));
+    store_line(p, _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), mixed), stream);
+}
+
+// Twice 16 numbers; here in their own order.
+template <typename T>
+inline void load_packed(const T* p, Floats& a, Floats& b) { a = Floats::load(p), b = Floats::load(p + 16); }
+inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store(p, a, b, stream); }
+
+// 16 pairs of neighbours, as two vectors.
+inline void load_pairs(const bf16* p, Floats& even, Floats& odd) {
+    const __m512i both = _mm512_loadu_si512(p);
+    even.v = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    odd.v = _mm512_castsi512_ps(_mm512_and_epi32(both, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+#ifdef __AVX512BF16__
+alignas(64) constexpr uint16_t neighbours[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#endif
+inline void store_pairs(bf16* p, Floats even, Floats odd, bool stream) {
+#ifdef __AVX512BF16__
+    if (is_none_subnormal(even, odd)) {
+        const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(odd.v, even.v);
+        return store_line(p, _mm512_permutexvar_epi16(_mm512_load_si512(neighbours), halves), stream);
     }
 #endif
-    store_line(p, _mm512_inserti64x4(_mm512_castsi256_si512(rounded(a.v)), rounded(b.v), 1), stream);
+    if (is_any_nan(even, odd)) even = quiet(even), odd = quiet(odd);
+    store_line(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(rounded(even), 16), rounded(odd)), stream);
 }
 inline void store(f16* p, Floats a, Floats b, bool stream) {
     const __m256i low = _mm512_cvtps_ph(a.v, 0), high = _mm512_cvtps_ph(b.v, 0);
@@ -99,13 +134,14 @@ inline void store(double* p, Doubles a, Doubles b, bool stream) {
         _mm512_storeu_pd(p + 8, b.v);
     }
 }
+inline void put(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
+inline void put(double* p, Doubles a) { _mm512_storeu_pd(p, a.v); }
 inline void fence() { _mm_sfence(); }
 
 // More that attention needs.
 constexpr int vectors_at_once = 3, broadcasts_at_once = 8;  // 24 sums, 3 vectors and a broadcast in 32 registers
 inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
-inline void put(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
 inline Floats largest(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
 inline bool any_above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 // 2^x: a polynomial of the part behind the point, and the exponent; 0 for -infinity, NaN for NaN.

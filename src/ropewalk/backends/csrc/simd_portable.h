@@ -69,10 +69,34 @@ inline void store(S* p, Array<T, W> a, Array<T, W> b, bool) {
     for (int i = 0; i < W; ++i) narrow(a.v[i], p[i]);
     for (int i = 0; i < W; ++i) narrow(b.v[i], p[W + i]);
 }
+// Twice W numbers in the order that suits the processor; here their own.
+template <typename S, typename T, int W>
+inline void load_packed(const S* p, Array<T, W>& a, Array<T, W>& b) {
+    a = Array<T, W>::load(p);
+    b = Array<T, W>::load(p + W);
+}
+template <typename T, int W>
+inline void store_packed(bf16* p, Array<T, W> a, Array<T, W> b, bool stream) {
+    store(p, a, b, stream);
+}
+// W pairs of neighbours, as two vectors.
+template <typename T, int W>
+inline void load_pairs(const bf16* p, Array<T, W>& even, Array<T, W>& odd) {
+    for (int i = 0; i < W; ++i) even.v[i] = widen(p[2 * i]), odd.v[i] = widen(p[2 * i + 1]);
+}
+template <typename T, int W>
+inline void store_pairs(bf16* p, Array<T, W> even, Array<T, W> odd, bool) {
+    for (int i = 0; i < W; ++i) narrow(even.v[i], p[2 * i]), narrow(odd.v[i], p[2 * i + 1]);
+}
+template <typename T, int W>
+inline void put(T* p, Array<T, W> a) {
+    std::memcpy(p, a.v, sizeof a.v);
+}
 inline void fence() {}
 
 using Floats = Array<float, 8>;
 using Doubles = Array<double, 4>;
+
 
 // More that attention needs.
 constexpr int vectors_at_once = 1, broadcasts_at_once = 4;
@@ -84,7 +108,6 @@ inline Floats operator/(Floats a, Floats b) {
     for (int i = 0; i < Floats::width; ++i) a.v[i] /= b.v[i];
     return a;
 }
-inline void put(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
 inline Floats largest(Floats a, Floats b) {  // b where either is NaN
     for (int i = 0; i < Floats::width; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
     return a;
