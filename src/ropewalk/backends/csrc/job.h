@@ -102,5 +102,9 @@ const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
 #endif
+#ifdef ROPEWALK_ARM
+const Kernels& neon_kernels();
+const Kernels& neon_bf16_kernels();
+#endif
 
 }  // namespace ropewalk

@@ -5,6 +5,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#ifdef ROPEWALK_ARM
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+#endif
+
 #include <cstdlib>
 #include <mutex>
 #include <optional>
@@ -21,6 +29,21 @@ using namespace ropewalk;
 
 namespace {
 
+#ifdef ROPEWALK_ARM
+// Whether this processor has the BF16 instructions of Armv8.6.
+bool has_arm_bf16() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP2) & (1ul << 14);  // HWCAP2_BF16
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has;
+#else
+    return false;
+#endif
+}
+#endif
+
 // Best first.
 std::vector<const Kernels*> runnable() {
     std::vector<const Kernels*> found;
@@ -32,6 +55,10 @@ std::vector<const Kernels*> runnable() {
     if (avx512) found.push_back(&avx512_kernels());
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         found.push_back(&avx2_kernels());
+#endif
+#ifdef ROPEWALK_ARM
+    if (has_arm_bf16()) found.push_back(&neon_bf16_kernels());
+    found.push_back(&neon_kernels());
 #endif
     found.push_back(&portable_kernels());
     return found;

@@ -7,7 +7,7 @@
 
 namespace {
 
-#ifdef __FMA__
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 // Payne and Hanek are not needed below this: two parts of pi/2 leave an error of 2^-60 radians.
 constexpr double largest_reduced = 1e9;
 

@@ -1,0 +1,10 @@
+#include "simd_neon.h"
+
+#include "attention_kernels.h"
+#include "linear_kernels.h"
+
+const ropewalk::Kernels& ropewalk::neon_bf16_kernels() {
+    static constexpr Kernels kernels{"neon_bf16", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
+                                     attend_back, linear};
+    return kernels;
+}
