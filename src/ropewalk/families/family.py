@@ -85,6 +85,7 @@ class Family:
       of the block that this depends on (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's
       `dynamic` with `alpha` is NTK-aware scaling.
     - `backwards`: it rotates by minus the angle.
+    - `learned`: each frequency has a learned factor exp(alpha); the name of the rotary module's tensor of alphas.
     - `keys`: further keys that its block may contain; they act in attention, not on the rotation.
 
     Layer types:
@@ -152,6 +153,7 @@ class Family:
     mrope: Mrope | None = None
     mrope_section: tuple[int, ...] = ()
     backwards: bool = False
+    learned: str | None = None
     head_dim_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rotary_dim: int | None = None
     meanings: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)

@@ -293,6 +293,21 @@ FAMILIES.add(
         "mscale_all_dim": 1.0,
     },
 )
+FAMILIES.add(  # its layers of `no_rope_layers` 0 do not rotate
+    "mistral_large4_text mistral_large4",
+    MLA,
+    learned="alpha",
+    max_position_embeddings=1_048_576,
+    block={
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 2048.0,
+        "original_max_position_embeddings": 512,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
+    },
+)
 FAMILIES.add("axk2", MLA, head_dim=32)
 FAMILIES.add(
     "dots3_note_text",
@@ -536,11 +551,10 @@ REFUSED: dict[str, str] = {
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
-    "mistral_large4_text": "its frequencies have learned factors, which only the checkpoint contains",
     "qwen2_5_omni_dit": "only its first head rotates",
     "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
 }
-REFUSED |= {"mistral_large4": REFUSED["mistral_large4_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
+REFUSED |= {"hunyuan_vl": REFUSED["hunyuan_vl_text"]}
 
 _ENCODINGS = {
     "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "

@@ -27,7 +27,7 @@ from ropewalk.rope.dimensions import (
     theta_of,
 )
 from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
-from ropewalk.rope.scaling import Ladder, Scaling
+from ropewalk.rope.scaling import Ladder, LeRoPE, Scaling
 from ropewalk.rope.values import TRAINED_KEY
 
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -37,21 +37,45 @@ _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 
 
-def read(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None) -> dict[str, Any]:
+def read(
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None, alpha: Any = None
+) -> dict[str, Any]:
     """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
     fields, family, name = _described(config)
-    return _rope_fields(fields, family, name, block_of_layer(fields, family, name, layer_type), layer_type)
+    block = block_of_layer(fields, family, name, layer_type)
+    return _learned(_rope_fields(fields, family, name, block, layer_type), family, name, alpha)
 
 
 def read_layer_types(
-    config: str | PathLike[str] | Mapping[str, Any] | Any,
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
 ) -> dict[str | None, dict[str, Any] | None]:
     """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`."""
     fields, family, name = _described(config)
     return {
-        label: None if block is None else _rope_fields(fields, family, name, block, label)
+        label: None
+        if block is None
+        else _learned(_rope_fields(fields, family, name, block, label), family, name, alpha)
         for label, block in blocks_of_layers(fields, family, name).items()
     }
+
+
+def _learned(rope: dict[str, Any], family: Family, name: str, alpha: Any) -> dict[str, Any]:
+    """Return the fields of a RopeConfig with learned factors on its frequencies, in a family that has them."""
+    if family.learned is None and alpha is not None:
+        raise RopeError(
+            f"from_hf: the frequencies of {name} have no learned factors, so `alpha` would have no effect.",
+            facts={"alpha": alpha},
+            cure="Leave `alpha` out.",
+        )
+    if family.learned is None:
+        return rope
+    if alpha is None:
+        raise RopeError(
+            f"from_hf: each frequency of {name} has a learned factor, which only the checkpoint contains (LeRoPE).",
+            facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.learned}"},
+            cure="Pass alpha=ropewalk.checkpoints.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
+        )
+    return {**rope, "scaling": LeRoPE(alpha, of=rope["scaling"])}
 
 
 def is_nested(config: Any) -> bool:
