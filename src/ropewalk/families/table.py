@@ -294,7 +294,7 @@ FAMILIES.add(
     },
 )
 FAMILIES.add(  # its layers of `no_rope_layers` 0 do not rotate
-    "mistral_large4_text mistral_large4",
+    "mistral_large4_text",
     MLA,
     learned="alpha",
     max_position_embeddings=1_048_576,

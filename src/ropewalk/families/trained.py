@@ -105,7 +105,7 @@ FACTS = (
         "apertus cwm higgs_audio_v2", "llama3", Trained(True, source="the class's own default block, transformers 5.23")
     ),
     Fact(
-        "mistral_large4_text mistral_large4",
+        "mistral_large4_text",
         "yarn",
         Trained(True, source="transformers 5.23, MistralLarge4TextConfig: YaRN over a 512-token pretraining window"),
         {"original_max_position_embeddings": 512},
