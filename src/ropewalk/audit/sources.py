@@ -20,7 +20,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS, FAMILIES, family_name
 from ropewalk.models.config import Positions
 from ropewalk.readers.reader import Reader
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig, indexer_rope, ropes_of_layer_types
 from ropewalk.rope.dimensions import head_dim_of
 
 
@@ -90,6 +90,7 @@ def read_source(source: str | Path) -> Source:
         ropes = _known(ropes, read_config(path).positions)
     layers = {label: layers_of_config(text_config(config), label) for label in ropes}
     library = "ropewalk" if config.get("model_type") in DECODERS else "transformers"
+    further += _indexer(config, alpha)
     return Source(name=name, config=config, ropes=ropes, layers=layers, library=library, further=further)
 
 
@@ -112,6 +113,25 @@ def _learned_factors(
         "`lerope.alpha`.",
     )
     return (0.0,) * (head_dim_of(text, family, None) // 2), (finding,)
+
+
+def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[Finding, ...]:
+    """Return the note on the rope of sparse attention's indexer, if the model has one that is described."""
+    family = FAMILIES.get(family_name(str(text_config(config).get("model_type", ""))) or "")
+    if family is None or family.indexer is None:
+        return ()
+    rope, offset = indexer_rope(config, alpha=alpha)
+    pairing = {True: "interleaved", False: "half-split"}
+    place = "last" if offset else "first"
+    finding = Finding(
+        code="indexer",
+        severity="note",
+        message=f"the indexer of sparse attention rotates the {place} {2 * rope.pairs} of {rope.head_dim} features, "
+        f"{pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the same frequencies.",
+        cure="`ropewalk verify` shows whether an engine pairs both as here.",
+        layer_type=family.indexer.layer_type,
+    )
+    return (finding,)
 
 
 def source_of(reader: Reader) -> Source:

@@ -444,6 +444,28 @@ def ropes_of_layer_types(
     return ropes
 
 
+def indexer_rope(
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
+) -> tuple[RopeConfig, int]:
+    """Return the rope of the indexer of sparse attention, and the offset of its first rotated feature.
+
+    The indexer of a layer chooses the keys that the layer's attention sees. It rotates `qk_rope_head_dim` of
+    `index_head_dim` features by the tables of the attention, so a method changes both, but pairs them in its own way:
+    DeepSeek-V3.2's half-split where the attention is interleaved, GLM-5's interleaved.
+
+    **Arguments:** those of `RopeConfig.from_hf`.
+    **Returns:** the `RopeConfig`, and `rotary_offset` for `rotate`: 0, or in HY-V4 that of the last features.
+    **Raises:** `RopeError` for a model without an indexer, and as `from_hf` does.
+    **Source:** transformers 5.23, `DeepseekV32Indexer`, `GlmMoeDsaIndexer` and those of other families.
+
+    >>> rope, offset = indexer_rope({"model_type": "deepseek_v32", "index_head_dim": 128, "qk_rope_head_dim": 64})
+    >>> rope.head_dim, rope.rotary_dim, rope.interleaved, offset
+    (128, 64, False, 0)
+    """
+    fields, offset = hugging_face.read_indexer(config, alpha=alpha)
+    return RopeConfig(**fields), offset
+
+
 def ropes_by_block(
     config: str | PathLike[str] | Mapping[str, Any] | Any,
 ) -> tuple[dict[str | None, RopeConfig | None], bool]:

@@ -28,8 +28,10 @@ from ropewalk.rope.dimensions import (
 )
 from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
 from ropewalk.rope.scaling import Ladder, LeRoPE, Scaling
-from ropewalk.rope.values import TRAINED_KEY
+from ropewalk.rope.values import TRAINED_KEY, as_whole
 
+_INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
+_INDEX_HEAD_DIM = 128  # of every family with an indexer
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = ("patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels")
 _FLAGS = ("rope_interleave", "rope_interleaved")
@@ -76,6 +78,36 @@ def _learned(rope: dict[str, Any], family: Family, name: str, alpha: Any) -> dic
             cure="Pass alpha=ropewalk.checkpoints.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
         )
     return {**rope, "scaling": LeRoPE(alpha, of=rope["scaling"])}
+
+
+def read_indexer(
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
+) -> tuple[dict[str, Any], int]:
+    """Return the fields of the indexer's `RopeConfig` and its offset; see `indexer_rope`."""
+    fields, family, name = _described(config)
+    if family.indexer is None:
+        raise RopeError(
+            f"indexer_rope: {name} has no indexer of sparse attention, or one that is not described.",
+            facts={"model_type": fields.get("model_type")},
+            cure="RopeConfig.from_hf(config) is the rope of its attention.",
+        )
+    stated = fields.get(_INDEXER_FLAG)
+    if stated is not None and stated != family.indexer.interleaved:
+        raise RopeError(
+            f"indexer_rope: `{_INDEXER_FLAG}` contradicts the pairing of transformers' {name}, which ignores this key.",
+            facts={_INDEXER_FLAG: stated, "the indexer pairs": _WAYS[family.indexer.interleaved]},
+            cure=f"Remove `{_INDEXER_FLAG}` for what transformers computes.",
+        )
+    rope = read(config, layer_type=family.indexer.layer_type, alpha=alpha)
+    head_dim = as_whole(fields.get("index_head_dim", _INDEX_HEAD_DIM)) or 0
+    if head_dim < rope["rotary_dim"]:
+        raise RopeError(
+            "indexer_rope: `index_head_dim` must be at least the number of rotated features.",
+            facts={"index_head_dim": fields.get("index_head_dim"), "rotated features": rope["rotary_dim"]},
+            cure="Correct the config's value.",
+        )
+    own = {"head_dim": head_dim, "interleaved": family.indexer.interleaved}
+    return {**rope, **own}, head_dim - rope["rotary_dim"] if family.indexer.last else 0
 
 
 def is_nested(config: Any) -> bool:
