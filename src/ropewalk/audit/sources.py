@@ -17,7 +17,7 @@ from ropewalk.checkpoints.learned import read_alpha
 from ropewalk.checkpoints.load import builds, read_config, write_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
-from ropewalk.families import DECODERS, FAMILIES, family_name
+from ropewalk.families import DECODERS, FAMILIES, Family, family_name
 from ropewalk.models.config import Positions
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig, indexer_rope, ropes_of_layer_types
@@ -94,12 +94,17 @@ def read_source(source: str | Path) -> Source:
     return Source(name=name, config=config, ropes=ropes, layers=layers, library=library, further=further)
 
 
+def _family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config's text part, which may state its model_type or not; None if it is unknown."""
+    stated = text_config(config).get("model_type", config.get("model_type"))
+    return FAMILIES.get(family_name(str(stated)) or "")
+
+
 def _learned_factors(
     config: Mapping[str, Any], folder: Path | None
 ) -> tuple[tuple[float, ...] | None, tuple[Finding, ...]]:
     """Return LeRoPE's alpha from the weights in the folder; without weights zeros, and the finding that says so."""
-    text = text_config(config)
-    family = FAMILIES.get(family_name(str(text.get("model_type", ""))) or "")
+    text, family = text_config(config), _family_of(config)
     if family is None or family.learned is None:
         return None, ()
     if folder is not None and any(folder.glob("*.safetensors")):
@@ -117,7 +122,7 @@ def _learned_factors(
 
 def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[Finding, ...]:
     """Return the note on the rope of sparse attention's indexer, if the model has one that is described."""
-    family = FAMILIES.get(family_name(str(text_config(config).get("model_type", ""))) or "")
+    family = _family_of(config)
     if family is None or family.indexer is None:
         return ()
     rope, offset = indexer_rope(config, alpha=alpha)
