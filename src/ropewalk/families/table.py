@@ -564,10 +564,12 @@ REFUSED: dict[str, str] = {
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
+    "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE); "
+    "ropewalk.rotation.FourierEmbedding.from_hf(config) makes them",
     "qwen2_5_omni_dit": "only its first head rotates",
     "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
 }
-REFUSED |= {"hunyuan_vl": REFUSED["hunyuan_vl_text"]}
+REFUSED |= {"interns1_pro": REFUSED["interns1_pro_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
 
 _ENCODINGS = {
     "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "

@@ -119,8 +119,13 @@ def is_nested(config: Any) -> bool:
 
 def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
     """Return the config of the described part, its family, and the family's name."""
-    fields = _text_part(_read(config))
+    fields = text_part(config)
     return fields, *_family(fields)
+
+
+def text_part(config: Any) -> dict[str, Any]:
+    """Return the fields of a config, of its text part if it has several; sources are those of `RopeConfig.from_hf`."""
+    return _text_part(_read(config))
 
 
 def _rope_fields(
