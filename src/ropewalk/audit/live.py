@@ -69,8 +69,9 @@ def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]
         match = _FREQUENCIES.match(name)
         label = None if match is None else match["label"]
         if match and tensor.numel() and not (label or "").endswith(_NOT_LIVE):
-            learned = alpha is not None and alpha.shape == tensor.shape
-            yield name, label, tensor.double() * alpha.double().exp() if learned else tensor
+            if alpha is not None and alpha.shape == tensor.shape:
+                tensor = tensor.double() * alpha.double().exp()
+            yield name, label, tensor
     if "theta" in tensors and "cache" in tensors and tensors["theta"].ndim == 1:  # torchtune's name
         yield "theta", None, tensors["theta"]
 

@@ -34,17 +34,17 @@ class FourierEmbedding(Float32Parameters):
     - `num_heads`: key heads, each with its own coefficients; None: all share one matrix (`fope_sep_head` false).
     - `num_inv_freq`: number of leading frequencies that take part; None: those above 2 pi / max_position_embeddings.
     - `init_factor`: gain of the Xavier normal numbers that are added to the identity at the start.
-    - `rest`: the pairs without a frequency. "ones": cos and sin are both 1, as the paper's code, Intern-S1-Pro's
-      training code (xtuner) and vLLM until 2026 compute: the pair turns by a fixed 45 degrees and grows by sqrt(2) in
-      queries and in keys. "unrotated": cos 1 and sin 0, as in the paper's formula and in vLLM since its issue 55204;
-      the weights of Intern-S1-Pro were trained with "ones", and these pairs then count half.
+    - `rest`: the pairs without a frequency. "ones": cos and sin are both 1, as in the code of the paper's appendix, in
+      xtuner (InternLM's training engine) and in vLLM before its issue 55204: the pair rotates by a fixed 45 degrees and
+      grows by sqrt(2) in queries and in keys. "unrotated": cos 1 and sin 0, a frequency of 0 as in the paper's text,
+      and vLLM since then; weights that were trained with "ones" then count these pairs half.
 
     The parameters `cos_coef` and `sin_coef` are float32 `[num_heads, kept, kept]` or `[kept, kept]`; they have the
     checkpoint's names and stay float32 when the module is cast.
 
     **Raises:** `RopeError` for a config with several axes or a scaling, or if no frequency takes part.
-    **Source:** Hua et al. 2024, arXiv:2412.17739 (its code, `FourierEmbedding`); xtuner's `FourierEmbedding`; vLLM's
-    `fope.py`.
+    **Source:** xtuner's `FourierEmbedding` and vLLM's `fope.py`, which agree except in `rest`; Hua et al. 2024,
+    arXiv:2412.17739, appendix, whose code also divides each coefficient by the sum of its column.
 
     >>> config = RopeConfig(8, interleaved=False, theta=100.0, max_position_embeddings=50)
     >>> fope = FourierEmbedding(config, num_heads=2)
@@ -149,7 +149,7 @@ class FourierEmbedding(Float32Parameters):
             return
         for coefficients in (self.cos_coef, self.sin_coef):
             nn.init.xavier_normal_(coefficients, gain=self.init_factor)
-            coefficients += torch.eye(len(self.inv_freq), device=coefficients.device)
+            coefficients.add_(torch.eye(len(self.inv_freq), device=coefficients.device))
 
     def forward(
         self, position_ids: Real[Tensor, "*positions"], num_heads: int | None = None

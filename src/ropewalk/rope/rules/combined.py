@@ -218,7 +218,8 @@ class LeRoPE(Scaling):
     can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        given = self.alpha.tolist() if isinstance(self.alpha, Tensor) else self.alpha
+        given: Any = self.alpha
+        given = given.tolist() if isinstance(given, Tensor) else given
         numbers: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
         if not all(map(is_number, numbers)):
             raise RopeError(
