@@ -167,3 +167,11 @@ def test_learned_factors_are_read_from_the_weights(tmp_path: Path, capsys: pytes
     frequencies = json.loads(out.read_text())["audit"]["inv_freq"]
     np.testing.assert_allclose(frequencies, [2.0, 0.1, 0.01, 0.0005], rtol=1e-12)
     assert "learned-factors" not in capsys.readouterr().out
+
+
+def test_fope_is_refused_with_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sum of frequencies has no rope to audit; the message names what computes it."""
+    text = {"model_type": "interns1_pro_text", "head_dim": 128, "rope_theta": 5e6, "max_position_embeddings": 262144}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "interns1_pro", "text_config": text}))
+    assert inspect(tmp_path) == 2
+    assert "FourierEmbedding.from_hf(config) makes them" in capsys.readouterr().err

@@ -126,15 +126,14 @@ def test_rules_with_unrotated_pairs_are_refused():
         LeRoPE(ALPHA, Proportional(0.5))
 
 
-def test_its_block_has_the_learned_frequencies():
-    """Any class that reads longrope computes them from the block."""
-    block = rope().to_hf()
-    assert block["rope_type"] == "longrope"
-    again = rw.RopeConfig.from_hf({"model_type": "llama", "head_dim": 16, "max_position_embeddings": 4096,
-                                   "rope_parameters": block})  # fmt: skip
-    for length in (100, 4096):
-        np.testing.assert_allclose(columns_of(again, length), columns_of(rope()), rtol=1e-14)
-    assert rw.inverse_frequencies(again, 100).attention_factor == 1.25
+def test_its_block_is_that_of_the_config():
+    """Without the factors, which the class applies itself; a method on top of them has no block."""
+    for block in (BLOCK, {"rope_type": "default", "rope_theta": 10_000.0}):
+        written = rope(rope_parameters=block).to_hf()
+        assert rope(rope_parameters=written) == rope(rope_parameters=block)
+        assert written["rope_type"] == block["rope_type"]
+    with pytest.raises(rw.RopeError, match="by them again"):
+        replace(rope(), scaling=Stacked(rope().scaling, Linear(2.0))).to_hf()
 
 
 def test_learned_frequencies_start_from_them():

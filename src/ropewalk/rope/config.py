@@ -399,7 +399,7 @@ class RopeConfig:
 
         **Returns:** a dict with theta, the scaling rule, `partial_rotary_factor` if only a part rotates, and
         `mrope_section` with `mrope_interleaved` if several axes share a ladder. Pairing, head_dim and
-        max_position_embeddings have other places in a config.json, so the inverse is
+        max_position_embeddings have other places in a config.json, and LeRoPE's alpha in the weights, so the inverse is
         `from_hf({**base_config, "rope_parameters": block})`. In a model with several thetas the block belongs under its
         layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have no name in transformers: they become
         a block with the same frequencies.

@@ -198,13 +198,22 @@ class Stacked(Scaling):
     def check_axes(self, num_axes: int | None) -> None:
         self.by.check_axes(num_axes)
 
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        if isinstance(self.of, LeRoPE):
+            raise RopeError(
+                "to_hf: a class with learned factors would multiply the frequencies of this block by them again.",
+                facts={"of": self.of, "by": self.by},
+                cure="Apply the method to the live model: ropewalk.attach(model, method, target=...).",
+            )
+        return super().to_block(ladder)
+
 
 @dataclass(frozen=True)
 class LeRoPE(Scaling):
     """The frequencies of `of` (None: the unscaled ones), each times exp(alpha) with its pair's learned `alpha`.
 
-    `alpha` is in the checkpoint, not in its config. A method on top of it starts from the learned frequencies. The
-    block of a Mistral Large 4 config is that of `of`; `to_hf` writes the learned frequencies themselves as `longrope`.
+    `alpha` is in the checkpoint, not in its config, so `to_hf` writes the block of `of`. A method on top of it starts
+    from the learned frequencies and has no block.
     Source: LeRoPE (arXiv:2607.10134; only the code was read): transformers 5.23,
     `MistralLarge4TextRotaryEmbedding.forward`.
 
@@ -306,3 +315,6 @@ class LeRoPE(Scaling):
     def check_axes(self, num_axes: int | None) -> None:
         if self.of is not None:
             self.of.check_axes(num_axes)
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": ladder.theta} if self.of is None else self.of.to_block(ladder)
