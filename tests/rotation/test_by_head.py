@@ -85,3 +85,12 @@ def test_what_does_not_fit_is_refused(positions, heads, options, words):
     """Axes that are not there, and queries that no key head serves."""
     with pytest.raises(rw.RopeError, match=words):
         rw.RotaryEmbedding(CONFIG).cos_sin_by_head(positions, heads, **options)
+
+
+@pytest.mark.traced
+def test_it_compiles():
+    """In one graph, with the numbers of the eager call."""
+    rope, ids = rw.RotaryEmbedding(CONFIG), pictures()
+    compiled = torch.compile(lambda at: rope.cos_sin_by_head(at, HEADS, num_heads=10), fullgraph=True, backend="eager")
+    for ours, right in zip(compiled(ids), rope.cos_sin_by_head(ids, HEADS, num_heads=10), strict=True):
+        torch.testing.assert_close(ours, right, rtol=0, atol=1e-7)

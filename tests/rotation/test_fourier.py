@@ -167,3 +167,17 @@ def test_what_cannot_be_is_refused(make, words):
     """Each with its own error."""
     with pytest.raises(rw.RopeError, match=words):
         make()
+
+
+@pytest.mark.traced
+def test_it_is_made_on_meta_and_compiles():
+    """After to_empty and reset_parameters it is a new module; a compiler traces it in one graph."""
+    with torch.device("meta"):
+        made = FourierEmbedding(CONFIG, 2, init_factor=0.0)
+    made.to_empty(device="cpu")
+    made.reset_parameters()
+    assert torch.equal(made.cos_coef, torch.eye(KEPT).expand(2, KEPT, KEPT))
+    module, ids = fope(), torch.arange(7)
+    compiled = torch.compile(lambda at: module(at, 4), fullgraph=True, backend="eager")
+    for ours, right in zip(compiled(ids), module(ids, 4), strict=True):
+        torch.testing.assert_close(ours, right)

@@ -41,6 +41,14 @@ def read_coefficients(folder: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
     **Returns:** two tensors `[key heads, kept pairs, kept pairs]` or `[kept pairs, kept pairs]`, for
     `FourierEmbedding`.
     **Raises:** `RopeError` if there are no such tensors, or several pairs of them.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> stored = {f"model.rotary_emb.{name}": torch.eye(3) for name in ("cos_coef", "sin_coef")}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(stored, Path(folder) / "model.safetensors")
+    ...     [tuple(coefficients.shape) for coefficients in read_coefficients(folder)]
+    [(3, 3), (3, 3)]
     """
     return _read(Path(folder), "rotary_emb.cos_coef"), _read(Path(folder), "rotary_emb.sin_coef")
 
