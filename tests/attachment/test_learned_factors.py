@@ -9,6 +9,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.audit import check
+from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints import read_alpha
 from ropewalk.rope.scaling import LeRoPE, Stacked
 
 modeling = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
@@ -107,5 +109,31 @@ def test_factors_on_the_meta_device_are_refused():
 
     with torch.device("meta"):
         model = modeling.MistralLarge4TextModel(AutoConfig.for_model("mistral_large4_text", **SIZES))
-    with pytest.raises(rw.RopeError, match="learned factors of this model's frequencies are on the meta device"):
+    with pytest.raises(rw.RopeError, match="not on the meta device"):
         rw.attach(model)
+    (found,) = check(model)
+    assert (found.code, found.severity) == ("meta", "note")
+
+
+def test_the_composite_model_and_its_files(tmp_path):
+    """With its vision tower; transformers writes alpha under Mistral's name, and both readings of it agree."""
+    from transformers import AutoConfig
+
+    tower = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "head_dim": 16, "patch_size": 4, "image_size": 16}  # fmt: skip
+    config = AutoConfig.for_model("mistral_large4", text_config=SIZES, vision_config=tower)
+    torch.manual_seed(0)
+    model = modeling.MistralLarge4ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+        model.model.language_model.rotary_emb.alpha.copy_(ALPHA)
+    with rw.attachment.attached(model) as handle:
+        own = handle.ropes[0]
+        assert handle.ropes[3] is None
+    assert check(model) == ()
+    model.save_pretrained(tmp_path)
+    assert rw.RopeConfig.from_hf(tmp_path, alpha=read_alpha(tmp_path)) == own
+    assert read_source(tmp_path).ropes == {None: own}
+    again = modeling.MistralLarge4ForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(again.model.language_model.rotary_emb.alpha, ALPHA)

@@ -93,26 +93,12 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
 
 def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
-    """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none (LeRoPE).
-
-    **Raises:** `RopeError` if they are on the meta device.
-    """
+    """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none (LeRoPE)."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     if family is None or family.learned is None:
         return None
-    tensors = (
-        vars(module)["_buffers"].get(family.learned)
-        for module in model.modules()
-        if belongs_to(module, config.model_type)
-    )
-    alpha: Tensor | None = next((tensor for tensor in tensors if tensor is not None), None)
-    if alpha is not None and alpha.is_meta:
-        raise RopeError(
-            "attach: the learned factors of this model's frequencies are on the meta device.",
-            facts={"tensor": family.learned, "model": type(model).__name__},
-            cure="Attach where the weights are.",
-        )
-    return None if alpha is None else alpha.detach()
+    own = (module for module in model.modules() if belongs_to(module, config.model_type))
+    return next((module._buffers[family.learned] for module in own if family.learned in module._buffers), None)
 
 
 def _flags(config: Any, count: int) -> list[bool] | None:

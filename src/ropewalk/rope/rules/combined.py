@@ -228,13 +228,15 @@ class LeRoPE(Scaling):
 
     def __post_init__(self) -> None:
         given: Any = self.alpha
-        given = given.tolist() if isinstance(given, Tensor) else given
+        if isinstance(given, Tensor):
+            given = None if given.is_meta else given.tolist()
         numbers: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
         if not all(map(is_number, numbers)):
             raise RopeError(
                 "LeRoPE: `alpha` needs one finite number for each pair.",
                 facts={"alpha": self.alpha},
-                cure="They are logarithms of factors: 0 leaves a frequency as it is.",
+                cure="They are logarithms of factors (0 leaves a frequency as it is); read them where the weights are "
+                "loaded, not on the meta device.",
             )
         if self.of is not None and not (isinstance(self.of, Scaling) and self.of.can_be_extended):
             raise RopeError(
