@@ -42,6 +42,7 @@ def test_all_is_literal_sorted_and_true():
 LAZY = [
     "ropewalk",
     "ropewalk.audit",
+    "ropewalk.checkpoints",
     "ropewalk.comparison",
     "ropewalk.extend",
     "ropewalk.models",

@@ -169,7 +169,7 @@ def test_a_wrong_reading_of_a_class_is_noticed(monkeypatch, broken):
     """A config read with another theta, arranged for another pairing, or with its axes mixed up is refused."""
     from ropewalk.attachment import rotary
 
-    def misread(config):
+    def misread(config, alpha=None):
         rope = rw.RopeConfig.from_hf(config)
         wrong = {"theta": {"theta": rope.theta * 1.01}, "pairing": {}, "axes": {"axes": rope.axes and rope.axes[::-1]}}
         return {None: replace(rope, **wrong[broken])}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ropewalk.cli.app import main
@@ -135,3 +136,42 @@ def test_a_missing_folder_for_json_is_refused(tmp_path, capsys):
     assert "the file's folder does not exist" in captured.err
     assert captured.out == ""
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("deepseek_v32", "rotates the first 64 of 128 features, half-split (its attention: interleaved)"),
+        ("glm_moe_dsa", "rotates the first 64 of 128 features, interleaved (its attention: interleaved)"),
+        ("mistral_large4", "which only the weights contain; the numbers here are those without factors"),
+    ],
+)
+def test_learned_factors_and_indexers_are_named(
+    family: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a config says of the second rope, and does not say of the first."""
+    text = {"hidden_size": 512, "num_attention_heads": 8, "qk_rope_head_dim": 64, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **text}))
+    assert inspect(tmp_path) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_learned_factors_are_read_from_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the weights beside it, the frequencies are the learned ones."""
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    text = {"qk_rope_head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral_large4", "text_config": text}))
+    save_file({"lerope.alpha": np.log(np.array([2.0, 1.0, 1.0, 0.5]))}, tmp_path / "consolidated.safetensors")
+    out = tmp_path / "out.json"
+    assert inspect(tmp_path, "--json", out) == 0
+    frequencies = json.loads(out.read_text())["audit"]["inv_freq"]
+    np.testing.assert_allclose(frequencies, [2.0, 0.1, 0.01, 0.0005], rtol=1e-12)
+    assert "learned-factors" not in capsys.readouterr().out
+
+
+def test_fope_is_refused_with_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sum of frequencies has no rope to audit; the message names what computes it."""
+    text = {"model_type": "interns1_pro_text", "head_dim": 128, "rope_theta": 5e6, "max_position_embeddings": 262144}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "interns1_pro", "text_config": text}))
+    assert inspect(tmp_path) == 2
+    assert "FourierEmbedding.from_hf(config) makes them" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import ropewalk as rw
 from ropewalk.checkpoints.load import read_config, write_config
 from ropewalk.families import DECODERS, FAMILIES, REFUSED, Condition, Family, family_name
-from ropewalk.families.family import HALF, DecoderShape, FamilyTable
+from ropewalk.families.family import HALF, DecoderShape, FamilyTable, Indexer
 
 
 def test_every_row_is_plain_data() -> None:
@@ -19,7 +19,7 @@ def test_every_row_is_plain_data() -> None:
 
     def check(value: Any, where: str) -> None:
         if is_dataclass(value) and not isinstance(value, type):
-            assert isinstance(value, Family | DecoderShape | Condition), where
+            assert isinstance(value, Family | DecoderShape | Condition | Indexer), where
             for field in fields(value):
                 check(getattr(value, field.name), f"{where}.{field.name}")
         elif isinstance(value, dict | tuple):

@@ -217,8 +217,8 @@ def _misread(wrong: str) -> Iterator[None]:
 
     read = rotary.ropes_of_layer_types
 
-    def misread(config: Any) -> Any:
-        return {label: rope and sabotaged(rope)[wrong] for label, rope in read(config).items()}
+    def misread(config: Any, alpha: Any = None) -> Any:
+        return {label: rope and sabotaged(rope)[wrong] for label, rope in read(config, alpha=alpha).items()}
 
     with mock.patch.object(rotary, "ropes_of_layer_types", misread):
         yield

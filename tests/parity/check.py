@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import ropewalk as rw
+from ropewalk.families import FAMILIES
 from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
 from tests.parity.own import LONGEST, Sample, frequencies, sample
@@ -65,12 +66,19 @@ def _silent(config: Any) -> str:
 
 def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, rw.RopeConfig]]:
     """Each layer type that has frequencies of its own: its name there, ours, and our reading of it."""
-    ropes = ropes_of_layer_types(reading_of(config))
+    alpha = _alpha(part, config)
+    ropes = ropes_of_layer_types(reading_of(config), alpha=alpha)
     turning = [label for label, rope in ropes.items() if rope is not None]
     own = Model(config, None, part.cls).layer_types if hasattr(config, "layer_types") else [None]
     for layer_type in own:
         label = None if None in ropes else (layer_type or turning[0])
-        yield layer_type, label, rw.RopeConfig.from_hf(reading_of(config), layer_type=label)
+        yield layer_type, label, rw.RopeConfig.from_hf(reading_of(config), layer_type=label, alpha=alpha)
+
+
+def _alpha(part: Part, config: Any) -> torch.Tensor | None:
+    """The learned factors of a new module (zeros), in a family that has them; tests/rope/test_lerope.py has others."""
+    family = FAMILIES.get(getattr(config, "model_type", ""))
+    return None if family is None or family.learned is None else getattr(part.cls(config), family.learned)
 
 
 def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> dict[str, Any]:
@@ -109,7 +117,9 @@ def sabotaged(rope: rw.RopeConfig) -> dict[str, rw.RopeConfig]:
         "rotary_dim": 2 * rope.pairs - 2,
         "axes": None if rope.axes is None else rope.axes[:-1],
         "inv_freq": None if rope.inv_freq is None else rope.inv_freq[:-1],
-        "scaling": None if isinstance(rope.scaling, rw.scaling.LongRoPE | rw.scaling.Proportional) else rope.scaling,
+        "scaling": None
+        if isinstance(rope.scaling, rw.scaling.LongRoPE | rw.scaling.Proportional | rw.scaling.LeRoPE)
+        else rope.scaling,
     }
     return {
         "pairing": replace(rope, interleaved=not rope.interleaved),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoConfig
 from transformers.models.glm4v.modeling_glm4v import Glm4vModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 import ropewalk as rw
+from tests.rope.models import Model
 
 MODELS = {
-    Qwen2VLModel: {}, Qwen2_5_VLModel: {"timed": True}, Qwen3VLModel: {"split": True}, Glm4vModel: {"split": True},
+    Qwen2VLModel: {}, Qwen2_5_VLModel: {"timed": True}, Qwen3VLModel: {"split": True},
+    Qwen3_5Model: {"split": True}, Glm4vModel: {"split": True},
 }  # fmt: skip
 
 
@@ -63,6 +68,71 @@ def test_like_the_model(model):
         )  # fmt: skip
         assert torch.equal(found, expected.movedim(0, -1)), seed
         assert torch.equal(next_at, deltas[:, 0]), seed
+
+
+INTERLEAVED = {
+    "qwen3_vl_text": ({"head_dim": 64}, {"mrope_section": [14, 9, 9], "mrope_interleaved": True}),
+    "qwen3_5_text": ({"head_dim": 64}, {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.25}),
+    "qwen3_5_moe_text": ({"head_dim": 128}, {"mrope_section": [6, 5, 5], "partial_rotary_factor": 0.25}),
+}
+
+
+def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+    """Token types, and positions of text, an image of 2 by 3 tokens, text, a video of two frames, text."""
+    row = [0, 0, *([1] * 6), 0, *([2] * 4), 0, 0, *([2] * 4), 0]
+    types = torch.tensor([row, [0] * len(row)])
+    return types, rw.positions.mrope_positions(types, images=[(1, 4, 6)], videos=[(2, 4, 4)], split_frames=True)[0]
+
+
+@pytest.mark.parametrize("family", INTERLEAVED)
+def test_the_live_class_with_pictures(family):
+    """Interleaved M-RoPE at positions whose axes differ: each model's own module and function."""
+    sizes, block = INTERLEAVED[family]
+    block = {"rope_type": "default", "rope_theta": 1e6, **block}
+    config = AutoConfig.for_model(family, hidden_size=256, num_attention_heads=4, rope_parameters=block, **sizes)
+    rope = rw.RopeConfig.from_hf(config)
+    _, ids = pictures()
+    q = torch.randn(2, ids.shape[1], 3, rope.head_dim)
+    turned = Model(config).rotate(q.transpose(1, 2), ids.movedim(-1, 0)).transpose(1, 2)
+    found = rw.RotaryEmbedding(rope).rotate(q, position_ids=ids)
+    torch.testing.assert_close(found, turned, rtol=0, atol=2e-5)
+    contiguous = replace(rope, axes=rw.positions.axes_from_sections(block["mrope_section"]))
+    assert (rw.RotaryEmbedding(contiguous).rotate(q, position_ids=ids) - turned)[0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_text", "qwen3_5_text"])
+def test_an_attached_model_with_pictures(family):
+    """The whole text model at the positions of images and videos is as it was; other positions change it."""
+    from transformers import AutoModel
+
+    block = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    if family == "qwen3_5_text":
+        block |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    config = AutoConfig.for_model(
+        family, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, vocab_size=64,
+        num_key_value_heads=2, head_dim=16, rope_parameters=block, linear_num_value_heads=2, linear_num_key_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
+    types, ids = pictures()
+    tokens = torch.randint(1, 64, types.shape)
+
+    def run(positions: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(tokens, position_ids=positions.movedim(-1, 0), use_cache=False).last_hidden_state
+
+    before = run(ids)
+    scale = float(before.abs().max())
+    with rw.attachment.attached(model):
+        torch.testing.assert_close(run(ids), before, rtol=0, atol=1e-4 * scale)
+        assert (
+            run(rw.positions.text_positions(torch.arange(ids.shape[1]).expand(2, -1), 3)) - before
+        ).abs().max() > 1e-2
 
 
 def test_into_a_rope():

@@ -287,6 +287,7 @@ def test_the_other_pairing_of_a_foreign_family(family, wrong, monkeypatch):
     [
         ("deepseek_v32", "apply_rotary_pos_emb", interleaved),
         pytest.param("glm_moe_dsa", "apply_rotary_pos_emb_interleave", half, marks=MORE),
+        pytest.param("hy_v4", "apply_rotary_pos_emb", interleaved, marks=MORE),
     ],
 )
 def test_the_other_pairing_of_an_indexer(family, name, wrong, monkeypatch):

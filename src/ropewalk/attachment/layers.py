@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
@@ -65,7 +65,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
     """
     fields: Mapping[str, Any] = config.to_dict()
     count, labels, blocks = int(config.num_hidden_layers), _layer_types(config), labels_of(config)
-    ropes, flags = ropes_of_layer_types(config), _flags(config, count)
+    ropes, flags = ropes_of_layer_types(config, alpha=alpha_of(model, config)), _flags(config, count)
     live = _live_windows(model, config.model_type)
 
     def rope_of(layer: int) -> RopeConfig | None:
@@ -90,6 +90,15 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
     layers = range(count)
     return Positions(tuple(map(rope_of, layers)), (None,) * count, tuple(map(window_of, layers)))
+
+
+def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
+    """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none (LeRoPE)."""
+    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    if family is None or family.learned is None:
+        return None
+    own = (module for module in model.modules() if belongs_to(module, config.model_type))
+    return next((module._buffers[family.learned] for module in own if family.learned in module._buffers), None)
 
 
 def _flags(config: Any, count: int) -> list[bool] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attachment.layers import belongs_to
+from ropewalk.attachment.layers import alpha_of, belongs_to
 from ropewalk.attachment.tables import (
     LayerTables,
     LookedUp,
@@ -55,7 +55,7 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
 
     **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
-    ropes = ropes_of_layer_types(config)
+    ropes = ropes_of_layer_types(config, alpha=alpha_of(model, config))
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     if family is not None and family.looked_up is not None:
         rope = _rope_of(None, ropes, family.looked_up)
@@ -100,10 +100,17 @@ def _module_with_forward(name: str, module: nn.Module, ropes: Mapping[str | None
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """Return a new module of the same class and config on the CPU: a cast may have rounded the live frequencies."""
+    """Return a new module of the same class and config on the CPU: a cast may have rounded the live frequencies.
+
+    Learned factors of the frequencies are copied: no config contains them.
+    """
     make: Any = type(module)
     with torch.device("cpu"):
         made: nn.Module = make(module.config)
+    family = FAMILIES.get(family_name(str(getattr(module.config, "model_type", ""))) or "")
+    learned = None if family is None or family.learned is None else module._buffers.get(family.learned)
+    if family is not None and family.learned is not None and learned is not None:
+        made._buffers[family.learned] = learned.detach().float().cpu()
     return made
 
 

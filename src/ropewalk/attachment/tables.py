@@ -69,7 +69,8 @@ def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
             facts={"arguments": ", ".join(names)},
             cure="Use the model without attaching it.",
         )
-    buffers = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers(recurse=False)]
+    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    buffers = [name.removesuffix("_inv_freq") for name in names]
     labels = [name for name in buffers if name not in ("inv_freq", "original") and not name.endswith("_original")]
     return tuple(labels) or (None,)
 

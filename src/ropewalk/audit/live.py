@@ -59,12 +59,18 @@ def is_rotary(module: nn.Module) -> bool:
 
 
 def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]]:
-    """Yield the name, the layer type and the tensor of each list of inverse frequencies."""
+    """Yield the name, the layer type and the tensor of each list of inverse frequencies.
+
+    With learned factors (LeRoPE's `alpha`) these are the frequencies by which the module rotates.
+    """
     tensors = tensors_of(module)
+    alpha = tensors.get("alpha")
     for name, tensor in tensors.items():
         match = _FREQUENCIES.match(name)
         label = None if match is None else match["label"]
         if match and tensor.numel() and not (label or "").endswith(_NOT_LIVE):
+            if alpha is not None and alpha.shape == tensor.shape:
+                tensor = tensor.double() * alpha.double().exp()
             yield name, label, tensor
     if "theta" in tensors and "cache" in tensors and tensors["theta"].ndim == 1:  # torchtune's name
         yield "theta", None, tensors["theta"]

@@ -137,7 +137,10 @@ class _Configs:
         if self.attachment is not None and _is_attached(module):
             return _attached(self.attachment)
         try:
-            return ropes_of_layer_types(self._source(name, module))
+            source = self._source(name, module)
+            family = FAMILIES.get(family_name(_model_type(source)) or "")
+            learned = None if family is None or family.learned is None else tensors_of(module).get(family.learned)
+            return ropes_of_layer_types(source, alpha=learned)
         except RopeError as error:
             return f"its config does not describe a rope that ropewalk knows: {str(error).splitlines()[0]}"
         except _Unknown as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of
 from ropewalk.audit.traps import lint
 from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.gguf import foreign_config
+from ropewalk.checkpoints.learned import read_alpha
 from ropewalk.checkpoints.load import builds, read_config, write_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
-from ropewalk.families import DECODERS
+from ropewalk.families import DECODERS, FAMILIES, Family, family_name
 from ropewalk.models.config import Positions
 from ropewalk.readers.reader import Reader
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig, indexer_rope, ropes_of_layer_types
+from ropewalk.rope.dimensions import head_dim_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Source:
 
     - `ropes`, `layers`: by layer type, or by None if there is one rope.
     - `library`: "ropewalk" or "transformers", which computes the model.
+    - `further`: findings that are not about the config itself.
     - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.adapters.fast_copy`), or None.
     """
 
@@ -37,6 +40,7 @@ class Source:
     layers: Mapping[str | None, Layers] = dataclasses.field(default_factory=dict)
     library: str = "ropewalk"
     dtype_note: str | None = None
+    further: tuple[Finding, ...] = ()
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
         """Return the audit of each rope, that of full attention first because it reaches furthest.
@@ -60,7 +64,7 @@ class Source:
         """Return the lint of the config; no findings without a config."""
         if not self.config:
             return []
-        return lint(self.config, ropes=self.ropes, layers=self.layers, target=target)
+        return [*lint(self.config, ropes=self.ropes, layers=self.layers, target=target), *self.further]
 
 
 def read_source(source: str | Path) -> Source:
@@ -70,6 +74,7 @@ def read_source(source: str | Path) -> Source:
     """
     path = find(source, weights=False)
     name = display_name(source, path) if path.name != "config.json" else str(source)
+    folder = path if path.is_dir() else None
     if path.is_dir():
         path = path / "config.json"
     ours = path.suffix == ".gguf" and builds(path)
@@ -79,12 +84,59 @@ def read_source(source: str | Path) -> Source:
         config = read_json(path)
     if config.get("model_type") == NATIVE:
         return _of_positions(name, config, read_config(config).positions)
-    ropes: Mapping[str | None, RopeConfig] = ropes_of(config)
+    alpha, further = _learned_factors(config, folder)
+    ropes: Mapping[str | None, RopeConfig] = ropes_of(config, alpha)
     if ours:  # config.json has no key for the training status in its metadata
         ropes = _known(ropes, read_config(path).positions)
     layers = {label: layers_of_config(text_config(config), label) for label in ropes}
     library = "ropewalk" if config.get("model_type") in DECODERS else "transformers"
-    return Source(name=name, config=config, ropes=ropes, layers=layers, library=library)
+    further += _indexer(config, alpha)
+    return Source(name=name, config=config, ropes=ropes, layers=layers, library=library, further=further)
+
+
+def _family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config's text part, which may state its model_type or not; None if it is unknown."""
+    stated = text_config(config).get("model_type", config.get("model_type"))
+    return FAMILIES.get(family_name(str(stated)) or "")
+
+
+def _learned_factors(
+    config: Mapping[str, Any], folder: Path | None
+) -> tuple[tuple[float, ...] | None, tuple[Finding, ...]]:
+    """Return LeRoPE's alpha from the weights in the folder; without weights zeros, and the finding that says so."""
+    text, family = text_config(config), _family_of(config)
+    if family is None or family.learned is None:
+        return None, ()
+    if folder is not None and any(folder.glob("*.safetensors")):
+        return read_alpha(folder), ()
+    finding = Finding(
+        code="learned-factors",
+        severity="warning",
+        message="each frequency has a learned factor exp(alpha) (LeRoPE), which only the weights contain; the numbers "
+        "here are those without factors.",
+        cure="Pass the folder that holds config.json and the safetensors file with `rotary_emb.alpha` or "
+        "`lerope.alpha`.",
+    )
+    return (0.0,) * (head_dim_of(text, family, None) // 2), (finding,)
+
+
+def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[Finding, ...]:
+    """Return the note on the rope of sparse attention's indexer, if the model has one that is described."""
+    family = _family_of(config)
+    if family is None or family.indexer is None:
+        return ()
+    rope, offset = indexer_rope(config, alpha=alpha)
+    pairing = {True: "interleaved", False: "half-split"}
+    place = "last" if offset else "first"
+    finding = Finding(
+        code="indexer",
+        severity="note",
+        message=f"the indexer of sparse attention rotates the {place} {2 * rope.pairs} of {rope.head_dim} features, "
+        f"{pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the same frequencies.",
+        cure="`ropewalk verify` shows whether an engine pairs both as here.",
+        layer_type=family.indexer.layer_type,
+    )
+    return (finding,)
 
 
 def source_of(reader: Reader) -> Source:
@@ -112,6 +164,6 @@ def _known(ropes: Mapping[str | None, RopeConfig], positions: Positions) -> dict
     return {label: known.get(rope, rope) for label, rope in ropes.items()}
 
 
-def ropes_of(config: Mapping[str, Any]) -> dict[str | None, RopeConfig]:
+def ropes_of(config: Mapping[str, Any], alpha: Sequence[float] | None = None) -> dict[str | None, RopeConfig]:
     """Return the ropes of a Hugging Face config by layer type, {None: rope} for one rope; raise as `from_hf`."""
-    return {label: rope for label, rope in ropes_of_layer_types(config).items() if rope is not None}
+    return {label: rope for label, rope in ropes_of_layer_types(config, alpha=alpha).items() if rope is not None}

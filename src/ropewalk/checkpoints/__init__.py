@@ -1,1 +1,20 @@
 """Files of weights with their configs and tokenizers, read and written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.checkpoints.learned import read_alpha, read_coefficients
+
+__all__ = ["read_alpha", "read_coefficients"]
+
+_HOMES = {
+    "read_alpha": "ropewalk.checkpoints.learned",
+    "read_coefficients": "ropewalk.checkpoints.learned",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

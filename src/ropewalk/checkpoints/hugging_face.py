@@ -81,7 +81,7 @@ def stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
     """Return the tensors of a folder's safetensors files, keyed by the Decoder's names."""
     stored: dict[str, Stored] = {}
     for path, names in _shards(folder).items():
-        file, widened = _open(path, open_files), Widened(path)
+        file, widened = open_safetensors(path, open_files), Widened(path)
         for name in sorted(names if names is not None else file.keys()):
             if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 raise RopeError(
@@ -156,7 +156,7 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     return shards
 
 
-def _open(path: Path, open_files: ExitStack) -> Any:
+def open_safetensors(path: Path, open_files: ExitStack) -> Any:
     """Open a safetensors file; raise `RopeError` that names it if it is damaged."""
     safetensors = need("safetensors")
     try:

@@ -36,6 +36,19 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """The rotation in the indexer of sparse attention: another pairing, the tables of its layer.
+
+    - `interleaved`: its pairing. `last`: the last features of its head rotate, not the first.
+    - `layer_type`: the layers that have an indexer; None: all.
+    """
+
+    interleaved: bool
+    last: bool = False
+    layer_type: str | None = None
+
+
+@dataclass(frozen=True)
 class DecoderShape:
     """The facts that our decoder needs about a family that it can express.
 
@@ -85,6 +98,7 @@ class Family:
       of the block that this depends on (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's
       `dynamic` with `alpha` is NTK-aware scaling.
     - `backwards`: it rotates by minus the angle.
+    - `learned`: each frequency has a learned factor exp(alpha); the name of the rotary module's tensor of alphas.
     - `keys`: further keys that its block may contain; they act in attention, not on the rotation.
 
     Layer types:
@@ -112,6 +126,8 @@ class Family:
 
     Other:
     - `holds`: conditions on the config's keys; all must be true.
+    - `indexer`: the rotation in the indexer of its sparse attention, with `qk_rope_head_dim` of `index_head_dim`
+      features; None: no indexer, or one that is not described.
     - `looked_up`: path, inside its module, of a tensor `[positions, rotary_dim]` with the sines and then the cosines of
       every position, in classes without a rotary module.
     - `decoder`: facts for our decoder; None if it cannot express the family.
@@ -152,6 +168,7 @@ class Family:
     mrope: Mrope | None = None
     mrope_section: tuple[int, ...] = ()
     backwards: bool = False
+    learned: str | None = None
     head_dim_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rotary_dim: int | None = None
     meanings: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -168,6 +185,7 @@ class Family:
     keys: tuple[str, ...] = ()
     theta_ratio: str | None = None
     holds: Mapping[str, Condition] = field(default_factory=dict)
+    indexer: Indexer | None = None
     looked_up: str | None = None
     decoder: DecoderShape | None = None
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ropewalk.families.family import ALTERNATING, HALF, INTERLEAVED, Condition, DecoderShape, FamilyTable, two_thetas
+from ropewalk.families.family import (
+    ALTERNATING,
+    HALF,
+    INTERLEAVED,
+    Condition,
+    DecoderShape,
+    FamilyTable,
+    Indexer,
+    two_thetas,
+)
 
 FAMILIES = FamilyTable()
 
@@ -271,7 +280,9 @@ FAMILIES.add("pe_audio_encoder pe_video_encoder pe_audio_video_encoder", INTERLE
 FAMILIES.add("openai_privacy_filter", INTERLEAVED, theta=150_000.0, head_dim=64, block=GPT_OSS)
 
 # --- only a slice of qk_rope_head_dim features rotates (multi-head latent attention)
-FAMILIES.add("deepseek_v2 deepseek_v32 glm_moe_dsa", MLA)
+FAMILIES.add("deepseek_v2", MLA)
+FAMILIES.add("deepseek_v32", MLA, indexer=Indexer(interleaved=False))
+FAMILIES.add("glm_moe_dsa", MLA, indexer=Indexer(interleaved=True))
 FAMILIES.add("deepseek_v3 axk1 youtu", MLA, reads_flag=True)
 FAMILIES.add("glm4_moe_lite", MLA, reads_flag=True, partial=1.0)
 FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
@@ -293,10 +304,27 @@ FAMILIES.add(
         "mscale_all_dim": 1.0,
     },
 )
-FAMILIES.add("axk2", MLA, head_dim=32)
+FAMILIES.add(  # its layers of `no_rope_layers` 0 do not rotate
+    "mistral_large4_text",
+    MLA,
+    learned="alpha",
+    indexer=Indexer(interleaved=True),
+    max_position_embeddings=1_048_576,
+    block={
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 2048.0,
+        "original_max_position_embeddings": 512,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
+    },
+)
+FAMILIES.add("axk2", MLA, head_dim=32, indexer=Indexer(interleaved=False))
 FAMILIES.add(
     "dots3_note_text",
     MLA,
+    indexer=Indexer(interleaved=True, layer_type="indexed_attention"),
     blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
     theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
     holds={"swa_qk_rope_head_dim": Condition("its sliding layers rotate a different slice", values=(None, 64))},
@@ -316,7 +344,7 @@ FAMILIES.add(  # the last features of a head rotate, and those of the attention'
     },
 )
 FAMILIES.add("minicpm3", MLA, interleaved=False, head_dim=32)
-FAMILIES.add("hy_v4", MLA, interleaved=False)
+FAMILIES.add("hy_v4", MLA, interleaved=False, indexer=Indexer(interleaved=False, last=True))
 
 
 _GEMMA3_KEYS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
@@ -536,11 +564,12 @@ REFUSED: dict[str, str] = {
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
-    "mistral_large4_text": "its frequencies have learned factors, which only the checkpoint contains",
+    "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE); "
+    "ropewalk.rotation.FourierEmbedding.from_hf(config) makes them",
     "qwen2_5_omni_dit": "only its first head rotates",
     "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
 }
-REFUSED |= {"mistral_large4": REFUSED["mistral_large4_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
+REFUSED |= {"interns1_pro": REFUSED["interns1_pro_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
 
 _ENCODINGS = {
     "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "

@@ -104,6 +104,12 @@ FACTS = (
     Fact(
         "apertus cwm higgs_audio_v2", "llama3", Trained(True, source="the class's own default block, transformers 5.23")
     ),
+    Fact(
+        "mistral_large4_text",
+        "yarn",
+        Trained(True, source="transformers 5.23, MistralLarge4TextConfig: YaRN over a 512-token pretraining window"),
+        {"original_max_position_embeddings": 512},
+    ),
     # --- options for inference
     Fact(
         _QWEN,

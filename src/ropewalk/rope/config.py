@@ -8,6 +8,8 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
+from torch import Tensor
+
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
@@ -356,7 +358,11 @@ class RopeConfig:
 
     @classmethod
     def from_hf(
-        cls, config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None
+        cls,
+        config: str | PathLike[str] | Mapping[str, Any] | Any,
+        *,
+        layer_type: str | None = None,
+        alpha: Tensor | Iterable[float] | None = None,
     ) -> RopeConfig:
         """Return the rope of a Hugging Face config.
 
@@ -366,6 +372,9 @@ class RopeConfig:
           the model_type of transformers 5, such as "qwen2_vl_vision".
         - `layer_type`: chooses among the layer types of a model that rotates them differently, for example
           "sliding_attention".
+        - `alpha`: `[pairs]`, the learned logarithms of factors of the frequencies (LeRoPE: Mistral Large 4), which no
+          config contains. `ropewalk.checkpoints.read_alpha(folder)` reads them; of a live model they are
+          `rotary_emb.alpha`.
 
         Every `rope_type` is supported, in the old spelling (`rope_scaling`, `rope_theta`) and the new
         (`rope_parameters`). Pairing follows `model_type` as in transformers; for an unknown `model_type` the config
@@ -383,14 +392,14 @@ class RopeConfig:
         >>> rope.head_dim, rope.rotary_dim, rope.interleaved
         (256, 64, True)
         """
-        return cls(**hugging_face.read(config, layer_type=layer_type))
+        return cls(**hugging_face.read(config, layer_type=layer_type, alpha=alpha))
 
     def to_hf(self) -> dict[str, Any]:
         """Return the equivalent `rope_parameters` block of a Hugging Face config, in transformers 5 spelling.
 
         **Returns:** a dict with theta, the scaling rule, `partial_rotary_factor` if only a part rotates, and
         `mrope_section` with `mrope_interleaved` if several axes share a ladder. Pairing, head_dim and
-        max_position_embeddings have other places in a config.json, so the inverse is
+        max_position_embeddings have other places in a config.json, and LeRoPE's alpha in the weights, so the inverse is
         `from_hf({**base_config, "rope_parameters": block})`. In a model with several thetas the block belongs under its
         layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have no name in transformers: they become
         a block with the same frequencies.
@@ -416,23 +425,45 @@ class RopeConfig:
 
 
 def ropes_of_layer_types(
-    config: str | PathLike[str] | Mapping[str, Any] | Any,
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
 ) -> dict[str | None, RopeConfig | None]:
     """Return the rope of each layer type of a Hugging Face config, None for layers without rotation (NoPE).
 
-    `config` is that of `RopeConfig.from_hf`. If all layers rotate alike, the only key is None. Raises `RopeError` as
-    `from_hf` does (except for a missing `layer_type`), and for a model without any rotation.
+    `config` and `alpha` are those of `RopeConfig.from_hf`. If all layers rotate alike, the only key is None. Raises
+    `RopeError` as `from_hf` does (except for a missing `layer_type`), and for a model without any rotation.
 
     >>> gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8}
     >>> {label: rope.theta for label, rope in ropes_of_layer_types(gemma).items()}
     {'sliding_attention': 10000.0, 'full_attention': 1000000.0}
     >>> ropes_of_layer_types({"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4})["full_attention"]
     """
-    read = hugging_face.read_layer_types(config)
+    read = hugging_face.read_layer_types(config, alpha=alpha)
     ropes = {label: None if fields is None else RopeConfig(**fields) for label, fields in read.items()}
     if len(set(ropes.values())) == 1 and None not in ropes.values():
         return {None: next(iter(ropes.values()))}
     return ropes
+
+
+def indexer_rope(
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
+) -> tuple[RopeConfig, int]:
+    """Return the rope of the indexer of sparse attention, and the offset of its first rotated feature.
+
+    The indexer of a layer chooses the keys that the layer's attention sees. It rotates `qk_rope_head_dim` of
+    `index_head_dim` features by the tables of the attention, so a method changes both, but pairs them in its own way:
+    DeepSeek-V3.2's half-split where the attention is interleaved, GLM-5's interleaved.
+
+    **Arguments:** those of `RopeConfig.from_hf`.
+    **Returns:** the `RopeConfig`, and `rotary_offset` for `rotate`: 0, or in HY-V4 that of the last features.
+    **Raises:** `RopeError` for a model without an indexer, and as `from_hf` does.
+    **Source:** transformers 5.23, `DeepseekV32Indexer`, `GlmMoeDsaIndexer` and those of other families.
+
+    >>> rope, offset = indexer_rope({"model_type": "deepseek_v32", "index_head_dim": 128, "qk_rope_head_dim": 64})
+    >>> rope.head_dim, rope.rotary_dim, rope.interleaved, offset
+    (128, 64, False, 0)
+    """
+    fields, offset = hugging_face.read_indexer(config, alpha=alpha)
+    return RopeConfig(**fields), offset
 
 
 def ropes_by_block(

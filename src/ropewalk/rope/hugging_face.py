@@ -27,9 +27,11 @@ from ropewalk.rope.dimensions import (
     theta_of,
 )
 from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
-from ropewalk.rope.scaling import Ladder, Scaling
-from ropewalk.rope.values import TRAINED_KEY
+from ropewalk.rope.scaling import Ladder, LeRoPE, Scaling
+from ropewalk.rope.values import TRAINED_KEY, as_whole
 
+_INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
+_INDEX_HEAD_DIM = 128  # of every family with an indexer
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = ("patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels")
 _FLAGS = ("rope_interleave", "rope_interleaved")
@@ -37,21 +39,75 @@ _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 
 
-def read(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None) -> dict[str, Any]:
+def read(
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None, alpha: Any = None
+) -> dict[str, Any]:
     """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
     fields, family, name = _described(config)
-    return _rope_fields(fields, family, name, block_of_layer(fields, family, name, layer_type), layer_type)
+    block = block_of_layer(fields, family, name, layer_type)
+    return _learned(_rope_fields(fields, family, name, block, layer_type), family, name, alpha)
 
 
 def read_layer_types(
-    config: str | PathLike[str] | Mapping[str, Any] | Any,
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
 ) -> dict[str | None, dict[str, Any] | None]:
     """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`."""
     fields, family, name = _described(config)
     return {
-        label: None if block is None else _rope_fields(fields, family, name, block, label)
+        label: None
+        if block is None
+        else _learned(_rope_fields(fields, family, name, block, label), family, name, alpha)
         for label, block in blocks_of_layers(fields, family, name).items()
     }
+
+
+def _learned(rope: dict[str, Any], family: Family, name: str, alpha: Any) -> dict[str, Any]:
+    """Return the fields of a RopeConfig with learned factors on its frequencies, in a family that has them."""
+    if family.learned is None and alpha is not None:
+        raise RopeError(
+            f"from_hf: the frequencies of {name} have no learned factors, so `alpha` would have no effect.",
+            facts={"alpha": alpha},
+            cure="Leave `alpha` out.",
+        )
+    if family.learned is None:
+        return rope
+    if alpha is None:
+        raise RopeError(
+            f"from_hf: each frequency of {name} has a learned factor, which only the checkpoint contains (LeRoPE).",
+            facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.learned}"},
+            cure="Pass alpha=ropewalk.checkpoints.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
+        )
+    return {**rope, "scaling": LeRoPE(alpha, of=rope["scaling"])}
+
+
+def read_indexer(
+    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
+) -> tuple[dict[str, Any], int]:
+    """Return the fields of the indexer's `RopeConfig` and its offset; see `indexer_rope`."""
+    fields, family, name = _described(config)
+    if family.indexer is None:
+        raise RopeError(
+            f"indexer_rope: {name} has no indexer of sparse attention, or one that is not described.",
+            facts={"model_type": fields.get("model_type")},
+            cure="RopeConfig.from_hf(config) is the rope of its attention.",
+        )
+    stated = fields.get(_INDEXER_FLAG)
+    if stated is not None and stated != family.indexer.interleaved:
+        raise RopeError(
+            f"indexer_rope: `{_INDEXER_FLAG}` contradicts the pairing of transformers' {name}, which ignores this key.",
+            facts={_INDEXER_FLAG: stated, "the indexer pairs": _WAYS[family.indexer.interleaved]},
+            cure=f"Remove `{_INDEXER_FLAG}` for what transformers computes.",
+        )
+    rope = read(config, layer_type=family.indexer.layer_type, alpha=alpha)
+    head_dim = as_whole(fields.get("index_head_dim", _INDEX_HEAD_DIM)) or 0
+    if head_dim < rope["rotary_dim"]:
+        raise RopeError(
+            "indexer_rope: `index_head_dim` must be at least the number of rotated features.",
+            facts={"index_head_dim": fields.get("index_head_dim"), "rotated features": rope["rotary_dim"]},
+            cure="Correct the config's value.",
+        )
+    own = {"head_dim": head_dim, "interleaved": family.indexer.interleaved}
+    return {**rope, **own}, head_dim - rope["rotary_dim"] if family.indexer.last else 0
 
 
 def is_nested(config: Any) -> bool:
@@ -63,8 +119,13 @@ def is_nested(config: Any) -> bool:
 
 def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
     """Return the config of the described part, its family, and the family's name."""
-    fields = _text_part(_read(config))
+    fields = text_part(config)
     return fields, *_family(fields)
+
+
+def text_part(config: Any) -> dict[str, Any]:
+    """Return the fields of a config, of its text part if it has several; sources are those of `RopeConfig.from_hf`."""
+    return _text_part(_read(config))
 
 
 def _rope_fields(

@@ -11,7 +11,7 @@ tracer or meta-device context can change them. Every subclass of `Scaling` is an
 from typing import Any
 
 from ropewalk.rope.rules.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
-from ropewalk.rope.rules.combined import PerAxis, Stacked
+from ropewalk.rope.rules.combined import LeRoPE, PerAxis, Stacked
 from ropewalk.rope.rules.interpolation import ABF, NTK, DynamicNTK, Linear, Llama3
 from ropewalk.rope.rules.longrope import LongRoPE
 from ropewalk.rope.rules.selected_pairs import CoPE, Proportional, Resonance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES, family_name
+from ropewalk.families.family import Indexer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.models.config import Positions
 from ropewalk.readers.losses import Top
@@ -124,11 +125,18 @@ def under_positions(reader: Reader, positions: Positions) -> Reader:
 
 
 def indexers(reader: Reader) -> list[Any]:
-    """Return the indexers of sparse attention (DeepSeek-V3.2, GLM-5) of a live model of transformers."""
+    """Return the indexers of sparse attention (DeepSeek-V3.2, GLM-5) of a live model whose family describes them."""
     model = getattr(reader, "model", None)
     needed = ("index_topk", "head_dim", "qk_rope_head_dim", "wq_b", "k_norm")
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    return [module for module in modules if all(hasattr(module, name) for name in needed)]
+    return [one for one in modules if all(hasattr(one, name) for name in needed) and _described(one) is not None]
+
+
+def _described(indexer: Any) -> Indexer | None:
+    """Return the table's description of an indexer's rotation, or None."""
+    name = family_name(str(getattr(getattr(indexer, "config", None), "model_type", "")))
+    family = FAMILIES.get(name or "")
+    return None if family is None else family.indexer
 
 
 @contextmanager
@@ -139,17 +147,17 @@ def repaired_indexers(reader: Reader) -> Iterator[None]:
     """
     hooks = []
     for indexer in indexers(reader):
+        own = _described(indexer)
+        assert own is not None, "indexers() returns only those that are described"
         rotated, head = int(indexer.qk_rope_head_dim), int(indexer.head_dim)
-        names = inspect.unwrap(
-            type(indexer).forward
-        ).__code__.co_names  # GLM-5's rotates interleaved pairs, DeepSeek-V3.2's halves
-        shape = (2, -1) if any("interleave" in name for name in names) else (-1, 2)
-        order = torch.arange(rotated).view(shape).T.reshape(-1)
+        shape = (2, -1) if own.interleaved else (-1, 2)
+        order = torch.arange(head)
+        start = head - rotated if own.last else 0
+        order[start : start + rotated] = start + torch.arange(rotated).view(shape).T.reshape(-1)
 
         def reorder(_: nn.Module, __: Any, output: Tensor, head: int = head, order: Tensor = order) -> Tensor:
             heads = output.reshape(*output.shape[:-1], -1, head)
-            first = heads[..., : len(order)][..., order.to(heads.device)]
-            return torch.cat((first, heads[..., len(order) :]), -1).reshape(output.shape)
+            return heads[..., order.to(heads.device)].reshape(output.shape)
 
         hooks += [indexer.wq_b.register_forward_hook(reorder), indexer.k_norm.register_forward_hook(reorder)]
     try:

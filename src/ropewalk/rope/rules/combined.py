@@ -1,4 +1,4 @@
-"""Rules that combine rules: one for each axis of positions, or one on top of the model's own scaling."""
+"""Rules that combine rules: one for each axis, one on top of the model's own scaling, or one with learned factors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.rules.base import Ladder, Scaling
 from ropewalk.rope.rules.longrope import LongRoPE
+from ropewalk.rope.values import is_number
 
 
 @dataclass(frozen=True)
@@ -195,3 +197,126 @@ class Stacked(Scaling):
 
     def check_axes(self, num_axes: int | None) -> None:
         self.by.check_axes(num_axes)
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        if isinstance(self.of, LeRoPE):
+            raise RopeError(
+                "to_hf: a class with learned factors would multiply the frequencies of this block by them again.",
+                facts={"of": self.of, "by": self.by},
+                cure="Apply the method to the live model: ropewalk.attach(model, method, target=...).",
+            )
+        return super().to_block(ladder)
+
+
+@dataclass(frozen=True)
+class LeRoPE(Scaling):
+    """The frequencies of `of` (None: the unscaled ones), each times exp(alpha) with its pair's learned `alpha`.
+
+    `alpha` is in the checkpoint, not in its config, so `to_hf` writes the block of `of`. A method on top of it starts
+    from the learned frequencies and has no block.
+    Source: LeRoPE (arXiv:2607.10134; only the code was read): transformers 5.23,
+    `MistralLarge4TextRotaryEmbedding.forward`.
+
+    >>> LeRoPE((0.0, math.log(2.0))).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
+    [1.0, 0.02]
+    """
+
+    alpha: tuple[float, ...]
+    of: Scaling | None = None
+    rope_type: ClassVar[str] = "lerope"
+    can_be_rounded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        given: Any = self.alpha
+        if isinstance(given, Tensor):
+            given = None if given.is_meta else given.tolist()
+        numbers: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
+        if not all(map(is_number, numbers)):
+            raise RopeError(
+                "LeRoPE: `alpha` needs one finite number for each pair.",
+                facts={"alpha": self.alpha},
+                cure="They are logarithms of factors (0 leaves a frequency as it is); read them where the weights are "
+                "loaded, not on the meta device.",
+            )
+        if self.of is not None and not (isinstance(self.of, Scaling) and self.of.can_be_extended):
+            raise RopeError(
+                "LeRoPE: `of` must be a scaling rule without unrotated pairs, or None.",
+                facts={"of": self.of},
+                cure="For a model without scaling leave it out.",
+            )
+        object.__setattr__(self, "alpha", tuple(map(float, numbers)))
+
+    def _times(self, ladder: Ladder, values: list[float]) -> list[float]:
+        return [f * math.exp(self.alpha[column]) for f, column in zip(values, ladder.columns, strict=True)]
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        return self._times(ladder, ladder.inv_freq() if self.of is None else self.of.inv_freq(ladder, seq_len))
+
+    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
+        if self.of is None:
+            return super().inv_freq_of_lengths(ladder, lengths)
+        factors = self._times(ladder, [1.0] * len(ladder.columns))
+        own = self.of.inv_freq_of_lengths(ladder, lengths)
+        return own * torch.tensor(factors, dtype=torch.float64, device=own.device)
+
+    def first_inv_freq(self, ladder: Ladder) -> list[float]:
+        return self._times(ladder, ladder.inv_freq() if self.of is None else self.of.first_inv_freq(ladder))
+
+    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
+        return 1.0 if self.of is None else self.of.attention_factor_at(ladder_max, seq_len)
+
+    @property
+    def needs_seq_len(self) -> bool:  # type: ignore[override]
+        """Return whether the frequencies depend on the sequence length."""
+        return self.of is not None and self.of.needs_seq_len
+
+    @property
+    def starts_at_max_length(self) -> bool:  # type: ignore[override]
+        """Return whether `of` starts from max_position_embeddings."""
+        return self.of is not None and self.of.starts_at_max_length
+
+    @property
+    def reads_max_length(self) -> bool:  # type: ignore[override]
+        """Return whether max_position_embeddings enters the numbers."""
+        return self.of is not None and self.of.reads_max_length
+
+    @property
+    def original_length(self) -> int | None:
+        return None if self.of is None else self.of.original_length
+
+    @property
+    def switch_length(self) -> int | None:
+        return None if self.of is None else self.of.switch_length
+
+    @property
+    def first_tokens(self) -> int:
+        return 0 if self.of is None else self.of.first_tokens
+
+    def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
+        return math.inf if self.of is None else self.of.longest_at(seq_len, max_position_embeddings)
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return None if self.of is None else self.of.target_length(max_position_embeddings)
+
+    def unscaled(self) -> Scaling | None:
+        return replace(self, of=None if self.of is None else self.of.unscaled())
+
+    def written_out(self, max_position_embeddings: int | None) -> Scaling:
+        return self if self.of is None else replace(self, of=self.of.written_out(max_position_embeddings))
+
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        if len(self.alpha) != rotary_dim // 2:
+            raise RopeError(
+                "RopeConfig: LeRoPE needs one `alpha` for each pair.",
+                facts={"alphas": len(self.alpha), "pairs": rotary_dim // 2},
+                cure="Read alpha from the checkpoint that belongs to the config.",
+            )
+        if self.of is not None:
+            self.of.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+
+    def check_axes(self, num_axes: int | None) -> None:
+        if self.of is not None:
+            self.of.check_axes(num_axes)
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": ladder.theta} if self.of is None else self.of.to_block(ladder)

@@ -1,0 +1,139 @@
+"""A live Mistral Large 4: learned factors of its frequencies, layers without rotation, an indexer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.audit import check
+from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints import read_alpha
+from ropewalk.rope.scaling import LeRoPE, Stacked
+
+modeling = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
+ALPHA = torch.tensor([0.3, -0.2, 0.1, -0.7])
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_head_dim": 16,
+    "index_n_heads": 2, "index_topk": 6, "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "attention_factor": 1.0,
+                        "original_max_position_embeddings": 512, "beta_fast": 32.0, "beta_slow": 1.0},
+}  # fmt: skip
+
+
+def live(alpha: torch.Tensor = ALPHA) -> Any:
+    """A small model with large weights, so that attention matters."""
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    model = modeling.MistralLarge4TextModel(AutoConfig.for_model("mistral_large4_text", **SIZES)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3 if weight.ndim > 1 else 1.0)
+        model.rotary_emb.alpha.copy_(alpha)
+    return model
+
+
+def hidden(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The hidden states of the last layer."""
+    with torch.no_grad():
+        return model(ids, use_cache=False, **options).last_hidden_state
+
+
+def test_attaching_is_exact():
+    """The learned frequencies of the live module count, not those of the config alone; detaching restores it."""
+    model, ids = live(), torch.randint(0, 64, (2, 40))
+    before = hidden(model, ids)
+    scale = float(before.abs().max())
+    other = hidden(live(torch.zeros(4)), ids)
+    assert (other - before).abs().max() > 1e-2 * scale
+    handle = rw.attach(model)
+    assert [rope is None for rope in handle.ropes] == [False, False, False, True]
+    assert handle.ropes[0].scaling.alpha == tuple(ALPHA.double().tolist())
+    torch.testing.assert_close(hidden(model, ids), before, rtol=0, atol=1e-4 * scale)
+    handle.detach()
+    assert torch.equal(hidden(model, ids), before)
+
+
+def test_tables_are_exact_far_away():
+    """At a million tokens the tables are those of the frequencies in float64; the class's own angles are float32."""
+    model, ids = live(), torch.tensor([[1_000_003]])
+    frequencies = model.rotary_emb.inv_freq.double() * ALPHA.double().exp()
+    with rw.attachment.attached(model) as handle:
+        exact = rw.inverse_frequencies(handle.ropes[0]).inv_freq[0]
+        cos, _ = model.rotary_emb(torch.zeros(1), ids)
+    torch.testing.assert_close(exact, frequencies, rtol=1e-6, atol=0)
+    right = (1_000_003 * exact).cos()
+    assert (cos[0, 0, :4] - right).abs().max() < 1.5e-7
+    assert (model.rotary_emb(torch.zeros(1), ids)[0][0, 0, :4] - right).abs().max() > 1e-3
+
+
+def test_a_method_is_on_top_of_the_learned_frequencies():
+    """Queries, keys and the indexer get the method's tables: those of a model whose module has these numbers."""
+    model, ids = live(), torch.randint(0, 64, (1, 40))
+    handle = rw.attach(model, "pi", target=16_384)
+    assert isinstance(handle.ropes[0].scaling, Stacked)
+    assert isinstance(handle.ropes[0].scaling.of, LeRoPE)
+    found = hidden(model, ids)
+    handle.detach()
+    model.rotary_emb.inv_freq.div_(4)
+    torch.testing.assert_close(found, hidden(model, ids), rtol=0, atol=1e-4 * float(found.abs().max()))
+
+
+def test_a_config_cannot_hold_them(tmp_path):
+    """No config.json describes a method on learned frequencies."""
+    model = live()
+    handle = rw.attach(model, "pi", target=16_384)
+    with pytest.raises(rw.RopeError, match=r"config\.json"):
+        model.save_pretrained(tmp_path)
+    handle.detach()
+
+
+def test_the_check_of_a_live_model():
+    """Frequencies are compared with their factors; a wrong one is named."""
+    model = live()
+    assert check(model) == ()
+    model.rotary_emb.inv_freq.mul_(1.1)
+    (found,) = check(model)
+    assert (found.code, found.severity) == ("frequencies", "error")
+    assert "every frequency multiplied by 1.1" in found.message
+
+
+def test_factors_on_the_meta_device_are_refused():
+    """What they will be is unknown."""
+    from transformers import AutoConfig
+
+    with torch.device("meta"):
+        model = modeling.MistralLarge4TextModel(AutoConfig.for_model("mistral_large4_text", **SIZES))
+    with pytest.raises(rw.RopeError, match="not on the meta device"):
+        rw.attach(model)
+    (found,) = check(model)
+    assert (found.code, found.severity) == ("meta", "note")
+
+
+def test_the_composite_model_and_its_files(tmp_path):
+    """With its vision tower; transformers writes alpha under Mistral's name, and both readings of it agree."""
+    from transformers import AutoConfig
+
+    tower = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "head_dim": 16, "patch_size": 4, "image_size": 16}  # fmt: skip
+    config = AutoConfig.for_model("mistral_large4", text_config=SIZES, vision_config=tower)
+    torch.manual_seed(0)
+    model = modeling.MistralLarge4ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+        model.model.language_model.rotary_emb.alpha.copy_(ALPHA)
+    with rw.attachment.attached(model) as handle:
+        own = handle.ropes[0]
+        assert handle.ropes[3] is None
+    assert check(model) == ()
+    model.save_pretrained(tmp_path)
+    assert rw.RopeConfig.from_hf(tmp_path, alpha=read_alpha(tmp_path)) == own
+    assert read_source(tmp_path).ropes == {None: own}
+    again = modeling.MistralLarge4ForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(again.model.language_model.rotary_emb.alpha, ALPHA)
