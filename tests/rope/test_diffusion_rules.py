@@ -74,6 +74,12 @@ def test_the_authors_example() -> None:
     assert RIFLEx.for_repetition(Ladder(256.0, 16, tuple(range(8))), 48, 66) == RIFLEx(3, 66)
 
 
+def test_periods_are_rounded_before_they_are_compared() -> None:
+    """Of b = 256 and d = 44 two rounded periods are equally far from 42; the unrounded ones are not."""
+    assert identify_k(256.0, 44, 42)[0] == 8
+    assert RIFLEx.for_repetition(Ladder(256.0, 44, tuple(range(22))), 42, 66).pair == 7
+
+
 def test_riflex_on_the_time_axis() -> None:
     """In `PerAxis` one pair of the time axis changes, and no other."""
     plain = rw.RopeConfig.from_diffusers({"_class_name": "HunyuanVideoTransformer3DModel"})

@@ -168,7 +168,7 @@ class DyPE(Scaling):
         turn = self.strength * 2 * math.pi / getattr(self, TRAINED_KEY)
         fast, slow = (ladder.index_at(count * turn) for count in rotations)
         pairs = len(ladder.columns)
-        low = min(max(math.floor(fast), 0), pairs)
+        low = max(math.floor(fast), 0)
         high = max(min(math.ceil(slow), pairs), low)
         return [1 - min(1.0, max(0.0, (i - low) / (high - low or 0.001))) for i in range(pairs)]
 
