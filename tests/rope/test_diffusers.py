@@ -1,7 +1,7 @@
 """The ropes and positions of diffusers' models: against float64 formulas, and against diffusers' own modules.
 
-The oracles repeat each class's formula in numpy and call nothing of the package. Tests of diffusers' modules are skipped
-without diffusers: `pip install diffusers` runs them.
+The oracles repeat each class's formula in numpy and call nothing of the package. Tests that compare modules of
+diffusers are skipped if it is not installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def tables_of(config: rw.RopeConfig, positions: torch.Tensor, dtype: torch.dtype
 def axial(places: Array, dims: tuple[int, ...], theta: float) -> Array:
     """get_1d_rotary_pos_embed of each axis, side by side: pos * theta^(-2i/dim)."""
     blocks = [
-        places[:, axis, None] * theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim) for axis, dim in enumerate(dims)
+        places[:, axis, None] * theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
+        for axis, dim in enumerate(dims)
     ]
     return np.concatenate(blocks, axis=-1)
 
@@ -191,6 +192,8 @@ def test_places_of_a_config(tmp_path: Any) -> None:
     [
         ({"_class_name": "UNet2DConditionModel"}, "not known"),
         ({}, "not known"),
+        ({"_class_name": ["FluxTransformer2DModel"]}, "not known"),
+        ({"_class_name": "WanTransformer3DModel", 1: 2, "rope_theta": 5.0}, "does not read"),
         ({"_class_name": "FluxTransformer2DModel", "rope_theta": 2000}, "does not read"),
         ({"_class_name": "WanTransformer3DModel", "rope_axes_dim": [16, 56, 56]}, "does not read"),
         ({"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 56, 54]}, "add up"),
@@ -212,6 +215,7 @@ def test_refused_configs(config: Any, words: str) -> None:
     ("family", "grids", "more"),
     [
         ("sora", [IMAGE], {}),
+        (["flux"], [IMAGE], {}),
         ("wan", [], {}),
         ("wan", [VIDEO, VIDEO], {}),
         ("wan", [VIDEO], {"text": 1}),

@@ -95,6 +95,12 @@ def test_wrong_riflex(wrong: tuple) -> None:
         RIFLEx(*wrong)
 
 
+@pytest.mark.parametrize("wrong", [0, "48", None])
+def test_a_wrong_repetition(wrong: Any) -> None:
+    with pytest.raises(rw.RopeError, match="RIFLEx"):
+        RIFLEx.for_repetition(Ladder(256.0, 16, tuple(range(8))), wrong, 66)
+
+
 def test_a_pair_that_does_not_exist() -> None:
     """Refused with one ladder when the config is made, and with several when the axis is known."""
     with pytest.raises(rw.RopeError, match="RIFLEx changes a pair"):
@@ -167,7 +173,7 @@ def test_dype_by_axis_and_step() -> None:
 def test_dype_with_ntk(t: float) -> None:
     """FluxPosEmbed, method "ntk": theta * (s^(d/(d-2)))^(2 t^2)."""
     rule = DyPE.at_step(t, (1, 256, 64), 64, method="ntk").rules
-    assert rule[0] is None and rule[2] is None
+    assert rule[0] is rule[2] is None
     assert isinstance(rule[1], NTK)
     theta = mpf(1e4) * (mpf(4) ** (mpf(56) / 54)) ** (2 * mpf(t) ** 2)
     agree(ours(rule[1], 1e4, 56), ladder(theta, 56))
@@ -225,7 +231,10 @@ def test_two_sides_slow_the_critical_pair_to_both_distances() -> None:
     assert 2 * torch.pi / ours(rule, 500_000.0, 128)[35] == pytest.approx(2 * 131_072, rel=1e-9)
 
 
-@pytest.mark.parametrize("wrong", [(1.0, 128, 4096, 8192), (5e5, 7, 4096, 8192), (5e5, 128, 4096, 2048), (5e5, 128, 3, 8)])
+@pytest.mark.parametrize(
+    "wrong",
+    [(1.0, 128, 4096, 8192), (5e5, 7, 4096, 8192), (5e5, 128, 4096, 2048), (5e5, 128, 3, 8), (5e5, "128", 4096, 8192)],
+)
 def test_wrong_lengths(wrong: tuple) -> None:
     with pytest.raises(rw.RopeError, match="ABF"):
         ABF.for_critical_pair(*wrong)

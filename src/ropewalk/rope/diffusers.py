@@ -90,7 +90,7 @@ def read(model: Any) -> dict[str, Any]:
     name, config = _described(model)
     known = TRANSFORMERS[name]
     read_keys = {known.axes_key, known.theta_key, known.switch, *known.ignored}
-    unread = [key for key in config if any(word in key for word in _ROPE_LIKE) and key not in read_keys]
+    unread = [key for key in config if any(word in str(key) for word in _ROPE_LIKE) and key not in read_keys]
     if unread:
         raise RopeError(
             f"from_diffusers: diffusers' {name} does not read every rope key of this config.",
@@ -254,7 +254,7 @@ def latent_positions(
     >>> latent_positions("qwen_image", (1, 2, 2), text=1).tolist()
     [[1, 1, 1], [0, -1, -1], [0, -1, 0], [0, 0, -1], [0, 0, 0]]
     """
-    known = LATENTS.get(family)
+    known = LATENTS.get(family) if isinstance(family, str) else None
     if known is None:
         raise RopeError(
             "latent_positions: unknown family.", facts={"family": family}, cure=f"Choose from {', '.join(LATENTS)}."

@@ -60,6 +60,12 @@ class RIFLEx(Scaling):
         >>> RIFLEx.for_repetition(Ladder(256.0, 16, tuple(range(8))), 48, 66)
         RIFLEx(pair=3, frames=66, share=0.9)
         """
+        if not is_number(repeats_at) or repeats_at < 1:
+            raise RopeError(
+                "RIFLEx: `repeats_at` must be a number of latent frames.",
+                facts={"repeats_at": repeats_at},
+                cure="It is 48 for HunyuanVideo, whose videos repeat after about 8 seconds.",
+            )
         distances = [abs(round(2 * math.pi / f) - repeats_at) for f in ladder.inv_freq()]
         return cls(distances.index(min(distances)), frames)
 

@@ -15,6 +15,7 @@ from ropewalk.rope.values import (
     TRAINED_KEY,
     Block,
     Variant,
+    as_whole,
     check_bounds,
     check_factor,
     check_length,
@@ -188,16 +189,16 @@ class ABF(Scaling):
         """
         cls(theta)
         check_length("ABF", trained)
-        sides = 2 if two_sided else 1
-        full = math.ceil(rotary_dim / 2 * math.log(sides * trained / (2 * math.pi)) / math.log(theta))
-        if rotary_dim % 2 or not 0 < 2 * full < rotary_dim or not (is_number(target) and target >= trained):
+        sides, dim = 2 if two_sided else 1, as_whole(rotary_dim) or 0
+        full = math.ceil(dim / 2 * math.log(sides * trained / (2 * math.pi)) / math.log(theta))
+        if dim % 2 or not 0 < 2 * full < dim or not (is_number(target) and target >= trained):
             raise RopeError(
                 "ABF: a base for the critical pair needs a target of at least the trained length, and one pair that "
                 "rotated fully in training and one that did not.",
                 facts={"trained": trained, "target": target, "rotary_dim": rotary_dim, "pairs that rotated": full},
                 cure="Pass the checkpoint's theta, rotary_dim and trained length, and a longer target.",
             )
-        return cls((sides * target / (2 * math.pi)) ** (rotary_dim / (2 * full)))
+        return cls((sides * target / (2 * math.pi)) ** (dim / (2 * full)))
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(self.theta)
