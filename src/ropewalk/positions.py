@@ -1,4 +1,4 @@
-"""Position ids: packed and padded batches, images and videos (M-RoPE), grids of patches, context-parallel ranks."""
+"""Position ids: packed batches, images and videos (M-RoPE, diffusers), grids of patches, context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ropewalk.dispatch import reasons_for_mathematics
 from ropewalk.errors import RopeError
+from ropewalk.rope.diffusers import latent_positions
 from ropewalk.rope.dimensions import axes_from_sections
 from ropewalk.rope.tables import text_positions
 from ropewalk.rope.values import as_whole, is_number
@@ -21,6 +22,7 @@ __all__ = [
     "LAYOUTS",
     "axes_from_sections",
     "grid_positions",
+    "latent_positions",
     "mrope_positions",
     "page_slots",
     "positions_for_rank",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.rope import hugging_face
+from ropewalk.rope import diffusers, hugging_face
 from ropewalk.rope.scaling import Ladder, Scaling
 from ropewalk.rope.values import as_whole, is_number
 
@@ -393,6 +393,29 @@ class RopeConfig:
         (256, 64, True)
         """
         return cls(**hugging_face.read(config, layer_type=layer_type, alpha=alpha))
+
+    @classmethod
+    def from_diffusers(cls, model: str | PathLike[str] | Mapping[str, Any] | Any) -> RopeConfig:
+        """Return the rope of an image or video transformer of diffusers.
+
+        **Arguments:**
+        - `model`: the transformer of a pipeline, its config as a dict with `_class_name`, or the path of its
+          config.json, its folder or the pipeline's folder. The classes are those of FLUX 1 to 3, Chroma, HunyuanVideo
+          (also 1.5 and FramePack), HunyuanImage, Qwen-Image, Wan (also VACE, Animate and SkyReels-V2), CogVideoX and
+          LTX-Video. diffusers need not be installed.
+
+        **Returns:** the `RopeConfig`: interleaved pairs, a separate ladder for each axis. Positions are those of
+        `rw.positions.latent_positions`. LTX-Video rotates all heads together, so head_dim is their whole width.
+        **Numerics:** angles are float64 in diffusers for FLUX and Wan (float32 on MPS), and float32 for the others; the
+        tables of `RotaryEmbedding` are within 1.2e-7 of the exact values on every device.
+        **Raises:** `RopeError` for an unknown class, and for rope keys that the class does not read.
+        **Source:** diffusers 0.42.1, each model's own class.
+
+        >>> rope = RopeConfig.from_diffusers({"_class_name": "WanTransformer3DModel", "attention_head_dim": 128})
+        >>> rope.interleaved, [rope.axes.count(axis) for axis in range(3)]
+        (True, [22, 21, 21])
+        """
+        return cls(**diffusers.read(model))
 
     def to_hf(self) -> dict[str, Any]:
         """Return the equivalent `rope_parameters` block of a Hugging Face config, in transformers 5 spelling.

@@ -12,6 +12,7 @@ from typing import Any
 
 from ropewalk.rope.rules.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
 from ropewalk.rope.rules.combined import LeRoPE, PerAxis, Stacked
+from ropewalk.rope.rules.diffusion import DyPE, RIFLEx
 from ropewalk.rope.rules.interpolation import ABF, NTK, DynamicNTK, Linear, Llama3
 from ropewalk.rope.rules.longrope import LongRoPE
 from ropewalk.rope.rules.selected_pairs import CoPE, Proportional, Resonance

@@ -71,7 +71,7 @@ class PerAxis(Scaling):
                 raise RopeError(
                     "PerAxis: all pairs of a head share one attention factor, so the rule of an axis must have none.",
                     facts={"rule": rule, "attention_factor": factor},
-                    cure="Give YaRN attention_factor=1.0.",
+                    cure="Give it attention_factor=1.0.",
                 )
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:

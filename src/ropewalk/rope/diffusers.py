@@ -1,0 +1,325 @@
+"""Image and video models of diffusers: `read` returns the fields of a RopeConfig, `latent_positions` the positions.
+
+Each class of transformer states the features of each axis, or computes them from the size of a head. Pairs are
+interleaved, and each axis has its own ladder of frequencies.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.dimensions import axes_from_sections
+from ropewalk.rope.values import as_whole, is_number
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Transformer:
+    """How a class states its rope.
+
+    - `axes_key`, `axes_dim`: key of the features of each axis, and its default; `axes_of_head` computes them instead.
+    - `theta`, `theta_key`: the base, and the key that states it, if the class reads one.
+    - `switch`: a key that must be true, else the model has no rotation.
+    - `ignored`: keys with "rope" in their name that do not change the angles.
+    """
+
+    axes_key: str = ""
+    axes_dim: Sizes = ()
+    axes_of_head: Callable[[int], Sizes] | None = None
+    theta: float = 10_000.0
+    theta_key: str = ""
+    head_dim: int = 128
+    switch: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+def _wan_axes(head_dim: int) -> Sizes:
+    side = 2 * (head_dim // 6)
+    return head_dim - 2 * side, side, side
+
+
+def _cogvideox_axes(head_dim: int) -> Sizes:
+    return head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3
+
+
+_FLUX = _Transformer("axes_dims_rope", (16, 56, 56))
+_FLUX_2 = _Transformer("axes_dims_rope", (32, 32, 32, 32), theta=2000.0, theta_key="rope_theta")
+_FLUX_3 = _Transformer("axes_dims_rope", (32, 32, 32, 32), theta_key="rope_theta")
+_HUNYUAN_VIDEO = _Transformer("rope_axes_dim", (16, 56, 56), theta=256.0, theta_key="rope_theta")
+_HUNYUAN_IMAGE = _Transformer("rope_axes_dim", (64, 64), theta=256.0, theta_key="rope_theta")
+_QWEN_IMAGE = _Transformer("axes_dims_rope", (16, 56, 56), ignored=("use_layer3d_rope",))
+_WAN = _Transformer(axes_of_head=_wan_axes, ignored=("rope_max_seq_len",))
+_COGVIDEOX = _Transformer(axes_of_head=_cogvideox_axes, head_dim=64, switch="use_rotary_positional_embeddings")
+_LTX = _Transformer(head_dim=64)
+
+TRANSFORMERS: dict[str, _Transformer] = {
+    "FluxTransformer2DModel": _FLUX,
+    "ChromaTransformer2DModel": _FLUX,
+    "Flux2Transformer2DModel": _FLUX_2,
+    "Flux3Transformer2DModel": _FLUX_3,
+    "HunyuanVideoTransformer3DModel": _HUNYUAN_VIDEO,
+    "HunyuanVideo15Transformer3DModel": _HUNYUAN_VIDEO,
+    "HunyuanVideoFramepackTransformer3DModel": _HUNYUAN_VIDEO,
+    "HunyuanImageTransformer2DModel": _HUNYUAN_IMAGE,
+    "QwenImageTransformer2DModel": _QWEN_IMAGE,
+    "WanTransformer3DModel": _WAN,
+    "WanVACETransformer3DModel": _WAN,
+    "WanAnimateTransformer3DModel": _WAN,
+    "SkyReelsV2Transformer3DModel": _WAN,
+    "CogVideoXTransformer3DModel": _COGVIDEOX,
+    "LTXVideoTransformer3DModel": _LTX,
+}
+"""How each class of diffusers states its rope."""
+
+_ROPE_LIKE = ("rope", "theta", "rotary")
+
+
+def read(model: Any) -> dict[str, Any]:
+    """Return the fields of the `RopeConfig` of a diffusers transformer; see `RopeConfig.from_diffusers`."""
+    name, config = _described(model)
+    known = TRANSFORMERS[name]
+    read_keys = {known.axes_key, known.theta_key, known.switch, *known.ignored}
+    unread = [key for key in config if any(word in str(key) for word in _ROPE_LIKE) and key not in read_keys]
+    if unread:
+        raise RopeError(
+            f"from_diffusers: diffusers' {name} does not read every rope key of this config.",
+            facts={key: config[key] for key in unread},
+            cure="Remove those keys for what diffusers computes, or write RopeConfig(...) yourself.",
+        )
+    if known.switch and not config.get(known.switch, False):
+        raise RopeError(
+            "from_diffusers: this model has no rotation.",
+            facts={known.switch: config.get(known.switch, False)},
+            cure="Its positions are added to the embeddings.",
+        )
+    head_dim = _size("attention_head_dim", config.get("attention_head_dim", known.head_dim))
+    if known is _LTX:
+        return _ltx(head_dim * _size("num_attention_heads", config.get("num_attention_heads", 32)))
+    dims = config.get(known.axes_key, known.axes_dim) if known.axes_of_head is None else known.axes_of_head(head_dim)
+    sizes = [as_whole(dim) or 0 for dim in dims] if isinstance(dims, (list, tuple)) else [0]
+    if len(sizes) < 2 or min(sizes) < 2 or any(size % 2 for size in sizes) or sum(sizes) != head_dim:
+        raise RopeError(
+            "from_diffusers: the features of the axes must be even numbers that add up to a head.",
+            facts={known.axes_key or "features of the axes": dims, "attention_head_dim": head_dim},
+            cure="Correct the config's values.",
+        )
+    return {
+        "head_dim": head_dim,
+        "interleaved": True,
+        "theta": config.get(known.theta_key, known.theta),
+        "axes": axes_from_sections([size // 2 for size in sizes]),
+        "axes_restart": True,
+    }
+
+
+def _ltx(width: int) -> dict[str, Any]:
+    """Return LTX-Video's fields: one rotation of all heads together, axes in turn, slowest pairs first."""
+    steps = width // 6
+    slopes = [math.pi / 2 * 10_000.0 ** (i / max(steps - 1, 1)) for i in range(steps)]
+    still = (width - 6 * steps) // 2
+    return {
+        "head_dim": width,
+        "interleaved": True,
+        "inv_freq": (*(0.0,) * still, *(slope for slope in slopes for _ in range(3))),
+        "axes": (*(0,) * still, *(0, 1, 2) * steps),
+    }
+
+
+def _described(model: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the class, and the config of a path, a dict or a live transformer."""
+    if isinstance(model, (str, PathLike)):
+        model = _file(Path(model))
+    if isinstance(model, Mapping):
+        config, names = model, [str(model.get("_class_name"))]
+    elif isinstance(getattr(model, "config", None), Mapping) and not isinstance(model, type):
+        config, names = model.config, [kind.__name__ for kind in type(model).__mro__]
+    else:
+        raise RopeError(
+            "from_diffusers: pass the transformer of a diffusers pipeline, its config, or the path of its folder.",
+            facts={"model": model},
+            cure="For example RopeConfig.from_diffusers(pipe.transformer).",
+        )
+    for name in names:
+        if name in TRANSFORMERS:
+            return name, config
+    raise RopeError(
+        "from_diffusers: the rope of this class is not known.",
+        facts={"_class_name": names[0]},
+        cure=f"Pass one of {', '.join(TRANSFORMERS)}, or write RopeConfig(..., axes=..., axes_restart=True) yourself.",
+    )
+
+
+def _file(path: Path) -> Any:
+    """Return the content of a config.json, or of that in a transformer's or pipeline's folder."""
+    places = [path / "config.json", path / "transformer" / "config.json"] if path.is_dir() else [path]
+    file = next((place for place in places if place.is_file()), places[-1])
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RopeError(
+            "from_diffusers: there is no config that can be read.",
+            facts={"path": str(file), "error": str(error)},
+            cure="Pass the folder of the pipeline or of its transformer.",
+        ) from None
+
+
+def _size(name: str, value: object) -> int:
+    size = as_whole(value)
+    if size is None or size < 1:
+        raise RopeError(
+            f"from_diffusers: `{name}` must be a whole number of at least 1.",
+            facts={name: value},
+            cure="Correct the config's value.",
+        )
+    return size
+
+
+# --- positions
+
+
+@dataclass(frozen=True)
+class _Latents:
+    """How the latents of a family are numbered.
+
+    - `several`: the model takes several images; image i starts at frame i * `apart`.
+    - `apart`: see there.
+    - `centred`: rows and columns count from the middle of the image.
+    - `text`: positions of text tokens: "zero", "last" (counted on the last axis, which images have at 0) or "after"
+      (counted on all axes after the largest row and column); None if text does not rotate.
+    - `flat`: positions are (row, column), without a frame.
+    - `last_behind`: the last image is at frame -1 (Qwen-Image-Layered's input).
+    """
+
+    several: bool = False
+    apart: int = 1
+    centred: bool = False
+    text: str | None = None
+    flat: bool = False
+    last_behind: bool = False
+
+
+LATENTS: dict[str, _Latents] = {
+    "wan": _Latents(),
+    "hunyuan_video": _Latents(),
+    "cogvideox": _Latents(),
+    "ltx": _Latents(),
+    "hunyuan_image": _Latents(flat=True),
+    "flux": _Latents(several=True, text="zero"),
+    "flux2": _Latents(several=True, apart=10, text="last"),
+    "qwen_image": _Latents(several=True, centred=True, text="after"),
+    "qwen_image_layered": _Latents(several=True, centred=True, text="after", last_behind=True),
+}
+"""How the latents of each family are numbered."""
+
+_LTX_BASE = (20.0, 2048.0, 2048.0)
+
+
+def latent_positions(
+    family: str, *grids: tuple[int, int, int], text: int = 0, scale: tuple[float, float, float] | None = None
+) -> Tensor:
+    """Return the positions of the tokens of an image or video model of diffusers.
+
+    **Arguments:**
+    - `family`: a key of `LATENTS`:
+      - "wan" (also SkyReels), "hunyuan_video", "cogvideox": (frame, row, column). CogVideoX 1.0 stretches the rows and
+        columns of videos of other sizes than its own; 1.5 does not.
+      - "hunyuan_image": (row, column).
+      - "flux" (also Chroma): text (0, 0, 0), then (0, row, column). Kontext's reference image has 1 in place of 0.
+      - "flux2": text (0, 0, 0, token), then (0, row, column, 0); reference image i has 10 i in place of the first 0.
+      - "qwen_image": text after the largest row and column, the same number on all axes; then (frame, row, column) with
+        rows and columns counted from the middle. Image i of an edit starts at frame i.
+      - "qwen_image_layered": the same with the last image, the input, at frame -1.
+      - "ltx": (frame, row, column) as real numbers, 2 x - 1 of the share x of a base size. It needs `scale`.
+    - `grids`: (frames, rows, columns) of each image or video, in patches; several only for FLUX and Qwen-Image.
+    - `text`: text tokens that rotate, before the latents. Other families do not rotate text.
+    - `scale`: LTX's `rope_interpolation_scale`: (8 / frame rate, 32, 32) in its pipelines.
+
+    **Returns:** int64 `[text + latents, axes]`; float64 for LTX.
+    **Raises:** `RopeError` for an unknown family, and for grids or text that it does not have.
+    **Source:** diffusers 0.42.1, the transformers and pipelines of each family.
+
+    >>> latent_positions("flux", (1, 1, 2), text=1).tolist()
+    [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    >>> latent_positions("qwen_image", (1, 2, 2), text=1).tolist()
+    [[1, 1, 1], [0, -1, -1], [0, -1, 0], [0, 0, -1], [0, 0, 0]]
+    """
+    known = LATENTS.get(family) if isinstance(family, str) else None
+    if known is None:
+        raise RopeError(
+            "latent_positions: unknown family.", facts={"family": family}, cure=f"Choose from {', '.join(LATENTS)}."
+        )
+    sizes = [_checked_grid(grid) for grid in grids]
+    tokens = as_whole(text)
+    frames = max((grid[0] for grid in sizes), default=0)
+    if not sizes or (len(sizes) > 1 and not known.several) or (known.flat and frames > 1):
+        raise RopeError(
+            f"latent_positions: {family} takes {'images' if known.several else 'one image or video'}"
+            f"{' without frames' if known.flat else ''}.",
+            facts={"grids": grids},
+            cure="Pass (frames, rows, columns) of each; an image has 1 frame.",
+        )
+    if tokens is None or tokens < 0 or (tokens and known.text is None):
+        raise RopeError(
+            "latent_positions: `text` must be a number of tokens, and 0 for a model that does not rotate its text.",
+            facts={"family": family, "text": text},
+            cure="Rotate only the latents: their tokens are q[:, :n] or q[:, -n:].",
+        )
+    if (scale is not None) != (family == "ltx") or not (scale is None or _are_scales(scale)):
+        raise RopeError(
+            "latent_positions: `scale` is for LTX only, and must be three numbers above 0.",
+            facts={"family": family, "scale": scale},
+            cure="LTX's pipelines pass (8 / frame_rate, 32, 32).",
+        )
+    starts = [i * known.apart for i in range(len(sizes))]
+    if known.last_behind:
+        starts[-1] = -1
+    latents = torch.cat([_grid(size, start, known.centred) for size, start in zip(sizes, starts, strict=True)])
+    if scale is not None:
+        share = torch.tensor([s / base for s, base in zip(scale, _LTX_BASE, strict=True)], dtype=torch.float64)
+        return 2 * latents * share.to("cpu") - 1
+    if known.flat:
+        return latents[:, 1:]
+    count = torch.arange(tokens, device="cpu")[:, None]
+    if known.text == "last":
+        latents = torch.cat([latents, torch.zeros_like(latents[:, :1])], dim=-1)
+        return torch.cat([torch.cat([torch.zeros_like(count).expand(-1, 3), count], dim=-1), latents])
+    if known.text == "after":
+        after = max(max(rows // 2, columns // 2) for _, rows, columns in sizes)
+        count = count + (max(after, len(sizes) - 1) if known.last_behind else after)
+    else:
+        count = torch.zeros_like(count)
+    return torch.cat([count.expand(-1, 3), latents])
+
+
+def _checked_grid(grid: Any) -> tuple[int, int, int]:
+    sizes = [as_whole(size) or 0 for size in grid] if isinstance(grid, (tuple, list)) else []
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise RopeError(
+            "latent_positions: a grid is (frames, rows, columns), whole numbers of at least 1.",
+            facts={"grid": grid},
+            cure="Count patches: the sides of the latents divided by the size of a patch.",
+        )
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _are_scales(scale: Any) -> bool:
+    return isinstance(scale, (tuple, list)) and len(scale) == 3 and all(is_number(s) and s > 0 for s in scale)
+
+
+def _grid(size: tuple[int, int, int], start: int, centred: bool) -> Tensor:
+    """Return int64 `[frames * rows * columns, 3]`, frame by frame and row by row."""
+    frames, rows, columns = (torch.arange(count, device="cpu") for count in size)
+    if centred:
+        rows, columns = (side - (len(side) - len(side) // 2) for side in (rows, columns))
+    return torch.stack(torch.meshgrid(frames + start, rows, columns, indexing="ij"), dim=-1).reshape(-1, 3)
