@@ -45,15 +45,15 @@ def sample(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig)
     return Sample(q, positions, model.rotate(q.transpose(1, 2), ids).transpose(1, 2))
 
 
-def frequencies(part: Part, config: Any, layer_type: str | None) -> tuple[Tensor, float] | None:
-    """The class's own inverse frequencies and attention factor; None where it keeps none (complex tables)."""
+def frequencies(part: Part, config: Any, layer_type: str | None, seq_len: int = 1) -> tuple[Tensor, float] | None:
+    """The class's own inverse frequencies and attention factor at a length; None where it keeps none."""
     if "Attention" in part.name:
         return None
     if part.name in STYLES or "Vision" in part.name or part.name.startswith("MLCD"):
         module = part.cls(config)
         own = getattr(module, "inv_freq", None)
         return None if own is None else (own.double(), float(getattr(module, "attention_scaling", 1.0)))
-    return Model(config, layer_type, part.cls).frequencies()
+    return Model(config, layer_type, part.cls).frequencies(seq_len)
 
 
 # --- vision towers: tokens of one image, [tokens, heads, features]

@@ -1,0 +1,158 @@
+"""Random configs against transformers' live rotary module: the raw JSON, the config object and the saved folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+import ropewalk as rw
+from ropewalk.families import FAMILIES
+from ropewalk.rope.config import ropes_of_layer_types
+from tests.parity.classes import Part, all_parts, config_classes
+from tests.parity.draw import configs
+from tests.parity.own import STYLES, frequencies, sample
+from tests.parity.record import reason
+from tests.rope.models import Model
+
+CLOSE, TURNED = 4e-6, 2e-5  # relative, of float32 frequencies; absolute, of turned queries of unit variance
+
+
+class Differs(AssertionError):
+    """Our reading turns otherwise than transformers' module."""
+
+
+class NotBuilt(Exception):
+    """transformers itself does not make a rotary module of this config."""
+
+
+@cache
+def drawn_families() -> dict[str, Part]:
+    """The families with a rotary class in the installed transformers, and that class."""
+    parts = {part.config: part for part in reversed(all_parts()) if "Attention" not in part.name}
+    classes = config_classes()
+    named = {name: classes[name].__name__ for name in FAMILIES if name in classes}
+    return {name: parts[cls] for name, cls in named.items() if cls in parts}
+
+
+def compare(name: str, fields: dict[str, Any]) -> Counter[str]:
+    """How each side of a config is read: "file: equal" or "file: refused: why"; raises `Differs` at a difference."""
+    part, cls = drawn_families()[name], config_classes()[name]
+    found: Counter[str] = Counter()
+    config = _built(cls.from_dict, copy.deepcopy(fields))
+    rotary = _live(part, config)
+    with TemporaryDirectory() as folder:
+        sides: dict[str, tuple[Any, Any, Any]] = {"file": (fields, config, rotary), "object": (config, config, rotary)}
+        config.save_pretrained(folder)
+        saved = _built(cls.from_pretrained, folder)
+        sides["folder"] = (Path(folder), saved, _live(part, saved))
+        for side, (source, theirs, live) in sides.items():
+            found[f"{side}: {_side(part, source, theirs, live)}"] += 1
+    return found
+
+
+def _built(make: Any, source: Any) -> Any:
+    try:
+        return make(source)
+    except Exception as error:
+        raise NotBuilt(f"{type(error).__name__}: {str(error).strip()[:100]}") from error
+
+
+def _live(part: Part, config: Any) -> list[str | None]:
+    """The layer types of the class's own module, [None] for one; raises `NotBuilt` if it cannot be made or run."""
+    if part.name in STYLES or "Vision" in part.name or part.name.startswith("MLCD"):
+        _built(part.cls, config)
+        return [None]
+    return list(_built(lambda made: Model(made, None, part.cls).layer_types, config))
+
+
+def _side(part: Part, source: Any, config: Any, own: list[str | None]) -> str:
+    try:
+        ropes = ropes_of_layer_types(source)
+    except rw.RopeError as error:
+        return f"refused: {reason(error)}"
+    for layer_type in own:
+        try:
+            rope = ropes[None] if None in ropes else rw.RopeConfig.from_hf(source, layer_type=_label(layer_type, ropes))
+        except rw.RopeError as error:
+            return f"refused: {reason(error)}"
+        assert rope is not None
+        _same(part, config, layer_type, rope)
+    return "equal"
+
+
+def _label(layer_type: str | None, ropes: dict[str | None, rw.RopeConfig | None]) -> str | None:
+    return layer_type or next(label for label, rope in ropes.items() if rope is not None)
+
+
+def _same(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> None:
+    """Raise `Differs` unless frequencies, attention factor and turned queries are the module's own."""
+    trained = rope.original_length or rope.max_position_embeddings or 0
+    for seq_len in (20, trained, trained + 1, 3 * trained + 7) if rope.needs_seq_len else (20,):
+        own = _built(lambda config, n=seq_len: frequencies(part, config, layer_type, n), config)
+        ours = rw.inverse_frequencies(rope, seq_len)
+        if own is None:
+            continue
+        expected, actual = own[0].flatten().unique(), ours.inv_freq.sum(0).abs().unique()
+        if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=CLOSE, atol=1e-12):
+            raise Differs(f"{layer_type}: frequencies {ours.inv_freq.sum(0)[:4]}, theirs {own[0].flatten()[:4]}")
+        if abs(ours.attention_factor / own[1] - 1.0) > CLOSE:
+            raise Differs(f"{layer_type}: attention factor {ours.attention_factor}, theirs {own[1]}")
+    taken = _built(lambda config: sample(part, config, layer_type, rope), config)
+    seq_len = int(taken.positions.max()) + 1 if rope.needs_seq_len else None
+    turned = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions, seq_len=seq_len)
+    error = float((turned - taken.turned).abs().max())
+    if error > TURNED:
+        raise Differs(f"{layer_type}: turned queries differ by {error:.1e}")
+
+
+def run(name: str, number: int, count: int) -> dict[str, Any]:
+    """The row of one family: how many configs were drawn from this seed, how they were read, and what differs."""
+    sides: Counter[str] = Counter()
+    drawn, built, differences = 0, 0, []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(configs(name))
+    def check(fields: dict[str, Any]) -> None:
+        nonlocal drawn, built
+        drawn += not differences
+        torch.manual_seed(0)
+        try:
+            found = compare(name, fields)
+        except NotBuilt as error:
+            if not differences:
+                sides[f"not built: {error}"] += 1
+            return
+        except Differs as error:
+            differences.append({"config": copy.deepcopy(fields), "difference": str(error)})
+            raise
+        built += not differences
+        if not differences:
+            sides.update(found)
+
+    try:
+        check()
+    except Differs:
+        pass
+    row = {"family": name, "drawn": drawn, "built": built, "sides": dict(sides)}
+    return {**row, "differs": differences[-1]} if differences else row
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line for people."""
+    return json.dumps(row)
