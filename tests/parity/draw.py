@@ -44,13 +44,12 @@ def configs(draw: Draw, name: str) -> dict[str, Any]:
     fraction = draw(st.sampled_from((None, *FRACTIONS))) if _often(draw, family.partial is not None) else None
     if fraction is not None and _seldom(draw):
         fields["partial_rotary_factor"] = fraction
-    if _seldom(draw):
+    if _seldom(draw) and family.thetas != "rope_theta":
         fields["rope_theta"] = draw(st.sampled_from(THETAS))
     if _seldom(draw, 6) or "original_max_position_embeddings" in known and _seldom(draw):
         fields["original_max_position_embeddings"] = draw(st.sampled_from((512, 64, 4096)))
-    own = ("rotary_pct", "rotary_emb_base", "rotary_dim", family.theta_key, *family.theta_keys.values())
-    for key in own:
-        if key and (key in known or key in family.theta_keys.values()) and _seldom(draw):
+    for key in ("rotary_pct", "rotary_dim", *family.top_thetas, *family.theta_keys.values()):
+        if (key in known or "theta" in key or "base" in key) and _seldom(draw):
             values = {"rotary_pct": FRACTIONS, "rotary_dim": (head_dim // 2, head_dim)}.get(key, THETAS)
             fields[key] = draw(st.sampled_from(values))
     for key, values in ((family.thetas, (10_000.0, 500.0, 0)), (family.fractions, (1.0, 0.5))):
@@ -62,7 +61,7 @@ def configs(draw: Draw, name: str) -> dict[str, Any]:
         blocks = {label: _block(draw, family, head_dim, fraction) for label in labels}
         fields["rope_parameters"] = blocks
         if _seldom(draw, 5):
-            fields["rope_parameters"] = {**blocks, draw(st.sampled_from(("rope_theta", "truncate"))): False}
+            fields["rope_parameters"] |= draw(st.sampled_from(({"rope_theta": 500.0}, {"truncate": False})))
     elif draw(st.booleans()) or family.mrope is not None:
         key = draw(st.sampled_from(("rope_parameters", "rope_scaling")))
         fields[key] = _block(draw, family, head_dim, fraction)
@@ -118,6 +117,8 @@ def _block(draw: Draw, family: Family, head_dim: int, fraction: float | None) ->
     """A flat rope block."""
     rule = draw(st.sampled_from(RULES if family.mrope is None else RULES[:4]))
     block: dict[str, Any] = {draw(st.sampled_from(("rope_type", "rope_type", "type"))): rule}
+    if rule == "default" and _seldom(draw):
+        block = {}
     if draw(st.booleans()):
         block["rope_theta"] = draw(st.sampled_from(THETAS))
     if fraction is not None and draw(st.booleans()):

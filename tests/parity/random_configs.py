@@ -18,7 +18,7 @@ from ropewalk.families import FAMILIES
 from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import Part, all_parts, config_classes
 from tests.parity.draw import configs
-from tests.parity.own import STYLES, frequencies, sample
+from tests.parity.own import frequencies, is_special, sample
 from tests.parity.record import reason
 from tests.rope.models import Model
 
@@ -67,29 +67,38 @@ def _built(make: Any, source: Any) -> Any:
 
 def _live(part: Part, config: Any) -> list[str | None]:
     """The layer types of the class's own module, [None] for one; raises `NotBuilt` if it cannot be made or run."""
-    if part.name in STYLES or "Vision" in part.name or part.name.startswith("MLCD"):
+    if is_special(part):
         _built(part.cls, config)
         return [None]
     return list(_built(lambda made: Model(made, None, part.cls).layer_types, config))
 
 
 def _side(part: Part, source: Any, config: Any, own: list[str | None]) -> str:
+    """How we read one side: "equal", "no rotation", or "refused" with the reason; raises `Differs`."""
     try:
         ropes = ropes_of_layer_types(source)
+        turning = [label for label, rope in ropes.items() if rope is not None]
+        if not turning:
+            return "no rotation"
+        labels = [label for label in own if label is not None] or turning
+        read = {label: rw.RopeConfig.from_hf(source, layer_type=label) for label in labels}
     except rw.RopeError as error:
         return f"refused: {reason(error)}"
-    for layer_type in own:
-        try:
-            rope = ropes[None] if None in ropes else rw.RopeConfig.from_hf(source, layer_type=_label(layer_type, ropes))
-        except rw.RopeError as error:
-            return f"refused: {reason(error)}"
-        assert rope is not None
-        _same(part, config, layer_type, rope)
+    except Exception as error:
+        raise Differs(f"crash: {type(error).__name__}: {error}") from error
+    for label, rope in read.items():
+        _same(part, _of_layers(config, label), label if label in own else None, rope)
     return "equal"
 
 
-def _label(layer_type: str | None, ropes: dict[str | None, rw.RopeConfig | None]) -> str | None:
-    return layer_type or next(label for label, rope in ropes.items() if rope is not None)
+def _of_layers(config: Any, label: str | None) -> Any:
+    """The config that the model builds the rotary module of these layers from: Granite has one for each theta."""
+    if label is None or not config.model_type.startswith("granite") or not hasattr(config, "layer_rope_theta"):
+        return config
+    own = copy.deepcopy(config)
+    theta = config.layer_rope_theta[config.layer_types.index(label)]
+    own.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
+    return own
 
 
 def _same(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> None:
@@ -123,7 +132,7 @@ def run(name: str, number: int, count: int) -> dict[str, Any]:
         max_examples=count,
         database=None,
         deadline=None,
-        derandomize=False,
+        report_multiple_bugs=False,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )

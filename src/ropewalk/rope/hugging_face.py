@@ -19,6 +19,7 @@ from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, family_nam
 from ropewalk.rope.dimensions import (
     axes_from_sections,
     axes_of,
+    fraction_in_rule,
     fraction_of,
     head_dim_of,
     max_position_embeddings_of,
@@ -28,7 +29,6 @@ from ropewalk.rope.dimensions import (
 )
 from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
 from ropewalk.rope.scaling import Ladder, Scaling
-from ropewalk.rope.values import TRAINED_KEY
 
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = ("patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels")
@@ -76,18 +76,25 @@ def _rope_fields(
     longest = max_position_embeddings_of(fields, family)
     head_dim = head_dim_of(fields, family, layer_type)
     rule = rule_of(block, family.meanings)
-    if fields.get(TRAINED_KEY) is not None and rule is not None and TRAINED_KEY in rule.required_keys:
-        block = {**block, TRAINED_KEY: fields[TRAINED_KEY]}  # Phi-3's place, which transformers prefers
+    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
+    if in_rule and family.slice_of:
+        raise RopeError(
+            f"from_hf: the class of this {name} spreads `proportional` over whole heads, of which only a slice rotates.",
+            facts={"rope block": dict(block)},
+            cure="Use another rule.",
+        )
+    if in_rule:
+        block = {**block, "partial_rotary_factor": fraction_in_rule(fields, block, family)}
     further = (*family.keys, *(_MROPE_KEYS if family.mrope else ()))
     scaling = scaling_of(block, rule, further_keys=further, max_position_embeddings=longest)
-    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
     scaled = rule is not None
-    rotary_dim = head_dim if in_rule else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
+    rotary_dim = head_dim if in_rule and not family.mla else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
     theta = theta_of(fields, block, family)
-    if family.fixed and (scaling is not None or theta != family.theta):
+    unread = block.get("rope_theta") or (None if "rope_theta" in family.top_thetas else fields.get("rope_theta"))
+    if family.fixed and (scaling is not None or unread not in (None, theta)):
         raise RopeError(
-            f"from_hf: transformers' {name} ignores rope blocks and theta, and this config states one.",
-            facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
+            f"from_hf: transformers' {name} ignores rope blocks and `rope_theta`, and this config states one.",
+            facts={"scaling": scaling, "rope_theta": unread, "the class's theta": theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
     axes = axes_of(block, family, name, rotary_dim // 2)
