@@ -37,12 +37,14 @@ def keys_of(name: str) -> frozenset[str]:
 def configs(draw: Draw, name: str) -> dict[str, Any]:
     """The content of a config.json of this family; its text part if it is a composite."""
     family, known = FAMILIES[name], keys_of(name)
-    changes = {key: value for key, value in CHANGES.get(name, {}).items() if "rope" not in key and "dim" not in key}
+    drawn = ("rope_parameters", "head_dim", "hidden_size", "layer_types")
+    changes = {key: value for key, value in CHANGES.get(name, {}).items() if key not in drawn}
     fields: dict[str, Any] = {"model_type": name, **changes}
     head_dim = _sizes(draw, family, known, fields)
     labels = _layers(draw, name, known, fields)
     fraction = draw(st.sampled_from((None, *FRACTIONS))) if _often(draw, family.partial is not None) else None
-    if fraction is not None and _seldom(draw):
+    on_top = fraction is not None and _seldom(draw)
+    if on_top:
         fields["partial_rotary_factor"] = fraction
     if _seldom(draw) and family.thetas != "rope_theta":
         fields["rope_theta"] = draw(st.sampled_from(THETAS))
@@ -58,13 +60,13 @@ def configs(draw: Draw, name: str) -> dict[str, Any]:
             fields[key] = [of_label[label] for label in fields["layer_types"]]
     nested = labels and (draw(st.booleans()) if family.blocks else _seldom(draw, 8))
     if nested:
-        blocks = {label: _block(draw, family, head_dim, fraction) for label in labels}
+        blocks = {label: _block(draw, family, head_dim, fraction, on_top) for label in labels}
         fields["rope_parameters"] = blocks
         if _seldom(draw, 5):
             fields["rope_parameters"] |= draw(st.sampled_from(({"rope_theta": 500.0}, {"truncate": False})))
     elif draw(st.booleans()) or family.mrope is not None:
         key = draw(st.sampled_from(("rope_parameters", "rope_scaling")))
-        fields[key] = _block(draw, family, head_dim, fraction)
+        fields[key] = _block(draw, family, head_dim, fraction, on_top)
     return fields
 
 
@@ -80,12 +82,13 @@ def _often(draw: Draw, likely: bool) -> bool:
 def _sizes(draw: Draw, family: Family, known: frozenset[str], fields: dict[str, Any]) -> int:
     """Write the sizes; return the width of a head, or of the slice that turns."""
     heads = draw(st.sampled_from((2, 1, 3, 4, 8)))
-    head_dim = 2 * draw(st.integers(4, 40)) + (1 if _seldom(draw, 12) else 0)
+    step = 4 if family.axial else 2
+    head_dim = step * draw(st.integers(8 // step, 80 // step)) + (1 if _seldom(draw, 12) else 0)
     stated = next((key for key in family.head_dim_keys if key in known), None)
     width = heads * head_dim
     if family.mla:
         fields["qk_rope_head_dim"] = head_dim
-    elif stated is not None and draw(st.booleans()):
+    elif stated is not None and (family.mrope is not None or draw(st.booleans())):
         fields[stated] = head_dim
         width += heads * draw(st.sampled_from((0, 8)))
     for keys, value in ((_WIDTHS, width), (_HEADS, heads), (_KV_HEADS, heads)):
@@ -113,20 +116,21 @@ def _layers(draw: Draw, name: str, known: frozenset[str], fields: dict[str, Any]
     return labels
 
 
-def _block(draw: Draw, family: Family, head_dim: int, fraction: float | None) -> dict[str, Any] | None:
-    """A flat rope block."""
-    rule = draw(st.sampled_from(RULES if family.mrope is None else RULES[:4]))
+def _block(draw: Draw, family: Family, head_dim: int, fraction: float | None, on_top: bool) -> dict[str, Any]:
+    """A flat rope block; the fraction that rotates is in it unless it is on top."""
+    several = ("default", "axial") if family.axial and draw(st.integers(0, 9)) else RULES
+    rule = draw(st.sampled_from(several if family.mrope is None else RULES[:4]))
     block: dict[str, Any] = {draw(st.sampled_from(("rope_type", "rope_type", "type"))): rule}
     if rule == "default" and _seldom(draw):
         block = {}
     if draw(st.booleans()):
         block["rope_theta"] = draw(st.sampled_from(THETAS))
-    if fraction is not None and draw(st.booleans()):
+    if fraction is not None and (not on_top or _seldom(draw)):
         block["partial_rotary_factor"] = fraction
     turned = int(head_dim * (fraction or family.partial or 1.0))
     if family.mrope not in (None, "alternating") and turned >= 8:
         block["mrope_section"] = _sections(draw, family, turned // 2)
-    if rule not in ("default", "proportional") or (rule == "proportional" and _seldom(draw)):
+    if rule not in ("default", "axial", "proportional") or (rule == "proportional" and _seldom(draw)):
         block["factor"] = draw(st.sampled_from(FACTORS))
     if rule in ("yarn", "llama3", "longrope"):
         block["original_max_position_embeddings"] = draw(st.sampled_from((512, 16, 100, 4096)))

@@ -35,11 +35,11 @@ class NotBuilt(Exception):
 
 @cache
 def drawn_families() -> dict[str, Part]:
-    """The families with a rotary class in the installed transformers, and that class."""
+    """The families with a rotary class in the installed transformers, and that class; of composites the text part."""
     parts = {part.config: part for part in reversed(all_parts()) if "Attention" not in part.name}
     classes = config_classes()
     named = {name: classes[name].__name__ for name in FAMILIES if name in classes}
-    return {name: parts[cls] for name, cls in named.items() if cls in parts}
+    return {name: parts[cls] for name, cls in named.items() if cls in parts and f"{name}_text" not in FAMILIES}
 
 
 def compare(name: str, fields: dict[str, Any]) -> Counter[str]:
@@ -93,10 +93,11 @@ def _side(part: Part, source: Any, config: Any, own: list[str | None]) -> str:
 
 def _of_layers(config: Any, label: str | None) -> Any:
     """The config that the model builds the rotary module of these layers from: Granite has one for each theta."""
-    if label is None or not config.model_type.startswith("granite") or not hasattr(config, "layer_rope_theta"):
+    if not config.model_type.startswith("granite") or not hasattr(config, "layer_rope_theta"):
         return config
     own = copy.deepcopy(config)
-    theta = config.layer_rope_theta[config.layer_types.index(label)]
+    thetas = zip(config.layer_types, config.layer_rope_theta, strict=True)
+    theta = next(theta for of, theta in thetas if theta and label in (None, of))
     own.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
     return own
 

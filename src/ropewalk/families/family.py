@@ -30,7 +30,8 @@ class Condition:
         if self.values is not None:
             return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
         if self.rope_types is not None:
-            return not value or value.get("rope_type", value.get("type", "default")) in self.rope_types
+            rule = value.get("rope_type", value.get("type", "default")) if isinstance(value, Mapping) else None
+            return rule is None or rule in self.rope_types
         return self.without is None or self.without not in str(value).lower()
 
 
@@ -93,7 +94,7 @@ class Family:
       `block_of`: for a layer type the name of its block, if different. `theta_keys`: older top-level key of each theta.
     - `filled`: a nested block takes every key that it lacks from the block of `blocks`, not only theta.
     - `scaled`: layer types that a flat `rope_scaling` applies to. `scaled_block`: its defaults for a `rope_type`.
-      `thetas_on_top`: a theta in it is ignored.
+      `thetas_on_top`: a theta in it is ignored; without layer types, the first of `top_thetas` precedes the block's.
     - `layer_types`: all layer types of a family with one block. `nope`: those that do not rotate. `nope_needs_window`:
       they do rotate if `sliding_window` is null. `rope_needs_window`: no layer rotates if it is null. `flags`: key of a
       list with 1 for each layer that rotates and 0 for others; it takes precedence.

@@ -129,6 +129,7 @@ FAMILIES.add(  # values rotate, too
     sizes={"projection_dim": 768, "num_attention_heads": 12},
     switch=("use_rotary_embedding", True, True),
     fixed=True,
+    top_thetas=(),
 )
 FAMILIES.add("nanochat", HALF, backwards=True)
 FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
@@ -237,11 +238,12 @@ _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 MLA = replace(INTERLEAVED, mla=True, head_dim=64)
 
 # --- interleaved pairs
-FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, looked_up="embed_positions")
+FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, top_thetas=(), looked_up="embed_positions")
 FAMILIES.add(  # with `rotary_value`, values rotate, too
     "roformer",
     INTERLEAVED,
     fixed=True,
+    top_thetas=(),
     sizes={"hidden_size": 768, "num_attention_heads": 12},
     looked_up="embed_positions.weight",
 )
@@ -296,10 +298,10 @@ FAMILIES.add(
     reads_flag=True,
     keys=MINISTRAL,
     max_position_embeddings=1_048_576,
-    holds=dict.fromkeys(
-        ("rope_scaling", "rope_parameters"),
-        Condition("without a scaling rule its class rotates whole heads", rope_types=_SCALED),
-    ),
+    holds={
+        "rope_parameters": Condition("without a scaling rule its class rotates whole heads", rope_types=_SCALED),
+        "rope_scaling": Condition("with `rope_scaling` its class rotates whole heads", values=(None,)),
+    },
     slice_of=("qk_nope_head_dim", "qk_rope_head_dim"),
     sizes={"qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
     block={
@@ -395,6 +397,7 @@ FAMILIES.add(
     HALF,
     head_dim=128,
     partial=1.0,
+    fraction_keys=(),
     blocks={
         "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 1.0},
         "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
@@ -429,6 +432,7 @@ FAMILIES.add(
     partial=1.0,
     thetas="rope_theta",
     fractions="partial_rotary_factors",
+    fraction_keys=(),
     scaled=("full_attention",),
 )
 FAMILIES.add(
@@ -491,7 +495,15 @@ FAMILIES.add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
 FAMILIES.add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
 FAMILIES.add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
 FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), in_turn=True)
-FAMILIES.add("inkling2_vision sam3_vit_model llama4_vision_model", INTERLEAVED, axial=(1, 0))
+FAMILIES.add("inkling2_vision sam3_vit_model", INTERLEAVED, axial=(1, 0))
+FAMILIES.add(
+    "llama4_vision_model",
+    INTERLEAVED,
+    axial=(1, 0),
+    holds=dict.fromkeys(
+        ("rope_scaling", "rope_parameters"), Condition("its class ignores scaling", rope_types=("default", "axial"))
+    ),
+)
 FAMILIES.add(
     "sam2_video sam3_tracker_video edgetam_video",
     INTERLEAVED,
@@ -505,13 +517,16 @@ FAMILIES.add(
     heads_key="memory_attention_num_attention_heads",
     divisor_key="memory_attention_downsample_rate",
     top_thetas=("memory_attention_rope_theta", "rope_theta"),
+    thetas_on_top=True,
 )
 FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
 FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0, head_dim=64)
 FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
 
 # --- vision towers with coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
-FAMILIES.add("dinov3_vit eomt_dinov3 sapiens2", HALF, axial=(0, 1), theta=100.0)
+_DINO = replace(HALF, axial=(0, 1), theta=100.0)
+FAMILIES.add("dinov3_vit sapiens2", _DINO, fixed=True)
+FAMILIES.add("eomt_dinov3", _DINO)
 
 
 _PLAIN = ("default", "linear", "dynamic")  # rules without an attention factor

@@ -81,6 +81,8 @@ def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family
     """
     inner = fields.get("attn_config")
     stated = None if family.fixed else _first(block, "rope_theta")
+    if family.thetas_on_top and not family.blocks:
+        stated = _first(fields, family.top_thetas[0]) or stated
     stated = stated or _first(fields, *family.top_thetas)
     if stated is None and isinstance(inner, Mapping):
         stated = _first(inner, "rope_theta")

@@ -77,7 +77,7 @@ def _rope_fields(
     head_dim = head_dim_of(fields, family, layer_type)
     rule = rule_of(block, family.meanings)
     in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
-    if in_rule and family.slice_of:
+    if in_rule and family.mla:
         raise RopeError(
             f"from_hf: the class of this {name} spreads `proportional` over whole heads, of which only a slice rotates.",
             facts={"rope block": dict(block)},
@@ -88,7 +88,7 @@ def _rope_fields(
     further = (*family.keys, *(_MROPE_KEYS if family.mrope else ()))
     scaling = scaling_of(block, rule, further_keys=further, max_position_embeddings=longest)
     scaled = rule is not None
-    rotary_dim = head_dim if in_rule and not family.mla else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
+    rotary_dim = head_dim if in_rule else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
     theta = theta_of(fields, block, family)
     unread = block.get("rope_theta") or (None if "rope_theta" in family.top_thetas else fields.get("rope_theta"))
     if family.fixed and (scaling is not None or unread not in (None, theta)):

@@ -113,6 +113,12 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
             )
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
+        if name in FAMILIES and not (family.blocks or family.scaled):
+            raise RopeError(
+                f"from_hf: transformers' {name} reads one flat block, and this config nests them by layer type.",
+                facts={"rope block": stated},
+                cure="Write one block for all layers.",
+            )
         return dict(_nested(fields, stated, family).items())
     block = _with_length(fields, family, dict(family.block) if stated is None else stated)
     if stated is not None and (family.blocks or family.scaled) and not (old and family.scaled):
@@ -196,8 +202,11 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
             )
         values = {key: next(iter(values)) for key, values in own.items()}
         _check_listed_theta(fields, family, block, values, name)
-        scaled = block if not family.scaled or label in family.scaled else {}
-        blocks[label] = {**scaled, **values} if values.get("rope_theta", 1) else None
+        if family.scaled:  # a flat block precedes the lists, in the layers that it applies to
+            own_block = {**values, **block} if label in family.scaled else values
+        else:
+            own_block = {**block, **values}
+        blocks[label] = own_block if values.get("rope_theta", 1) else None
     return blocks
 
 
@@ -273,9 +282,9 @@ def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
             facts={"rope_parameters": dict(new), "rope_scaling": dict(old)},
             cure="Keep one of them; transformers 5 writes rope_parameters.",
         )
-    if new:
-        return dict(new), False
-    return (dict(old), True) if old else (None, False)
+    if old and not new:
+        return dict(old), True
+    return (None if new is None else dict(new)), False  # an empty block replaces the class's default
 
 
 def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> Blocks:
