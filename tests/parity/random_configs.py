@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import json
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -124,9 +125,11 @@ def _same(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) 
 
 
 def run(name: str, number: int, count: int) -> dict[str, Any]:
-    """The row of one family: how many configs were drawn from this seed, how they were read, and what differs."""
-    sides: Counter[str] = Counter()
-    drawn, built, differences = 0, 0, []
+    """The row of one family: the configs drawn from this seed, how their sides are read, and the first difference.
+
+    Nothing is counted after a difference; hypothesis then shrinks it to a minimal config.
+    """
+    row: dict[str, Any] = {"family": name, "drawn": 0, "not built": 0, "sides": Counter()}
 
     @seed(number)
     @settings(
@@ -139,30 +142,45 @@ def run(name: str, number: int, count: int) -> dict[str, Any]:
     )
     @given(configs(name))
     def check(fields: dict[str, Any]) -> None:
-        nonlocal drawn, built
-        drawn += not differences
+        counts = "differs" not in row
+        row["drawn"] += counts
         torch.manual_seed(0)
         try:
             found = compare(name, fields)
-        except NotBuilt as error:
-            if not differences:
-                sides[f"not built: {error}"] += 1
-            return
+        except NotBuilt:
+            row["not built"] += counts
         except Differs as error:
-            differences.append({"config": copy.deepcopy(fields), "difference": str(error)})
+            row["differs"] = {"config": fields, "difference": str(error)}
             raise
-        built += not differences
-        if not differences:
-            sides.update(found)
+        else:
+            if counts:
+                row["sides"].update(found)
 
-    try:
+    with contextlib.suppress(Differs):
         check()
-    except Differs:
-        pass
-    row = {"family": name, "drawn": drawn, "built": built, "sides": dict(sides)}
-    return {**row, "differs": differences[-1]} if differences else row
+    return {**row, "sides": dict(row["sides"])}
 
 
-def show(row: dict[str, Any]) -> str:
-    """One line for people."""
-    return json.dumps(row)
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The numbers of a run over its families, and why sides were refused."""
+    sides: Counter[str] = Counter()
+    reasons: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for key, count in row["sides"].items():
+            side, how, *why = key.split(": ", maxsplit=2)
+            sides[f"{side}: {how}"] += count
+            if why:
+                words = re.sub(r"\b[\d.]+\b", "N", why[0].replace(row["family"], "...")).rstrip(".")
+                families = reasons.setdefault(words, {})
+                families[row["family"]] = families.get(row["family"], 0) + count
+    return {
+        "families": len(rows),
+        "drawn": sum(row["drawn"] for row in rows),
+        "not built": sum(row["not built"] for row in rows),
+        "sides": dict(sorted(sides.items())),
+        "differs": [{"family": row["family"], **row["differs"]} for row in rows if "differs" in row],
+        "refused": [
+            {"reason": words, "sides": sum(families.values()), "families": sorted(families)}
+            for words, families in sorted(reasons.items(), key=lambda item: -sum(item[1].values()))
+        ],
+    }

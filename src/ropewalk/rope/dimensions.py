@@ -178,8 +178,10 @@ def rotary_dim_of(
     if family.mla:
         heads = (_whole(fields, "qk_nope_head_dim") or 0) + head_dim, _whole(fields, "head_dim") or 0
         for key, fraction in fractions.items():
-            of_heads = [int(dim * float(fraction)) for dim in heads]
-            if stated[key] != head_dim and (family.partial is not None or head_dim not in of_heads):
+            of_slice = family.partial is not None or (scaled and not family.blocks)  # not of the whole head
+            if stated[key] != head_dim and (
+                of_slice or head_dim not in [int(dim * float(fraction)) for dim in heads]
+            ):
                 facts = {key: fraction, "qk_rope_head_dim": head_dim}
                 raise _contradicts(key, stated[key], name, head_dim, facts)
         return head_dim
@@ -205,7 +207,8 @@ def rotary_dim_of(
 def fraction_in_rule(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> Any:
     """Return the fraction of a rule that has one (`proportional`): the block's, else the config's or the class's."""
     stated = _first(block, "partial_rotary_factor") or _first(fields, *family.fraction_keys)
-    return (1.0 if family.partial is None else family.partial) if stated is None else stated[1]
+    defaults = (None if stated is None else stated[1], family.scaled_partial, family.partial, 1.0)
+    return next(value for value in defaults if value is not None)
 
 
 def _contradicts(key: str, count: int, name: str, rotated: int, facts: Mapping[str, Any]) -> RopeError:
