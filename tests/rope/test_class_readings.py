@@ -314,7 +314,7 @@ def test_vision_configs_under_the_name_of_their_composite(model_type: str) -> No
 
 def test_a_stated_pairing_does_not_hide_the_axes() -> None:
     """`rope_interleave`, which our own message advises, says how features pair; the block's `axial` stands."""
-    fields = {"model_type": "new_vision", "hidden_size": 64, "num_heads": 2, "rope_interleave": False}
+    fields = {"hidden_size": 64, "num_heads": 2, "rope_interleave": False}
     rope = rw.RopeConfig.from_hf({**fields, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}})
     assert rope == rw.RopeConfig(32, interleaved=False, axes=rw.positions.axes_from_sections([8, 8]), axes_restart=True)
     assert rope.to_hf() == {"rope_type": "axial", "rope_theta": 1e4}

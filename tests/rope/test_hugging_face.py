@@ -170,10 +170,21 @@ def test_layer_types_of_a_flat_config() -> None:
 
 
 def test_unknown_family_with_its_pairing() -> None:
-    """A config that says how it pairs may have any model_type, or none."""
-    assert read(model_type="new_model", rope_interleave=True).interleaved is True
+    """A config that says how it pairs may have no model_type; an unknown one is read with one warning."""
     assert read(model_type=..., rope_interleave=False).interleaved is False
-    assert read(model_type="new_model", rope_interleave=True, partial_rotary_factor=0.5).rotary_dim == 32
+    assert read(model_type=..., rope_interleave=True, partial_rotary_factor=0.5).rotary_dim == 32
+    with pytest.warns(UserWarning, match="'new_model' is unknown and read by its pairing alone") as told:
+        assert read(model_type="new_model", rope_interleave=True).interleaved is True
+    assert [Path(warning.filename).name for warning in told] == ["test_hugging_face.py"]
+
+
+@pytest.mark.parametrize("unread", [{"use_fope": True}, {"use_forget_gate": True}, {"rope_delta": 7}])
+def test_unread_settings_of_a_known_family(unread: dict[str, Any]) -> None:
+    """One warning names the keys that nothing reads; off, they are passed over."""
+    with pytest.warns(UserWarning, match=f"these keys are not read: `{next(iter(unread))}`") as told:
+        assert read(**unread) == read()
+    assert len(told) == 1
+    assert read(**{key: type(value)(0) for key, value in unread.items()}) == read()
 
 
 def test_ernie_axes() -> None:
@@ -205,7 +216,10 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("ALiBi", {"model_type": "bloom"}, "no rotary embedding; bloom uses ALiBi"),
     ("no model_type", {"model_type": ...}, "never guessed"),
     ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
-    ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)Add "rope_interleave".*RopeConfig'),
+    ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)own code rotates .* add "rope_interleave".*PaTH and FoX'),
+    ("PaTH", {"model_type": "path_attn", "rope_interleave": True}, "path_attn is not described .* PaTH"),
+    ("FoX", {"model_type": "forgetting_transformer"}, r"(?s)FoX.*Use the model's own code"),
+    ("unknown with a gate", {"model_type": "xyz", "use_forget_gate": True, "rope_interleave": True}, "may not be RoPE"),
     ("refused family", {"model_type": "vjepa2"}, "vjepa2 is not described .*: its formula is not"),
     ("flag against the class", {"rope_interleave": True}, "`rope_interleave` contradicts the pairing of transformers'"),
     ("flag not boolean", {"model_type": "deepseek_v3", "rope_interleave": "yes"}, "`rope_interleave` contradicts"),

@@ -542,7 +542,7 @@ FAMILIES.add(
 FAMILIES.add(
     "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))}
 )
-FAMILIES.add("qwen", HALF, partial=1.0, holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))})
+FAMILIES.add("qwen", HALF, partial=1.0, top_thetas=("rotary_emb_base", "rope_theta"), holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))})
 FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
 FAMILIES.add("llada", HALF, switch=("rope", True, False))
 FAMILIES.add("kimi_k2", MLA)
@@ -581,6 +581,8 @@ REFUSED: dict[str, str] = {
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
     "mistral_large4_text": "its frequencies have learned factors, which only the checkpoint contains",
+    "path_attn": "its positions are products of matrices that depend on the text (PaTH, arXiv:2505.16381)",
+    "forgetting_transformer": "a forget gate decays its scores, beside or in place of RoPE (FoX, arXiv:2503.02130)",
     "qwen2_5_omni_dit": "only its first head rotates",
     "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
 }

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import difflib
 import json
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, family_name, trained_as
+from ropewalk.families import (
+    FAMILIES,
+    NO_ROTATION,
+    REFUSED,
+    Family,
+    described,
+    family_name,
+    trained_as,
+    unread_keys,
+)
 from ropewalk.rope.dimensions import (
     axes_from_sections,
     axes_of,
@@ -40,7 +50,9 @@ _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 def read(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None) -> dict[str, Any]:
     """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
     fields, family, name = _described(config)
-    return _rope_fields(fields, family, name, block_of_layer(fields, family, name, layer_type), layer_type)
+    read = _rope_fields(fields, family, name, block_of_layer(fields, family, name, layer_type), layer_type)
+    _warn(fields, family, name)
+    return read
 
 
 def read_layer_types(
@@ -48,10 +60,12 @@ def read_layer_types(
 ) -> dict[str | None, dict[str, Any] | None]:
     """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`."""
     fields, family, name = _described(config)
-    return {
+    read = {
         label: None if block is None else _rope_fields(fields, family, name, block, label)
         for label, block in blocks_of_layers(fields, family, name).items()
     }
+    _warn(fields, family, name)
+    return read
 
 
 def is_nested(config: Any) -> bool:
@@ -65,6 +79,18 @@ def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
     """Return the config of the described part, its family, and the family's name."""
     fields = _text_part(_read(config))
     return fields, *_family(fields)
+
+
+def _warn(fields: Mapping[str, Any], family: Family, name: str) -> None:
+    """Warn once of keys that are not read, and of a model that is known by its pairing alone."""
+    unread = unread_keys(fields, family)
+    unknown = isinstance(fields.get("model_type"), str) and name not in FAMILIES
+    if unread or unknown:
+        what = [f"`model_type` {name!r} is unknown and read by its pairing alone"] if unknown else []
+        what += [f"these keys are not read: {described(unread)}"] if unread else []
+        warnings.warn(
+            f"from_hf: {'; '.join(what)}. Compare with the model's own code before you trust this rope.", stacklevel=4
+        )
 
 
 def _rope_fields(
@@ -232,22 +258,29 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     if name is not None:
         _check_holds(fields, FAMILIES[name], name)
         return FAMILIES[name], name
-    flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
-    if flag is not None:
-        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _is_axial(fields) else ()), str(model_type)
     if isinstance(model_type, str) and model_type in NO_ROTATION:
         raise RopeError(
             f"from_hf: this model has no rotary embedding; {model_type} uses {NO_ROTATION[model_type]}.",
             facts={"model_type": model_type},
             cure="Choose a model with rotary embeddings, such as Llama, Mistral or Qwen.",
         )
+    unread = unread_keys(fields, None)
+    if unread:
+        raise RopeError(
+            "from_hf: this model is unknown, and its config has settings of positions that are not read.",
+            facts={"model_type": model_type, **unread},
+            cure="It may not be RoPE. Read the model's own code; where it is RoPE, write RopeConfig(...) yourself.",
+        )
+    flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
+    if flag is not None:
+        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _is_axial(fields) else ()), str(model_type)
     close = _misspelt(model_type)
-    hint = f"Did you mean `{close}`? Else add" if close else "Add"
+    hint = f"Did you mean `{close}`? Else add" if close else "If the model's own code rotates queries and keys, add"
     raise RopeError(
         "from_hf: the pairing of this model is unknown, and it is never guessed.",
         facts={"model_type": model_type},
         cure=f'{hint} "rope_interleave" to the config: true for {_WAYS[True]} or false for {_WAYS[False]}; '
-        "or write RopeConfig(...) yourself.",
+        "or write RopeConfig(...) yourself. Other encodings, such as PaTH and FoX, have no RopeConfig.",
     )
 
 
