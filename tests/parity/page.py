@@ -76,7 +76,7 @@ minimal config and written into the record.
 |---|{lines}|
 {sides}
 
-Why sides were refused with transformers {newest}:
+{changed}Why sides were refused with transformers {newest}:
 
 | sides | families | why |
 |--:|--:|---|
@@ -88,6 +88,13 @@ def _random(runs: list[dict[str, Any]]) -> list[str]:
     sides = sorted({side for run in runs for side in run["sides"]})
     return [
         RANDOM.format(
+            changed="".join(
+                f"Not drawn with transformers {run['transformers']}, which computes another rope than the newest: "
+                + "; ".join(f"`{name}` ({how})" for name, how in run["changed"].items())
+                + ".\n\n"
+                for run in runs
+                if run["changed"]
+            ),
             newest=runs[0]["transformers"],
             versions=" | ".join(run["transformers"] for run in runs),
             lines="|".join("--:" for _ in runs),

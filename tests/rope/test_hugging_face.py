@@ -217,7 +217,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("no model_type", {"model_type": ...}, "never guessed"),
     ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
     ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)own code rotates .* add "rope_interleave".*PaTH and FoX'),
-    ("PaTH", {"model_type": "path_attn", "rope_interleave": True}, "path_attn is not described .* PaTH"),
+    ("PaTH", {"model_type": "path_attn", "rope_interleave": True}, "path_attn is not described .*PaTH"),
     ("FoX", {"model_type": "forgetting_transformer"}, r"(?s)FoX.*Use the model's own code"),
     ("unknown with a gate", {"model_type": "xyz", "use_forget_gate": True, "rope_interleave": True}, "may not be RoPE"),
     ("refused family", {"model_type": "vjepa2"}, "vjepa2 is not described .*: its formula is not"),

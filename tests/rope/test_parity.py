@@ -263,7 +263,12 @@ READ_ELSEWHERE: list[tuple[dict[str, Any], str | None, str, Any]] = [
     ({"model_type": "gpt_neox", **SMALL, "rope_theta": 5e5}, None, "theta", 10_000.0),
     ({**fixture("olmo_3_1_32b"), "rope_theta": 123_456}, "sliding_attention", "theta", 500_000.0),
     ({"model_type": "phi3", **SMALL, "rope_parameters": LONGROPE}, None, "original_length", 4096),
-    ({"model_type": "phi", **SMALL, "rope_parameters": {"rope_type": "proportional"}}, None, "scaling", rw.scaling.Proportional(0.5)),
+    (
+        {"model_type": "phi", **SMALL, "rope_parameters": {"rope_type": "proportional"}},
+        None,
+        "scaling",
+        rw.scaling.Proportional(0.5),
+    ),
 ]
 
 

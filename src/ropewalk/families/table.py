@@ -374,7 +374,11 @@ FAMILIES.add(
     scaled=("full_attention",),
 )
 FAMILIES.add(
-    "lfm3", HALF, head_dim=128, theta=1_000_000.0, blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5)
+    "lfm3",
+    HALF,
+    head_dim=128,
+    theta=1_000_000.0,
+    blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5),
 )
 FAMILIES.add(  # a top-level list has a theta for each layer
     "ultrabert",
@@ -542,7 +546,13 @@ FAMILIES.add(
 FAMILIES.add(
     "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))}
 )
-FAMILIES.add("qwen", HALF, partial=1.0, top_thetas=("rotary_emb_base", "rope_theta"), holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))})
+FAMILIES.add(
+    "qwen",
+    HALF,
+    partial=1.0,
+    top_thetas=("rotary_emb_base", "rope_theta"),
+    holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))},
+)
 FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
 FAMILIES.add("llada", HALF, switch=("rope", True, False))
 FAMILIES.add("kimi_k2", MLA)

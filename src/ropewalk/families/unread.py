@@ -14,7 +14,9 @@ MEANINGS: dict[str, str] = {
 }
 """The meaning of keys that are known and not read. To support one, remove its row and read it."""
 
-_LOOKS = re.compile("rope|rotary|fope|nope|alibi|forget_gate|yarn|ntk|xpos|theta|position_embeddings?_type|pos_?encoding")
+_LOOKS = re.compile(
+    "rope|rotary|fope|nope|alibi|forget_gate|yarn|ntk|xpos|theta|position_embeddings?_type|pos_?encoding"
+)
 _READ = frozenset(  # for every family, or without any meaning for the rotation of text
     "rope_theta rope_scaling rope_parameters rope_interleave rope_interleaved partial_rotary_factor rotary_pct rotary_dim "
     "rotary rotary_value qk_rope_head_dim qk_nope_head_dim no_rope_layers no_rope_layer_interval "

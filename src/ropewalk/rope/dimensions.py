@@ -179,9 +179,7 @@ def rotary_dim_of(
         heads = (_whole(fields, "qk_nope_head_dim") or 0) + head_dim, _whole(fields, "head_dim") or 0
         for key, fraction in fractions.items():
             of_slice = family.partial is not None or (scaled and not family.blocks)  # not of the whole head
-            if stated[key] != head_dim and (
-                of_slice or head_dim not in [int(dim * float(fraction)) for dim in heads]
-            ):
+            if stated[key] != head_dim and (of_slice or head_dim not in [int(dim * float(fraction)) for dim in heads]):
                 facts = {key: fraction, "qk_rope_head_dim": head_dim}
                 raise _contradicts(key, stated[key], name, head_dim, facts)
         return head_dim

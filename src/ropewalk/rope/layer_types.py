@@ -298,7 +298,11 @@ def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family
     for key, value in stated.items():
         if isinstance(value, Mapping):
             default = (family.blocks.get(key) or {}) if family.theta_keys else {}
-            block = {**(default if family.filled else {}), **value, "rope_theta": _nested_theta(fields, value, default, family, key)}
+            block = {
+                **(default if family.filled else {}),
+                **value,
+                "rope_theta": _nested_theta(fields, value, default, family, key),
+            }
             if family.slice_of:
                 block.setdefault("partial_rotary_factor", 1.0)
             blocks[key] = untruncated(block, outer.get("truncate"))
