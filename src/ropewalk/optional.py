@@ -14,7 +14,6 @@ from urllib.request import url2pathname
 
 from ropewalk.errors import RopeError
 
-
 OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
 """The oldest release of a package that is supported; pyproject.toml states the same."""
 

@@ -48,7 +48,7 @@ def configs(draw: Draw, name: str) -> dict[str, Any]:
         fields["partial_rotary_factor"] = fraction
     if _seldom(draw) and family.thetas != "rope_theta":
         fields["rope_theta"] = draw(st.sampled_from(THETAS))
-    if _seldom(draw, 6) or "original_max_position_embeddings" in known and _seldom(draw):
+    if _seldom(draw, 6) or ("original_max_position_embeddings" in known and _seldom(draw)):
         fields["original_max_position_embeddings"] = draw(st.sampled_from((512, 64, 4096)))
     for key in ("rotary_pct", "rotary_dim", *family.top_thetas, *family.theta_keys.values()):
         if (key in known or "theta" in key or "base" in key) and _seldom(draw):

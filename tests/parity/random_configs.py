@@ -29,9 +29,9 @@ CLOSE, TURNED = 4e-6, 2e-5  # relative, of float32 frequencies; absolute, of tur
 
 CHANGED: dict[str, dict[str, str]] = {  # what older releases compute otherwise: not drawn there
     "5.17": {
-        "pe_audio_encoder": "its theta is 10,000 where a config states none in the block; from 5.18 on 20,000",
-        "step3p5_vision": "it turns the row first; from 5.18 on the column",
-        "minimax_m3_vl_vision": "it turns by row and column; from 5.18 on by frame, row and column, as it was trained",
+        "pe_audio_encoder": "it ignores a `rope_theta` outside the block, and its default in a block without one",
+        "step3p5_vision": "it turns by the row first; in 5.23 by the column",
+        "minimax_m3_vl_vision": "it turns by row and column; in 5.23 by frame, row and column",
     }
 }
 

@@ -137,7 +137,7 @@ NESTING = {"model_type": "gemma3_text", "rope_scaling": None}  # a family with a
 
 @pytest.mark.rejects
 def test_nested_blocks() -> None:
-    """A nested block has its own theta, or its layers' default; one next to the blocks is not read there, so refused."""
+    """A nested block has its own theta, or its layers' default; one next to the blocks is refused."""
     block: dict[str, Any] = {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}}
     assert read("full_attention", **NESTING, rope_parameters=block).theta == 1e6
     assert read("sliding_attention", **NESTING, rope_parameters=block).scaling is None
@@ -255,7 +255,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("two fractions", {"model_type": "phi", "partial_rotary_factor": 0.5, "rotary_dim": 16}, "`rotary_dim` means"),
     ("block no object", {"rope_parameters": [1]}, "`rope_parameters` must be an object or null"),
     ("two blocks", {"rope_parameters": YARN, "rope_scaling": {**YARN, "factor": 8.0}}, "both present and differ"),
-    ("stray key beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` is next to"),
+    ("stray key beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` is"),
     ("stray rule beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "next"),
     ("flat for several thetas", {"model_type": "gemma3_text", "rope_parameters": YARN}, "a block for each layer type"),
     ("alibi", {"model_type": "falcon", "alibi": True}, "this falcon has no rotation"),

@@ -11,7 +11,8 @@ import numpy as np
 
 from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, Trap, blocks
-from ropewalk.families import FAMILIES, described, family_name, unread_keys
+from ropewalk.audit.unread import original_overridden, theta_elsewhere, truncate_nested, unread_settings
+from ropewalk.families import FAMILIES
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import reach
 from ropewalk.rope.scaling import yarn_mscale
@@ -88,22 +89,6 @@ def stated_length(block: Block) -> Finding | None:
         "note",
         f"{what}. Longer texts are an extrapolation.",
         "`ropewalk doctor` measures the context length that the model processes and uses.",
-    )
-
-
-def original_overridden(block: Block) -> Finding | None:
-    """Report an original_max_position_embeddings outside the block that differs from the one inside."""
-    inner = block.written.get("original_max_position_embeddings")
-    family = FAMILIES.get(block.model_type)
-    outer = block.config.get("original_max_position_embeddings", family.original_length if family else None)
-    if block.nested or inner is None or outer is None or inner == outer:
-        return None
-    return block.finding(
-        "original-max-overridden",
-        "warning",
-        f"`original_max_position_embeddings` is {inner} in the rope block and {outer} outside it (or by the class's "
-        "default).",
-        "transformers uses the one outside the block: write it there, and only there.",
     )
 
 
@@ -435,63 +420,6 @@ def theta_missing(block: Block) -> Finding | None:
         "note",
         f"There is no `rope_theta`: the default of this model's class applies, {taken:,.0f}.",
         "Right if the config was published without it; programs with a different default need the key.",
-    )
-
-
-def truncate_nested(block: Block) -> Finding | None:
-    """Report `truncate` in the block of one layer type, where transformers ignores it."""
-    if not block.nested or "truncate" not in block.written or block.rope_type != "yarn":
-        return None
-    return block.finding(
-        "truncate-nested",
-        "warning",
-        f"`truncate: {str(block.written['truncate']).lower()}` is in the block of one layer type: transformers uses "
-        "only `truncate` in the outer dict, so it has no effect there.",
-        "Move it next to the blocks if the model was trained with it (some frequencies differ by up to 1.8x).",
-    )
-
-
-def theta_elsewhere(block: Block) -> Finding | None:
-    """Report a top-level `rope_theta` that the model's class does not read, or not for all layers."""
-    family, stated = FAMILIES.get(block.model_type), block.config.get("rope_theta")
-    if family is None or block.rope is None or not isinstance(stated, int | float):
-        return None
-    shared = "rope_theta" in family.theta_keys.values()
-    others = {label: (own or {}).get("rope_theta") for label, own in family.blocks.items() if shared}
-    without = sorted(label for label, own in others.items() if label not in family.theta_keys and own != stated)
-    other = family.theta_keys.get(block.layer_type or "full_attention", "rope_theta") != "rope_theta"
-    if block.rope.theta == stated and without and not block.nested:
-        return block.finding(
-            "theta-elsewhere",
-            "warning",
-            f"`rope_theta` is {stated:,.10g}, and transformers' {block.model_type} does not give it to "
-            f"{', '.join(without)}.",
-            "Write `rope_parameters` with a block for each layer type.",
-        )
-    if block.rope.theta == stated or (other and not without):
-        return None
-    return block.finding(
-        "theta-elsewhere",
-        "warning",
-        f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} turns with "
-        f"{block.rope.theta:,.10g}.",
-        "Write the theta that the model was trained with into the rope block.",
-    )
-
-
-def unread_settings(block: Block) -> Finding | None:
-    """Report keys that look like settings of positions and that nothing here reads, and an unknown model_type."""
-    family = FAMILIES.get(family_name(block.model_type) or "")
-    unread = unread_keys(block.config, family)
-    if not unread and (family is not None or not block.model_type):
-        return None
-    what = [f"Not read: {described(unread)}."] if unread else []
-    what += [] if family else [f"`model_type` {block.model_type!r} is unknown: only the config's own words are used."]
-    return Finding(
-        code="unread-settings",
-        severity="warning",
-        message=" ".join(what),
-        cure="The model's positions may differ from this description: compare with its own code.",
     )
 
 

@@ -8,7 +8,8 @@ row has a `decoder` if our decoder can express the family. `trained` states the 
 """
 
 from ropewalk.families.family import Condition, DecoderShape, Family
-from ropewalk.families.table import FAMILIES, NO_ROTATION, REFUSED, SOURCES
+from ropewalk.families.sources import SOURCES
+from ropewalk.families.table import FAMILIES, NO_ROTATION, REFUSED
 from ropewalk.families.trained import Trained, trained_as
 from ropewalk.families.unread import described, unread_keys
 

@@ -18,10 +18,10 @@ _LOOKS = re.compile(
     "rope|rotary|fope|nope|alibi|forget_gate|yarn|ntk|xpos|theta|position_embeddings?_type|pos_?encoding"
 )
 _READ = frozenset(  # for every family, or without any meaning for the rotation of text
-    "rope_theta rope_scaling rope_parameters rope_interleave rope_interleaved partial_rotary_factor rotary_pct rotary_dim "
-    "rotary rotary_value qk_rope_head_dim qk_nope_head_dim no_rope_layers no_rope_layer_interval "
-    "memory_attention_rope_feat_sizes memory_attention_rope_dropout memory_attention_rope_k_sizes "
-    "memory_attention_rope_theta enable_temporal_pos_encoding_for_object_pointers".split()
+    {"rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "rope_interleaved", "partial_rotary_factor"}
+    | {"rotary_pct", "rotary_dim", "rotary", "rotary_value", "qk_rope_head_dim", "qk_nope_head_dim", "no_rope_layers"}
+    | {"no_rope_layer_interval", "enable_temporal_pos_encoding_for_object_pointers"}
+    | {f"memory_attention_rope_{name}" for name in ("theta", "feat_sizes", "dropout", "k_sizes")}
 )
 _ROTARY = ("rope", "rotary", "rotary_embedding", "absolute")
 
@@ -33,12 +33,13 @@ def unread_keys(fields: Mapping[str, Any], family: Family | None) -> dict[str, A
     >>> unread_keys({"rope_theta": 1e4, "use_fope": True, "rope_delta": 0}, FAMILIES["llama"])
     {'use_fope': True}
     """
-    read = _READ | ({*family.top_thetas, *family.theta_keys.values(), *family.holds} if family else set())
+    read: set[str | None] = set(_READ)
     if family is not None:
-        switch = family.switch[0] if family.switch else None
-        widths = (key for key, _ in family.head_dim_of.values())
-        read |= {*widths, *family.keys, family.thetas, family.fractions, family.flags, family.theta_ratio, switch}
-    off = (None, False, 0, "", [], {}, *_ROTARY, list(range(fields.get("num_hidden_layers") or 0)))  # or all layers
+        read |= {*family.top_thetas, *family.theta_keys.values(), *family.holds, *family.keys}
+        read |= {family.thetas, family.fractions, family.flags, family.theta_ratio, *(family.switch or ())[:1]}
+        read |= {key for key, _ in family.head_dim_of.values()}
+    every_layer = list(range(fields.get("num_hidden_layers") or 0))
+    off: tuple[Any, ...] = (None, False, 0, "", [], {}, *_ROTARY, every_layer)
     return {
         key: value
         for key, value in fields.items()

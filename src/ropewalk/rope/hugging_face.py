@@ -105,7 +105,7 @@ def _rope_fields(
     in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
     if in_rule and family.mla:
         raise RopeError(
-            f"from_hf: the class of this {name} spreads `proportional` over whole heads, of which only a slice rotates.",
+            f"from_hf: the class of {name} spreads `proportional` over whole heads, and only a slice rotates.",
             facts={"rope block": dict(block)},
             cure="Use another rule.",
         )
