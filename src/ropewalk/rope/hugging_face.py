@@ -78,7 +78,11 @@ def is_nested(config: Any) -> bool:
 def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
     """Return the config of the described part, its family, and the family's name."""
     fields = _text_part(_read(config))
-    return fields, *_family(fields)
+    family, name = _family(fields)
+    block = fields.get("rope_parameters")
+    if family.slice_of and isinstance(block, Mapping) and not isinstance(config, (Mapping, str, PathLike)):
+        fields["rope_parameters"] = {"partial_rotary_factor": 1.0, **block}  # a config object has filled its block in
+    return fields, family, name
 
 
 def _warn(fields: Mapping[str, Any], family: Family, name: str) -> None:
