@@ -120,7 +120,8 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
                 cure="Write one block for all layers.",
             )
         return dict(_nested(fields, stated, family).items())
-    block = _with_length(fields, family, dict(family.block) if stated is None else stated)
+    block = dict(family.block) if stated is None else stated
+    block = block if family.scaled else _with_length(fields, family, block)
     if stated is not None and (family.blocks or family.scaled) and not (old and family.scaled):
         raise RopeError(
             f"from_hf: {name} needs a block for each layer type, and this config has one flat block.",
