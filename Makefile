@@ -42,10 +42,23 @@ types: $(READY)
 layers: $(READY)
 	$(BIN)/lint-imports
 
-# Compare every rotary class and causal family of transformers with ours: the record and docs/models.md. To resume, run it
-# again; several processes can share it.
-parity: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity
+# Compare every rotary class and causal family of transformers with ours, and random configs, drawn from SEED (else the
+# date): the records and docs/models.md. To resume, run it again; several processes can share it. With OLDEST=1: random
+# configs with the oldest transformers that is supported.
+OLDEST_ENV := build/oldest
+parity: $(if $(OLDEST),$(OLDEST_ENV)/.ready,$(READY))
+	OMP_NUM_THREADS=1 $(if $(OLDEST),$(OLDEST_ENV)/bin,$(BIN))/python -m tests.parity $(if $(OLDEST),--random) \
+	  $(if $(SEED),--seed $(SEED))
+
+# The oldest transformers before all that $(VENV) has.
+$(OLDEST_ENV)/.ready: $(READY)
+	$(BIN)/python -m venv $(OLDEST_ENV)
+	$(OLDEST_ENV)/bin/python -c "import pathlib, sysconfig; \
+	  pathlib.Path(sysconfig.get_path('purelib'), 'zz_rest.pth').write_text('import site; site.addsitedir(\"' + \
+	  sysconfig.get_path('purelib').replace('$(OLDEST_ENV)', '$(VENV)') + '\")')"
+	env -u PIP_CONSTRAINT $(OLDEST_ENV)/bin/python -m pip install --quiet \
+	  transformers==5.17.0 huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
+	touch $@
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py

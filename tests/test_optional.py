@@ -42,6 +42,28 @@ def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: 
     assert command == ["pip", "install", "-e", f"{root}[tune]"]
 
 
+@pytest.mark.parametrize(("found", "old"), [("4.57.6", True), ("5.16.1", True), ("5.17.0", False), ("6.0.0", False)])
+def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch, found: str, old: bool) -> None:
+    """Before anything of it is imported, so that its own failures do not come first."""
+    monkeypatch.setattr(optional, "version", lambda _: found)
+    monkeypatch.setattr(optional, "import_module", lambda name: name)
+    if not old:
+        assert need("transformers.cache_utils") == "transformers.cache_utils"
+        return
+    with pytest.raises(RopeError, match=f"transformers {found} is too old: 5.17 is the oldest") as error:
+        need("transformers.cache_utils")
+    assert shlex.split(error.value.cure.partition(": ")[2]) == ["pip", "install", "--upgrade", "transformers>=5.17"]
+
+
+def test_the_oldest_releases_are_those_of_the_project_file() -> None:
+    """One number in three places: here, in pyproject.toml, and in the Makefile's environment for it."""
+    root = Path(__file__).parents[1]
+    for package, numbers in optional.OLDEST.items():
+        oldest = ".".join(map(str, numbers))
+        assert f'"{package}>={oldest}"' in (root / "pyproject.toml").read_text(encoding="utf-8")
+        assert f"{package}=={oldest}." in (root / "Makefile").read_text(encoding="utf-8")
+
+
 def test_the_folder_that_pip_installed_from(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pip install /path`: the same folder again, with the extra; a space in its name survives the shell."""
     folder = tmp_path / "my clone"

@@ -1,11 +1,12 @@
-"""Imports of optional packages on first use, with the command that installs a missing one."""
+"""Imports of optional packages on first use, with the command that installs a missing or an old one."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,13 +14,17 @@ from urllib.request import url2pathname
 
 from ropewalk.errors import RopeError
 
+OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
+"""The oldest release of a package that is supported; pyproject.toml states the same."""
+
 
 def need(module: str, extra: str = "hf") -> Any:
-    """Import `module`; if it is missing, raise `RopeError` with the extra that installs it.
+    """Import `module`; if it is missing or too old, raise `RopeError` with the extra that installs it.
 
     >>> need("json").dumps([1])
     '[1]'
     """
+    _check_release(module.partition(".")[0], extra)
     try:
         return import_module(module)
     except ImportError as error:
@@ -28,6 +33,22 @@ def need(module: str, extra: str = "hf") -> Any:
             facts={"error": str(error)},
             cure=f"Install it: {install_command(extra)}",
         ) from error
+
+
+def _check_release(package: str, extra: str) -> None:
+    """Raise `RopeError` if the installed release of the package is older than the oldest that is supported."""
+    try:
+        found = version(package) if package in OLDEST else ""
+    except PackageNotFoundError:
+        return
+    numbers = tuple(map(int, re.findall(r"\d+", found)[:2]))
+    if numbers and numbers < OLDEST[package]:
+        oldest = ".".join(map(str, OLDEST[package]))
+        raise RopeError(
+            f"ropewalk: {package} {found} is too old: {oldest} is the oldest release that is supported.",
+            facts={"installed": found, "needed": f">={oldest}"},
+            cure=f"Install a newer one: {_command('--upgrade', f'{package}>={oldest}')}",
+        )
 
 
 def install_command(extra: str) -> str:

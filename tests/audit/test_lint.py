@@ -90,6 +90,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("two-blocks", changed(QWEN25, rope_parameters={"rope_type": "default", "rope_theta": 1e6}), QWEN25),
     ("theta-missing", changed(PLAIN, rope_theta=...), PLAIN),
+    ("unread-settings", changed(PLAIN, use_fope=True), changed(PLAIN, use_fope=False)),
     (
         "truncate-nested",
         changed(PLAIN, rope_parameters={"full_attention": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}),
@@ -151,6 +152,8 @@ def test_a_trap_fires_and_is_silent(code: str, trapped: dict[str, Any], clean: d
 
 COMPUTED: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("yarn-variants", QWEN25, PLAIN, 32_768),
+    ("theta-elsewhere", {**PLAIN, "model_type": "gpt_neox"}, PLAIN, 32_768),
+    ("theta-elsewhere", {**PLAIN, "model_type": "olmo3", "rope_theta": 1e6}, {**PLAIN, "model_type": "olmo3"}, 32_768),
     ("low-precision-cast", changed(PLAIN, torch_dtype="bfloat16"), changed(PLAIN, torch_dtype="float32"), 32_768),
     ("low-precision-cast", changed(PLAIN, dtype="torch.float16"), PLAIN, 32_768),
     (

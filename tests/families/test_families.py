@@ -69,10 +69,10 @@ def test_conditions(condition: Condition, values: dict[Any, bool]) -> None:
 
 
 def test_a_condition_on_a_block() -> None:
-    """An absent block and a named rule pass, another rule does not."""
+    """An absent block and a named rule pass, another rule, or a block without one, does not."""
     plain = Condition("", rope_types=("linear",))
     blocks = [None, {}, {"type": "linear"}, {"rope_type": "yarn"}, [1]]
-    assert [plain.holds(block) for block in blocks] == [True, True, True, False, True]
+    assert [plain.holds(block) for block in blocks] == [True, False, True, False, True]
 
 
 SIZES = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -1,9 +1,11 @@
-"""`make parity`: compare every rotary class and causal family of transformers with ropewalk; write record and page.
+"""`make parity`: compare every rotary class and causal family of transformers with ropewalk, and random configs.
 
-    python -m tests.parity [--only NAME ...] [--page]
+    python -m tests.parity [--only NAME ...] [--seed N] [--configs N] [--random] [--page]
 
-Started several times at once, the processes share the work; started again after a kill, it goes on where it was. The
-results are kept under build/parity until something that they depend on changes. `--page` only makes the page anew.
+The random configs are drawn anew each day (`--seed` is the date); the records say from which seed. Started several
+times at once, the processes share the work; started again after a kill, it goes on where it was. The results are kept
+under build/parity until something that they depend on changes. `--random` leaves the classes and families out, as
+`make parity OLDEST=1` does with the oldest transformers that is supported; `--page` only makes the page anew.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,37 +28,59 @@ from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
 from tests.parity.classes import Part, all_parts
 from tests.parity.page import page
+from tests.parity.random_configs import drawn_families, run, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "parity.json", ROOT / "docs" / "models.md"
+RANDOM = RECORD.with_name("parity_random.json")
 _ROOMS = ("families", "rope", "rotation", "backends")
-ROOMS = {"classes": _ROOMS, "causal": (*_ROOMS, "attachment")}
-MODULES = {"classes": ("classes", "own", "check", "record"), "causal": ("causal", "check", "record")}
+ROOMS = {"classes": _ROOMS, "causal": (*_ROOMS, "attachment"), "random": _ROOMS}
+MODULES = {
+    "classes": ("classes", "own", "check", "record"),
+    "causal": ("causal", "check", "record"),
+    "random": ("classes", "own", "draw", "random_configs", "record"),
+}
 
 
 def main() -> None:
     """Measure what is not measured yet; when all is there, write the record and the page."""
     parser = argparse.ArgumentParser(prog="make parity")
     parser.add_argument("--only", nargs="*", default=[], help="classes and families of this name; writes nothing")
-    parser.add_argument("--page", action="store_true", help="make the page from the record that is there")
+    parser.add_argument("--seed", type=int, default=int(datetime.now(UTC).strftime("%Y%m%d")))
+    parser.add_argument("--configs", type=int, default=25, help="random configs of each family [25]")
+    parser.add_argument("--random", action="store_true", help="random configs only")
+    parser.add_argument("--page", action="store_true", help="make the page from the records that are there")
     arguments = parser.parse_args()
-    if not arguments.page:
-        parts = [part for part in all_parts() if not arguments.only or _named(part, arguments.only)]
-        families = [name for name in causal_families() if not arguments.only or name in arguments.only]
-        rows = {
-            "classes": measure("classes", {part.job: partial(check, part) for part in parts}),
-            "causal": measure("causal", {name: partial(check_causal, name) for name in families}),
-        }
-        if arguments.only:
-            print("\n".join(json.dumps(row) for kind in rows.values() for row in kind))
-            return
-        measured, wanted = sum(map(len, rows.values())), len(parts) + len(families)
-        if measured < wanted:
-            print(f"parity: {measured} of {wanted} are measured; other processes have the rest", file=sys.stderr)
-            return
+    only = arguments.only
+    parts = [part for part in all_parts() if not only or _named(part, only)]
+    jobs: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
+        "classes": {part.job: partial(check, part) for part in parts},
+        "causal": {name: partial(check_causal, name) for name in causal_families() if not only or name in only},
+    }
+    drawn = [name for name in drawn_families() if not only or name in only]
+    seed, count = arguments.seed, arguments.configs
+    random = {f"{name} {seed} {count}": partial(run, name, seed, count) for name in drawn}
+    jobs = {} if arguments.page else {"random": random} if arguments.random else {"random": random, **jobs}
+    rows = {kind: measure(kind, of_kind) for kind, of_kind in jobs.items()}
+    if only:
+        print("\n".join(json.dumps(row) for kind in rows.values() for row in kind))
+        return
+    measured, wanted = sum(map(len, rows.values())), sum(map(len, jobs.values()))
+    if measured < wanted:
+        print(f"parity: {measured} of {wanted} are measured; other processes have the rest", file=sys.stderr)
+        return
+    versions = {name: version(name) for name in ("transformers", "torch", "hypothesis")}
+    if "random" in rows:
+        runs = json.loads(RANDOM.read_text(encoding="utf-8"))["runs"] if RANDOM.exists() else []
+        found = {**versions, "seed": seed, "configs": count, **summary(rows.pop("random"))}
+        runs = [found, *(other for other in runs if other["transformers"] != versions["transformers"])]
+        runs.sort(key=lambda of_version: of_version["transformers"], reverse=True)
+        write_whole(RANDOM, json.dumps({"runs": runs}, indent=1) + "\n")
+        print("\n".join(json.dumps(difference) for difference in found["differs"]))
+    if rows:
         rows["classes"] = [{**row, "config": part.config} for part, row in zip(parts, rows["classes"], strict=True)]
-        write_record({"transformers": version("transformers"), "torch": version("torch"), **rows})
-    write_whole(PAGE, page(RECORD))
+        write_record({"transformers": versions["transformers"], "torch": versions["torch"], **rows})
+    write_whole(PAGE, page(RECORD, RANDOM))
 
 
 def write_record(content: dict[str, Any]) -> None:

@@ -68,7 +68,6 @@ CHANGES: dict[str, dict[str, Any]] = {  # what else single families need
     "granitemoehybrid": {"position_embedding_type": "rope", "layer_types": ["mamba", "attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 24},
-    "minimax_m3_vl_text": {"partial_rotary_factor": 0.5},
     "zaya": {"num_experts_per_tok": 1},
     "bailing_hybrid": {"layer_group_size": 2},
     "blt": {

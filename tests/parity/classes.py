@@ -29,7 +29,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_text": {"head_dim": 128},
     "qwen3_omni_moe_talker_text": {"head_dim": 128},
     "qwen4_exp_text": {"rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}},
-    "minimax_m3_vl_text": {"partial_rotary_factor": 0.5},
     "cohere_compass_text": {
         "rope_parameters": {"sliding_attention": _COMPASS, "full_attention": None},
         "layer_types": ["sliding_attention", "full_attention"] * 20,

@@ -32,12 +32,8 @@ class Sample(NamedTuple):
 
 def sample(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> Sample:
     """Random queries turned by the class itself; `rope` says how wide they are and how many axes positions have."""
-    style = STYLES.get(part.name)
-    if style is None:
-        vision = "Vision" in part.name and hasattr(part.file, "apply_rotary_pos_emb_vision")
-        style = _tower if vision or part.name.startswith("MLCD") else None
-    if style is not None:
-        return style(part, config, rope)
+    if is_special(part):
+        return STYLES.get(part.name, _tower)(part, config, rope)
     q = torch.randn(2, 7, 3, rope.head_dim)
     positions = torch.randint(0, LONGEST, (2, 7) if rope.num_axes == 1 else (2, 7, rope.num_axes))
     model = Model(config, layer_type, part.cls, interleave="Audio" not in part.name)
@@ -45,15 +41,21 @@ def sample(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig)
     return Sample(q, positions, model.rotate(q.transpose(1, 2), ids).transpose(1, 2))
 
 
-def frequencies(part: Part, config: Any, layer_type: str | None) -> tuple[Tensor, float] | None:
-    """The class's own inverse frequencies and attention factor; None where it keeps none (complex tables)."""
+def is_special(part: Part) -> bool:
+    """Whether its model is not asked as a text model is: vision towers, and the classes in `STYLES`."""
+    vision = "Vision" in part.name and hasattr(part.file, "apply_rotary_pos_emb_vision")
+    return part.name in STYLES or vision or part.name.startswith("MLCD")
+
+
+def frequencies(part: Part, config: Any, layer_type: str | None, seq_len: int = 1) -> tuple[Tensor, float] | None:
+    """The class's own inverse frequencies and attention factor at a length; None where it keeps none."""
     if "Attention" in part.name:
         return None
-    if part.name in STYLES or "Vision" in part.name or part.name.startswith("MLCD"):
+    if is_special(part):
         module = part.cls(config)
         own = getattr(module, "inv_freq", None)
         return None if own is None else (own.double(), float(getattr(module, "attention_scaling", 1.0)))
-    return Model(config, layer_type, part.cls).frequencies()
+    return Model(config, layer_type, part.cls).frequencies(seq_len)
 
 
 # --- vision towers: tokens of one image, [tokens, heads, features]

@@ -27,8 +27,8 @@ tests/rope/test_remote_code.py.
 """
 
 
-def page(record: Path) -> str:
-    """The page of a record."""
+def page(record: Path, random: Path) -> str:
+    """The page of the two records."""
     content = json.loads(record.read_text(encoding="utf-8"))
     rows = content["classes"]
     count = Counter(by_class(rows).values())
@@ -42,7 +42,10 @@ def page(record: Path) -> str:
     )
     refused = [row for row in rows if row["status"] == "refused"]
     exact = [row for row in rows if row["status"] != "refused"]
-    return "\n".join([head, *_causal(content["causal"]), "", *_refused(refused), "", *_exact(exact), ""])
+    runs = json.loads(random.read_text(encoding="utf-8"))["runs"]
+    return "\n".join(
+        [head, *_random(runs), "", *_causal(content["causal"]), "", *_refused(refused), "", *_exact(exact), ""]
+    )
 
 
 def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -53,6 +56,60 @@ def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
         known = found.get(row["class"], "exact")
         found[row["class"]] = max(known, row["status"], key=order.index)
     return found
+
+
+RANDOM = """## Random configs
+
+Made from `benchmarks/results/parity_random.json`. Each family's configs are drawn at random: heads, widths (odd ones as
+well), rope types with odd parameters, old and new spellings, fractions, thetas in each place, layer types. transformers
+makes its own rotary module of the config, and the config is read from three sides: the raw JSON (file), the config
+object, and the folder that `save_pretrained` writes. Equal: frequencies within 4e-6, the attention factor, and turned
+queries within 2e-5, for rules that depend on the length on both sides of their switch. Where nothing turns, or
+transformers itself makes no module of the config, there is nothing to compare. A difference would be shrunk to a
+minimal config and written into the record.
+
+| transformers | seed | families | configs drawn | not built there | differences |
+|---|--:|--:|--:|--:|--:|
+{runs}
+
+| side | {versions} |
+|---|{lines}|
+{sides}
+
+{changed}Why sides were refused with transformers {newest}:
+
+| sides | families | why |
+|--:|--:|---|
+{reasons}"""
+
+
+def _random(runs: list[dict[str, Any]]) -> list[str]:
+    numbers = ("seed", "families", "drawn", "not built")
+    sides = sorted({side for run in runs for side in run["sides"]})
+    return [
+        RANDOM.format(
+            changed="".join(
+                f"Not drawn with transformers {run['transformers']}, which computes another rope than the newest: "
+                + "; ".join(f"`{name}` ({how})" for name, how in run["changed"].items())
+                + ".\n\n"
+                for run in runs
+                if run["changed"]
+            ),
+            newest=runs[0]["transformers"],
+            versions=" | ".join(run["transformers"] for run in runs),
+            lines="|".join("--:" for _ in runs),
+            runs="\n".join(
+                f"| {run['transformers']} | {' | '.join(str(run[key]) for key in numbers)} | {len(run['differs'])} |"
+                for run in runs
+            ),
+            sides="\n".join(
+                f"| {side} | {' | '.join(str(run['sides'].get(side, 0)) for run in runs)} |" for side in sides
+            ),
+            reasons="\n".join(
+                f"| {row['sides']} | {len(row['families'])} | {row['reason']} |" for row in runs[0]["refused"]
+            ),
+        )
+    ]
 
 
 CAUSAL = """## Causal language models under `rw.attach`

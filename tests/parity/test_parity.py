@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ropewalk.families import FAMILIES
-from tests.parity.__main__ import PAGE, RECORD
+from tests.parity.__main__ import PAGE, RANDOM, RECORD
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
 from tests.parity.classes import Part, all_parts, rotary_classes
 from tests.parity.page import by_class, page
+from tests.parity.random_configs import compare, drawn_families, run
 
 pytest.importorskip("transformers")
 if not RECORD.exists() or not PAGE.exists():
@@ -24,7 +25,7 @@ ROW_OF = {Part(row["folder"], row["class"], row["config"]): row for row in RECOR
 
 def test_the_page_is_made_from_the_record() -> None:
     """Word for word."""
-    assert PAGE.read_text(encoding="utf-8") == page(RECORD)
+    assert PAGE.read_text(encoding="utf-8") == page(RECORD, RANDOM)
 
 
 def test_every_rotary_class_has_its_row() -> None:
@@ -96,6 +97,35 @@ def test_a_wrong_default_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "helium", replace(FAMILIES["helium"], theta=10_000.0))
     found = check(part)
     assert (found["status"], found["silent"]) == ("differs", "another rope")
+
+
+# --- random configs
+
+
+def test_the_record_of_random_configs() -> None:
+    """At least 2,000 configs for the newest and for the oldest transformers, and none that differs."""
+    runs = json.loads(RANDOM.read_text(encoding="utf-8"))["runs"]
+    assert [run["transformers"].rpartition(".")[0] for run in runs] == ["5.23", "5.17"]
+    for run_ in runs:
+        assert run_["drawn"] - run_["not built"] >= 2_000
+        assert (run_["differs"], run_["sides"]["file: equal"] > 1_500) == ([], True)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_configs(part: int) -> None:
+    """Two configs of each family, the same on every run; `make parity` draws more."""
+    rows = [run(name, 31, 2) for name in list(drawn_families())[part::4]]
+    assert [row["differs"] for row in rows if "differs" in row] == []
+    assert sum(sum(row["sides"].values()) for row in rows) > 200
+
+
+def test_a_difference_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a wrong default in the table a run names a config that states nothing but sizes."""
+    monkeypatch.setitem(FAMILIES, "helium", replace(FAMILIES["helium"], theta=10_000.0))
+    row = run("helium", 31, 10)
+    assert not [key for key in row["differs"]["config"] if "rope" in key]
+    with pytest.raises(AssertionError, match="frequencies"):
+        compare("helium", row["differs"]["config"])
 
 
 # --- causal language models under attach

@@ -132,13 +132,21 @@ def test_two_thetas() -> None:
     assert thetas == [8e4, 9e3]
 
 
+NESTING = {"model_type": "gemma3_text", "rope_scaling": None}  # a family with a block for each layer type
+
+
+@pytest.mark.rejects
 def test_nested_blocks() -> None:
-    """Nested blocks take a shared theta, and default to one where they do not differ."""
-    block = {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}, "rope_theta": 7e4}
-    assert read("full_attention", rope_parameters=block).theta == 7e4
-    assert read("sliding_attention", rope_parameters=block).scaling is None
+    """A nested block has its own theta, or its layers' default; one next to the blocks is refused."""
+    block: dict[str, Any] = {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}}
+    assert read("full_attention", **NESTING, rope_parameters=block).theta == 1e6
+    assert read("sliding_attention", **NESTING, rope_parameters=block).scaling is None
+    with pytest.raises(rw.RopeError, match="`rope_theta` is next to the blocks"):
+        read("full_attention", **NESTING, rope_parameters={**block, "rope_theta": 7e4})
+    with pytest.raises(rw.RopeError, match="llama reads one flat block"):
+        read("full_attention", rope_parameters=block)
     same = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e5}}
-    assert read(rope_parameters=same).theta == 1e5
+    assert read(**NESTING, rope_parameters=same).theta == 1e5
     stray = fixture("gemma_4_e4b")["text_config"]
     stray["rope_parameters"] |= {"rope_theta": None, "rope_type": "default"}
     assert rw.RopeConfig.from_hf(stray, layer_type="full_attention").scaling == Proportional(0.25)
@@ -162,10 +170,21 @@ def test_layer_types_of_a_flat_config() -> None:
 
 
 def test_unknown_family_with_its_pairing() -> None:
-    """A config that says how it pairs may have any model_type, or none."""
-    assert read(model_type="new_model", rope_interleave=True).interleaved is True
+    """A config that says how it pairs may have no model_type; an unknown one is read with one warning."""
     assert read(model_type=..., rope_interleave=False).interleaved is False
-    assert read(model_type="new_model", rope_interleave=True, partial_rotary_factor=0.5).rotary_dim == 32
+    assert read(model_type=..., rope_interleave=True, partial_rotary_factor=0.5).rotary_dim == 32
+    with pytest.warns(UserWarning, match="'new_model' is unknown and read by its pairing alone") as told:
+        assert read(model_type="new_model", rope_interleave=True).interleaved is True
+    assert [Path(warning.filename).name for warning in told] == ["test_hugging_face.py"]
+
+
+@pytest.mark.parametrize("unread", [{"use_fope": True}, {"use_forget_gate": True}, {"rope_delta": 7}])
+def test_unread_settings_of_a_known_family(unread: dict[str, Any]) -> None:
+    """One warning names the keys that nothing reads; off, they are passed over."""
+    with pytest.warns(UserWarning, match=f"these keys are not read: `{next(iter(unread))}`") as told:
+        assert read(**unread) == read()
+    assert len(told) == 1
+    assert read(**{key: type(value)(0) for key, value in unread.items()}) == read()
 
 
 def test_ernie_axes() -> None:
@@ -197,7 +216,10 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("ALiBi", {"model_type": "bloom"}, "no rotary embedding; bloom uses ALiBi"),
     ("no model_type", {"model_type": ...}, "never guessed"),
     ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
-    ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)Add "rope_interleave".*RopeConfig'),
+    ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)own code rotates .* add "rope_interleave".*PaTH and FoX'),
+    ("PaTH", {"model_type": "path_attn", "rope_interleave": True}, "path_attn is not described .*PaTH"),
+    ("FoX", {"model_type": "forgetting_transformer"}, r"(?s)FoX.*Use the model's own code"),
+    ("unknown with a gate", {"model_type": "xyz", "use_forget_gate": True, "rope_interleave": True}, "may not be RoPE"),
     ("refused family", {"model_type": "vjepa2"}, "vjepa2 is not described .*: its formula is not"),
     ("flag against the class", {"rope_interleave": True}, "`rope_interleave` contradicts the pairing of transformers'"),
     ("flag not boolean", {"model_type": "deepseek_v3", "rope_interleave": "yes"}, "`rope_interleave` contradicts"),
@@ -233,8 +255,8 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("two fractions", {"model_type": "phi", "partial_rotary_factor": 0.5, "rotary_dim": 16}, "`rotary_dim` means"),
     ("block no object", {"rope_parameters": [1]}, "`rope_parameters` must be an object or null"),
     ("two blocks", {"rope_parameters": YARN, "rope_scaling": {**YARN, "factor": 8.0}}, "both present and differ"),
-    ("stray key beside nested", {"rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` is next to"),
-    ("stray rule beside nested", {"rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "next to the"),
+    ("stray key beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` is"),
+    ("stray rule beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "next"),
     ("flat for several thetas", {"model_type": "gemma3_text", "rope_parameters": YARN}, "a block for each layer type"),
     ("alibi", {"model_type": "falcon", "alibi": True}, "this falcon has no rotation"),
     ("sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [8, 8, 8]}}, "sum to"),
@@ -277,15 +299,15 @@ def test_layers_without_rotation() -> None:
     """A null block, and a family's own NoPE layers, are said to have no rotation."""
     nope = {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}
     with pytest.raises(rw.RopeError, match="no rotation") as error:
-        read("full_attention", rope_parameters=nope)
+        read("full_attention", **NESTING, rope_parameters=nope)
     assert "rope=None" in error.value.cure
-    assert read("sliding_attention", rope_parameters=nope).theta == 1e4
+    assert read("sliding_attention", **NESTING, rope_parameters=nope).theta == 1e4
     cohere = {"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4}
     assert rw.RopeConfig.from_hf(cohere, layer_type="sliding_attention").interleaved is True
     with pytest.raises(rw.RopeError, match="no rotation"):
         rw.RopeConfig.from_hf(cohere, layer_type="full_attention")
     with pytest.raises(rw.RopeError, match="no `layer_type` was given"):
-        read(rope_parameters=nope)
+        read(**NESTING, rope_parameters=nope)
 
 
 @pytest.mark.rejects

@@ -217,24 +217,6 @@ def test_deviation_su_raises_there() -> None:
     assert isinstance(rw.RopeConfig.from_hf(fixture("phi_3_5_vision_su")).scaling, rw.scaling.LongRoPE)
 
 
-def test_deviation_truncate_in_a_nested_block() -> None:
-    """transformers reads `truncate` beside the nested blocks, where it never is; here the block's own counts."""
-    fields = fixture("laguna_s")
-    fields["rope_parameters"]["full_attention"]["truncate"] = False
-    there, _ = Model(transformers_config(fields), "full_attention").frequencies()
-    here = rw.inverse_frequencies(rw.RopeConfig.from_hf(fields, layer_type="full_attention")).inv_freq[0]
-    published = rw.RopeConfig.from_hf(fixture("laguna_s"), layer_type="full_attention")
-    torch.testing.assert_close(there, rw.inverse_frequencies(published).inv_freq[0], rtol=1e-6, atol=0)
-    assert ((here - there).abs() / there).max() > 0.1
-
-
-def test_deviation_olmo3_theta_of_sliding_layers() -> None:
-    """transformers gives OLMo 3's rope_theta to the full layers alone; here it holds for both, as the file says."""
-    fields = {**fixture("olmo_3_1_32b"), "rope_theta": 123_456}
-    assert transformers_config(fields).rope_parameters["sliding_attention"]["rope_theta"] == 500_000.0
-    assert rw.RopeConfig.from_hf(fields, layer_type="sliding_attention").theta == 123_456.0
-
-
 def test_deviation_phimoe_beyond_the_switch() -> None:
     """Phi-3.5-MoE in transformers takes the long mscale with the short frequencies; here both switch."""
     fields = fixture("phi_3_5_mini") | {"model_type": "phimoe"}
@@ -259,8 +241,44 @@ def test_deviation_a_missing_trained_length() -> None:
         rw.RopeConfig.from_hf(fields)
 
 
-def test_deviation_gpt_neox_rope_theta() -> None:
-    """transformers' GPT-NeoX reads only rotary_emb_base; here a rope_theta without it counts."""
-    fields = {"model_type": "gpt_neox", "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 5e5}
-    assert transformers_config(fields).rope_parameters["rope_theta"] == 10_000.0
-    assert rw.RopeConfig.from_hf(fields).theta == 5e5
+# --- where the file says one thing and its class computes another: here as there
+
+
+@pytest.mark.parametrize("outer", [{}, {"truncate": False}])
+def test_truncate_next_to_nested_blocks(outer: dict[str, Any]) -> None:
+    """transformers reads `truncate` next to the nested blocks, and not in one of them."""
+    fields = fixture("laguna_s")
+    fields["rope_parameters"]["full_attention"]["truncate"] = False
+    fields["rope_parameters"] |= outer
+    there, _ = Model(transformers_config(fields), "full_attention").frequencies()
+    config = rw.RopeConfig.from_hf(fields, layer_type="full_attention")
+    torch.testing.assert_close(rw.inverse_frequencies(config).inv_freq[0], there, rtol=1e-6, atol=0)
+    assert isinstance(config.scaling, rw.scaling.YaRN)
+    assert config.scaling.truncate is not bool(outer)
+
+
+SMALL = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048}
+LONGROPE = {**RULES["longrope"], "rope_theta": 1e4}
+READ_ELSEWHERE: list[tuple[dict[str, Any], str | None, str, Any]] = [
+    ({"model_type": "gpt_neox", **SMALL, "rope_theta": 5e5}, None, "theta", 10_000.0),
+    ({**fixture("olmo_3_1_32b"), "rope_theta": 123_456}, "sliding_attention", "theta", 500_000.0),
+    ({"model_type": "phi3", **SMALL, "rope_parameters": LONGROPE}, None, "original_length", 4096),
+    (
+        {"model_type": "phi", **SMALL, "rope_parameters": {"rope_type": "proportional"}},
+        None,
+        "scaling",
+        rw.scaling.Proportional(0.5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "layer_type", "name", "value"), READ_ELSEWHERE, ids=lambda v: str(v)[:24])
+def test_what_the_class_reads_elsewhere(fields: dict[str, Any], layer_type: str | None, name: str, value: Any) -> None:
+    """A value in a place that the class does not read: its own stands, in the file and in the config object."""
+    config, theirs = rw.RopeConfig.from_hf(fields, layer_type=layer_type), transformers_config(fields)
+    assert getattr(config, name) == value
+    assert rw.RopeConfig.from_hf(theirs, layer_type=layer_type) == config
+    for seq_len in lengths(config):
+        expected, _ = Model(theirs, layer_type).frequencies(seq_len)
+        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
+        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=1e-6, atol=0)

@@ -49,7 +49,7 @@ rules: st.SearchStrategy[Callable[[], Scaling | None]] = st.one_of(  # built in 
 def test_round_trip(rule: Callable[[], Scaling | None], theta: float, interleaved: bool) -> None:
     """from_hf of a base config that carries to_hf's block is the config again, for every rule."""
     config = rw.RopeConfig(64, interleaved=interleaved, theta=theta, scaling=rule(), max_position_embeddings=4096)
-    base = {"model_type": "mine", "rope_interleave": interleaved, "head_dim": 64, "max_position_embeddings": 4096}
+    base = {"rope_interleave": interleaved, "head_dim": 64, "max_position_embeddings": 4096}
     block = json.loads(json.dumps(config.to_hf()))
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": block}) == config
 
@@ -58,7 +58,7 @@ def test_round_trip(rule: Callable[[], Scaling | None], theta: float, interleave
 def test_round_trip_of_a_partial_rotation(pairs: int, others: int) -> None:
     """The exported fraction gives back exactly the rotary dimension, for every pair of numbers."""
     config = rw.RopeConfig(2 * (pairs + others), interleaved=True, rotary_dim=2 * pairs)
-    base = {"model_type": "mine", "rope_interleave": True, "head_dim": config.head_dim}
+    base = {"rope_interleave": True, "head_dim": config.head_dim}
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": config.to_hf()}) == config
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, Trap, blocks
+from ropewalk.audit.unread import original_overridden, theta_elsewhere, truncate_nested, unread_settings
 from ropewalk.families import FAMILIES
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import reach
@@ -88,20 +89,6 @@ def stated_length(block: Block) -> Finding | None:
         "note",
         f"{what}. Longer texts are an extrapolation.",
         "`ropewalk doctor` measures the context length that the model processes and uses.",
-    )
-
-
-def original_overridden(block: Block) -> Finding | None:
-    """Report an original_max_position_embeddings outside the block that differs from the one inside."""
-    inner = block.written.get("original_max_position_embeddings")
-    outer = block.config.get("original_max_position_embeddings")
-    if block.nested or inner is None or outer is None or inner == outer:
-        return None
-    return block.finding(
-        "original-max-overridden",
-        "warning",
-        f"`original_max_position_embeddings` is {inner} in the rope block and {outer} outside it.",
-        "transformers uses the one outside the block: keep only one.",
     )
 
 
@@ -436,19 +423,6 @@ def theta_missing(block: Block) -> Finding | None:
     )
 
 
-def truncate_nested(block: Block) -> Finding | None:
-    """Report `truncate` in the block of one layer type, where transformers ignores it."""
-    if not block.nested or "truncate" not in block.written or block.rope_type != "yarn":
-        return None
-    return block.finding(
-        "truncate-nested",
-        "warning",
-        f"`truncate: {str(block.written['truncate']).lower()}` is in the block of one layer type: transformers uses "
-        "only `truncate` in the outer dict, so it has no effect there.",
-        "ropewalk applies it; transformers has different frequencies (by up to 1.8x for some pairs).",
-    )
-
-
 def partial_ignored(block: Block) -> Finding | None:
     """Report a partial_rotary_factor that the family's transformers code ignores."""
     partial = block.number("partial_rotary_factor")
@@ -516,6 +490,8 @@ TRAPS_OF_KEYS: tuple[Trap, ...] = (
     theta_missing,
     original_overridden,
     truncate_nested,
+    theta_elsewhere,
+    unread_settings,
     dynamic_factor,
     dynamic_cache,
     dynamic_original,

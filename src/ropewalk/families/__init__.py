@@ -3,12 +3,16 @@
 The pairing of features, the handling of partial rotation and the defaults of a config depend on a model's class. The
 tables list them by `model_type`, as implemented in transformers 5.23 and measured by `make parity`. `SOURCES` names the
 code of models that transformers does not contain. Unknown families are never guessed. To add a family, add a row; the
-row has a `decoder` if our decoder can express the family. `trained` states the scalings and lengths of the training.
+row has a `decoder` if our decoder can express the family. `trained` states the scalings and lengths of the training,
+`unread` the keys that no reading knows.
 """
 
 from ropewalk.families.family import Condition, DecoderShape, Family
-from ropewalk.families.table import FAMILIES, NO_ROTATION, REFUSED, SOURCES
+from ropewalk.families.refused import NO_ROTATION, REFUSED
+from ropewalk.families.sources import SOURCES
+from ropewalk.families.table import FAMILIES
 from ropewalk.families.trained import Trained, trained_as
+from ropewalk.families.unread import described, unread_keys
 
 __all__ = [
     "DECODERS",
@@ -20,8 +24,10 @@ __all__ = [
     "DecoderShape",
     "Family",
     "Trained",
+    "described",
     "family_name",
     "trained_as",
+    "unread_keys",
 ]
 
 DECODERS: dict[str, DecoderShape] = {name: row.decoder for name, row in FAMILIES.items() if row.decoder is not None}

@@ -30,7 +30,7 @@ class Condition:
         if self.values is not None:
             return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
         if self.rope_types is not None:
-            rule = value.get("rope_type", value.get("type")) if isinstance(value, Mapping) else None
+            rule = value.get("rope_type", value.get("type", "default")) if isinstance(value, Mapping) else None
             return rule is None or rule in self.rope_types
         return self.without is None or self.without not in str(value).lower()
 
@@ -80,20 +80,22 @@ class Family:
       `sizes`: defaults of those two.
     - `width_key`, `heads_key`, `divisor_key`: different keys of hidden_size, of the number of heads, and of a divisor
       of the width. `whole_width`: the rotation precedes the split into heads.
-    - `max_position_embeddings`: default, tokens.
+    - `max_position_embeddings`: default, tokens. `original_length`: default of an `original_max_position_embeddings`
+      outside the rope block, which takes precedence over the one inside.
     - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features rotates; it is what we describe.
+      `slice_of`: the class makes the slice from a fraction of the sum of these keys (`sizes` has their defaults).
 
     Rotated fraction:
     - `partial`: None: the class rotates the whole head and ignores fractions. A number: the fraction that applies if
       neither the config nor `block` states one. `scaled_partial`: that fraction for blocks with a scaling rule, if
-      different. `fraction_keys`: keys of the fraction that the class reads.
+      different. `fraction_keys`: keys of the fraction that the class reads, or `rotary_dim`.
     - `rotary_dim`: the class reads only `rotary_dim`, and this is its default (GPT-J).
     - `projected`: the class rotates max(projection_dim / (2 num_attention_heads), this number) features.
 
     Frequencies:
     - `theta`, `block`: defaults of released configs, which leave out values equal to the class's.
-    - `theta_key`: different key of theta. `theta_ratio`: key of a factor of theta.
-    - `fixed`: the class reads no block and no theta; a config that states a different one raises.
+    - `top_thetas`: keys of theta outside the block that the class reads. `theta_ratio`: key of a factor of theta.
+    - `fixed`: the class reads no block, only `top_thetas`; a config that states a different rule or theta raises.
     - `meanings`: for a `rope_type` with a different meaning here, the `rope_type` of the rule that it means and the key
       of the block that this depends on (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's
       `dynamic` with `alpha` is NTK-aware scaling.
@@ -104,8 +106,9 @@ class Family:
     Layer types:
     - `blocks`: default block of each layer type, for families with several; None is a layer without rotation.
       `block_of`: for a layer type the name of its block, if different. `theta_keys`: older top-level key of each theta.
+    - `filled`: a nested block takes every key that it lacks from the block of `blocks`, not only theta.
     - `scaled`: layer types that a flat `rope_scaling` applies to. `scaled_block`: its defaults for a `rope_type`.
-      `thetas_on_top`: a theta in it is ignored.
+      `thetas_on_top`: a theta in it is ignored; without layer types, the first of `top_thetas` precedes the block's.
     - `layer_types`: all layer types of a family with one block. `nope`: those that do not rotate. `nope_needs_window`:
       they do rotate if `sliding_window` is null. `rope_needs_window`: no layer rotates if it is null. `flags`: key of a
       list with 1 for each layer that rotates and 0 for others; it takes precedence.
@@ -140,6 +143,7 @@ class Family:
     theta: float = 10_000.0
     head_dim: int | None = None
     max_position_embeddings: int | None = None
+    original_length: int | None = None
     head_width: int = 1
     sizes: Mapping[str, int] = field(default_factory=dict)
     head_dim_keys: tuple[str, ...] = ("head_dim", "attention_head_dim", "kv_channels")
@@ -147,8 +151,10 @@ class Family:
     fixed: bool = False
     block: Block = field(default_factory=dict)
     mla: bool = False
+    slice_of: tuple[str, ...] = ()
     blocks: Mapping[str, Block | None] = field(default_factory=dict)
     theta_keys: Mapping[str, str] = field(default_factory=dict)
+    filled: bool = False
     scaled: tuple[str, ...] = ()
     scaled_block: Mapping[str, Block] = field(default_factory=dict)
     thetas_on_top: bool = False
@@ -180,7 +186,7 @@ class Family:
     heads_key: str | None = None
     divisor_key: str | None = None
     whole_width: bool = False
-    theta_key: str | None = None
+    top_thetas: tuple[str, ...] = ("rope_theta",)
     projected: int | None = None
     keys: tuple[str, ...] = ()
     theta_ratio: str | None = None

@@ -106,11 +106,12 @@ FAMILIES.add(
 FAMILIES.add(
     "qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
-    "chameleon deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
-    "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
+    "chameleon eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
+    "moshi voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
     "lasr_encoder deepseek_ocr2_encoder pocket_tts_audio_tokenizer nemotron3_diarization_audio",
     HALF,
 )
+FAMILIES.add("deepseek_ocr2_text unlimited_ocr_text", HALF, head_dim_keys=())
 FAMILIES.add("starcoder2", HALF, windowed=True)
 FAMILIES.add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
 FAMILIES.add("gemma gemma2 vaultgemma t5_gemma_module", HALF, head_dim=256)
@@ -120,8 +121,8 @@ FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", H
 FAMILIES.add("evolla", HALF, theta=500_000.0)
 FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
 FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
-FAMILIES.add("esm", HALF, switch=("position_embedding_type", "rotary", "absolute"))
-_CONFORMER = replace(HALF, theta_key="rotary_embedding_base")
+FAMILIES.add("esm", HALF, fixed=True, top_thetas=(), switch=("position_embedding_type", "rotary", "absolute"))
+_CONFORMER = replace(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
 FAMILIES.add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
 FAMILIES.add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
 FAMILIES.add(
@@ -137,6 +138,7 @@ FAMILIES.add(  # values rotate, too
     sizes={"projection_dim": 768, "num_attention_heads": 12},
     switch=("use_rotary_embedding", True, True),
     fixed=True,
+    top_thetas=(),
 )
 FAMILIES.add("nanochat", HALF, backwards=True)
 FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
@@ -213,7 +215,8 @@ FAMILIES.add(
 )
 
 # --- half-split, partial
-FAMILIES.add("gpt_neox", HALF, partial=0.25, fraction_keys=("rotary_pct",))
+_NEOX = replace(HALF, fraction_keys=("rotary_pct",), top_thetas=("rotary_emb_base",))
+FAMILIES.add("gpt_neox", _NEOX, partial=0.25)
 FAMILIES.add("stablelm", HALF, partial=0.25)
 FAMILIES.add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
 FAMILIES.add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
@@ -223,21 +226,33 @@ FAMILIES.add(
     partial=1.0,
     block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 )
-FAMILIES.add("gpt_neox_japanese", HALF, partial=1.0, fraction_keys=("rotary_pct",))
-FAMILIES.add("phi3 phi4_multimodal", HALF, partial=1.0, windowed=True, meanings={"yarn": ("longrope", None)})
+FAMILIES.add("gpt_neox_japanese", _NEOX, partial=1.0)
+FAMILIES.add(
+    "phi3 phi4_multimodal",
+    HALF,
+    partial=1.0,
+    windowed=True,
+    original_length=4096,
+    meanings={"yarn": ("longrope", None)},
+)
 FAMILIES.add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
-FAMILIES.add("minimax_m2 minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
+_ROTARY_DIM = ("partial_rotary_factor", "rotary_dim")
+FAMILIES.add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128, fraction_keys=_ROTARY_DIM)
+# Its class ignores `rotary_dim`. The released config also states the fraction, 0.5, so both mean 64 of 128 features.
+FAMILIES.add("minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
 FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256)
 
 
+_SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 MLA = replace(INTERLEAVED, mla=True, head_dim=64)
 
 # --- interleaved pairs
-FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, looked_up="embed_positions")
+FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, top_thetas=(), looked_up="embed_positions")
 FAMILIES.add(  # with `rotary_value`, values rotate, too
     "roformer",
     INTERLEAVED,
     fixed=True,
+    top_thetas=(),
     sizes={"hidden_size": 768, "num_attention_heads": 12},
     looked_up="embed_positions.weight",
 )
@@ -254,6 +269,7 @@ FAMILIES.add(
     holds={
         "first_k_dense_replace": Condition(_FORCED, values=(None, 0)),
         "mlp_layer_types": Condition(_FORCED, without="dense"),
+        "rope_scaling": Condition("its class ignores `rope_scaling`: write `rope_parameters`", values=(None,)),
     },
 )
 FAMILIES.add("helium", INTERLEAVED, theta=100_000.0, head_dim=128)
@@ -286,13 +302,19 @@ FAMILIES.add("glm_moe_dsa", MLA, indexer=Indexer(interleaved=True))
 FAMILIES.add("deepseek_v3 axk1 youtu", MLA, reads_flag=True)
 FAMILIES.add("glm4_moe_lite", MLA, reads_flag=True, partial=1.0)
 FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
-FAMILIES.add("longcat_flash", MLA, theta=10_000_000.0)
+FAMILIES.add("longcat_flash", MLA, theta=10_000_000.0, partial=1.0, slice_of=("head_dim",), sizes={"head_dim": 64})
 FAMILIES.add(
     "mistral4",
     MLA,
     reads_flag=True,
     keys=MINISTRAL,
     max_position_embeddings=1_048_576,
+    holds={
+        "rope_parameters": Condition("without a scaling rule its class rotates whole heads", rope_types=_SCALED),
+        "rope_scaling": Condition("with `rope_scaling` its class rotates whole heads", values=(None,)),
+    },
+    slice_of=("qk_nope_head_dim", "qk_rope_head_dim"),
+    sizes={"qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
     block={
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
@@ -327,11 +349,13 @@ FAMILIES.add(
     indexer=Indexer(interleaved=True, layer_type="indexed_attention"),
     blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
     theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
-    holds={"swa_qk_rope_head_dim": Condition("its sliding layers rotate a different slice", values=(None, 64))},
+    head_dim_of={"sliding_attention": ("swa_qk_rope_head_dim", 64)},
 )
 FAMILIES.add(  # the last features of a head rotate, and those of the attention's output rotate back
     "deepseek_v4",
     MLA,
+    slice_of=("head_dim",),
+    sizes={"head_dim": 512},
     blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
     theta_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
     scaled=("compress",),
@@ -374,13 +398,22 @@ FAMILIES.add(
     "olmo3",
     HALF,
     blocks=two_thetas(500_000.0, 500_000.0),
-    theta_keys={"full_attention": "rope_theta", "sliding_attention": "rope_theta"},
+    theta_keys={"full_attention": "rope_theta"},  # its class gives a top-level theta to the full layers alone
     scaled=("full_attention",),
 )
 FAMILIES.add(
-    "lfm3", HALF, head_dim=128, blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5)
+    "lfm3",
+    HALF,
+    head_dim=128,
+    theta=1_000_000.0,
+    blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5),
 )
-FAMILIES.add("ultrabert", HALF, blocks=two_thetas(1e4, 2_560_000.0))
+FAMILIES.add(  # a top-level list has a theta for each layer
+    "ultrabert",
+    HALF,
+    blocks=two_thetas(1e4, 2_560_000.0),
+    holds={"rope_theta": Condition("its top-level `rope_theta` is a list by layer, or has no effect", values=(None,))},
+)
 FAMILIES.add(
     "laguna",
     HALF,
@@ -396,6 +429,7 @@ FAMILIES.add(
     HALF,
     head_dim=128,
     partial=1.0,
+    fraction_keys=(),
     blocks={
         "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 1.0},
         "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
@@ -422,7 +456,7 @@ _MUSE = replace(
     nope_from_last=4,
 )
 FAMILIES.add("muse_glimmer_text", _MUSE, head_dim=128)
-FAMILIES.add("muse_spark_text", _MUSE, theta=500_000.0, head_dim=64)
+FAMILIES.add("muse_spark_text", _MUSE, head_dim=64, block={"rope_type": "default", "rope_theta": 500_000.0})
 FAMILIES.add(
     "step3p5",
     HALF,
@@ -430,6 +464,7 @@ FAMILIES.add(
     partial=1.0,
     thetas="rope_theta",
     fractions="partial_rotary_factors",
+    fraction_keys=(),
     scaled=("full_attention",),
 )
 FAMILIES.add(
@@ -466,9 +501,11 @@ FAMILIES.add(
     head_dim=64,
     partial=1.0,
     mrope="alternating",
+    filled=True,
+    theta_keys={"full_attention": "rope_theta", "sliding_attention": "rope_theta"},
     blocks={
-        "full_attention": {"rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
     },
 )
 FAMILIES.add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
@@ -490,7 +527,15 @@ FAMILIES.add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
 FAMILIES.add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
 FAMILIES.add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
 FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), in_turn=True)
-FAMILIES.add("inkling2_vision sam3_vit_model llama4_vision_model", INTERLEAVED, axial=(1, 0))
+FAMILIES.add("inkling2_vision sam3_vit_model", INTERLEAVED, axial=(1, 0))
+FAMILIES.add(
+    "llama4_vision_model",
+    INTERLEAVED,
+    axial=(1, 0),
+    holds=dict.fromkeys(
+        ("rope_scaling", "rope_parameters"), Condition("its class ignores scaling", rope_types=("default", "axial"))
+    ),
+)
 FAMILIES.add(
     "sam2_video sam3_tracker_video edgetam_video",
     INTERLEAVED,
@@ -503,14 +548,17 @@ FAMILIES.add(
     width_key="memory_attention_hidden_size",
     heads_key="memory_attention_num_attention_heads",
     divisor_key="memory_attention_downsample_rate",
-    theta_key="memory_attention_rope_theta",
+    top_thetas=("memory_attention_rope_theta", "rope_theta"),
+    thetas_on_top=True,
 )
 FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
-FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0)
+FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0, head_dim=64)
 FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
 
 # --- vision towers with coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
-FAMILIES.add("dinov3_vit eomt_dinov3 sapiens2", HALF, axial=(0, 1), theta=100.0)
+_DINO = replace(HALF, axial=(0, 1), theta=100.0)
+FAMILIES.add("dinov3_vit sapiens2", _DINO, fixed=True)
+FAMILIES.add("eomt_dinov3", _DINO)
 
 
 _PLAIN = ("default", "linear", "dynamic")  # rules without an attention factor
@@ -526,8 +574,14 @@ FAMILIES.add(
 FAMILIES.add(
     "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))}
 )
-FAMILIES.add("qwen", HALF, partial=1.0, holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))})
-FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0)
+FAMILIES.add(
+    "qwen",
+    HALF,
+    partial=1.0,
+    top_thetas=("rotary_emb_base", "rope_theta"),
+    holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))},
+)
+FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
 FAMILIES.add("llada", HALF, switch=("rope", True, False))
 FAMILIES.add("kimi_k2", MLA)
 FAMILIES.add(
@@ -541,45 +595,3 @@ FAMILIES.add(
         "_name_or_path": Condition(_DIVIDED, without="chatglm2-6b-32k"),
     },
 )
-SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies if the release is not on GitHub
-    "baichuan": "alibaba/alimama-video-narrator modeling_baichuan.py@58f8af3; 13B: Mrgengli/baichuan_python@c3b700b",
-    "bailing_moe": "inclusionAI/Ming modeling_bailing_moe.py@22f8315",
-    "chatglm": "THUDM/LongAlign modeling_chatglm.py@21d6e84; rope_ratio: vllm-project/vllm models/chatglm.py@028aedf",
-    "deepseek": "mindspore-lab/mindnlp models/deepseek/modeling_deepseek.py@4842e87",
-    "exaone": "ml-explore/mlx-lm models/exaone.py@1205638",
-    "internlm": "yangulei/internlm-20b modeling_internlm.py@5d2ec53",
-    "internlm2": "IntMeGroup/HarmonyIQA modeling_internlm2.py@79a7bf6",
-    "kimi_k2": "MoonshotAI/Kimi-K2 docs/deploy_guidance.md: DeepSeek-V3's code under another model_type",
-    "llada": "QuentinFitteRey/LLada-Reasoning modeling_llada.py@dad4f02",
-    "minicpm": "mindspore-lab/mindnlp models/minicpm/modeling_minicpm.py@8f4fefb",
-    "minimax_m1": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",
-    "minimax_text_01": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",
-    "qwen": "QwenLM/Qwen-Audio modeling_qwen.py@0b0e882",
-}
-
-
-REFUSED: dict[str, str] = {
-    "blt": "each of its four parts has a separate rope, over bytes or patches (pass the config of one part)",
-    "hunyuan_vl_text": "its formula is not a rotation if axes differ",
-    "vjepa2": "its formula is not a rotation",
-    "kimi_linear": "it has no rotation",
-    "inkling2_text": "it has no rotation",
-    "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE); "
-    "ropewalk.rotation.FourierEmbedding.from_hf(config) makes them",
-    "qwen2_5_omni_dit": "only its first head rotates",
-    "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
-}
-REFUSED |= {"interns1_pro": REFUSED["interns1_pro_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
-
-_ENCODINGS = {
-    "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "
-    "camembert distilbert albert electra ernie mobilebert longformer big_bird bart mbart blenderbot whisper "
-    "clip vit git trocr",
-    "sinusoidal absolute positions": "xglm marian pegasus m2m_100 ctrl fsmt speech_to_text",
-    "a relative position bias": "t5 mt5 umt5 longt5 switch_transformers pop2piano mpnet",
-    "relative positions": "deberta deberta-v2 xlnet transfo-xl funnel",
-    "ALiBi": "bloom mpt",
-    "no positions, because it is recurrent": "mamba mamba2 falcon_mamba rwkv xlstm",
-}
-NO_ROTATION: dict[str, str] = {name: encoding for encoding, names in _ENCODINGS.items() for name in names.split()}
-"""The position encoding of families without a rotary embedding, by `model_type`."""

@@ -6,18 +6,26 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ropewalk.attention.norm import HALF
 from ropewalk.errors import RopeError
 from ropewalk.models.precision import to_float64
+from ropewalk.optional import need
 from ropewalk.readers.losses import likeliest, target_losses, wide_product
 from ropewalk.readers.reader import Advance, QuestionIds, check_questions, check_read
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+else:
+    _caches = need("transformers.cache_utils", "transformers")
+    DynamicCache, DynamicLayer = _caches.DynamicCache, _caches.DynamicLayer
+    DynamicSlidingWindowLayer = _caches.DynamicSlidingWindowLayer
+
 
 _REPLACING = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layers that make new tensors in an update and do not change the old ones."""

@@ -75,16 +75,17 @@ def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int
 
 
 def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
-    """Return the block's theta, else the config's, else the family's, times ChatGLM's ratio.
+    """Return the block's theta (unless the class reads no block), else the config's, else the family's.
 
-    The config's key is `rope_theta`; GPT-NeoX's is `rotary_emb_base`; DBRX's is in `attn_config`.
+    The config's keys are the family's `top_thetas`; DBRX's is in `attn_config`. ChatGLM multiplies it by a ratio.
     """
     inner = fields.get("attn_config")
-    stated = _first(block, "rope_theta") or _first(fields, "rotary_emb_base", "rope_theta")
+    stated = None if family.fixed else _first(block, "rope_theta")
+    if family.thetas_on_top and not family.blocks:
+        stated = _first(fields, family.top_thetas[0]) or stated
+    stated = stated or _first(fields, *family.top_thetas)
     if stated is None and isinstance(inner, Mapping):
         stated = _first(inner, "rope_theta")
-    if stated is None and family.theta_key is not None:
-        stated = _first(fields, family.theta_key)
     ratio = _first(fields, family.theta_ratio) if family.theta_ratio is not None else None
     theta = family.theta if stated is None else number(stated[1], stated[0])
     return theta if ratio is None else theta * number(ratio[1], ratio[0])
@@ -92,22 +93,22 @@ def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family
 
 def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | None) -> int:
     """Return the features of one head; for multi-head latent attention, of its rotated slice."""
-    if family.mla:
-        return _whole(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
     if layer_type is not None:
-        own = _per_layer_head_dim(fields, layer_type)
+        own = _per_layer(fields, layer_type, "qk_rope_head_dim" if family.mla else "head_dim")
         if own is not None:
             return own
         if layer_type in family.head_dim_of:
             key, default = family.head_dim_of[layer_type]
             return _whole(fields, key) or default
+    if family.mla:
+        return _whole(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
     if family.whole_width:
         return _whole(fields, "hidden_size") or _derived_head_dim(fields, family)
     stated = _whole(fields, *family.head_dim_keys)
     if stated is not None:
         return _part_of(stated, family)
     if family.head_dim is not None and "head_dim" not in fields:
-        return family.head_dim
+        return _part_of(family.head_dim, family)
     return family.head_width * _derived_head_dim({**family.sizes, **fields}, family)
 
 
@@ -138,16 +139,16 @@ def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
     return _part_of(width // heads, family)
 
 
-def _per_layer_head_dim(fields: Mapping[str, Any], layer_type: str) -> int | None:
-    """Return the head_dim of transformers' `per_layer_config` (overrides by layer index), or None without one."""
+def _per_layer(fields: Mapping[str, Any], layer_type: str, key: str) -> int | None:
+    """Return a width in transformers' `per_layer_config` (overrides by layer index), or None without one."""
     overrides, types = fields.get("per_layer_config"), fields.get("layer_types")
     if not isinstance(overrides, Mapping) or not types:
         return None
     for index, override in overrides.items():
         in_range = str(index).isdigit() and int(index) < len(types)
-        if in_range and types[int(index)] == layer_type and isinstance(override, Mapping) and "head_dim" in override:
-            return _whole(override, "head_dim")
-    return _whole(fields, "head_dim")
+        if in_range and types[int(index)] == layer_type and isinstance(override, Mapping) and key in override:
+            return _whole(override, key)
+    return _whole(fields, key)
 
 
 def rotary_dim_of(
@@ -167,11 +168,18 @@ def rotary_dim_of(
     entries = (in_block or _first(fields, "partial_rotary_factor"), _first(fields, "rotary_pct"))
     fractions = dict(entry for entry in entries if entry is not None)
     stated = {key: int(head_dim * number(fraction, key)) for key, fraction in fractions.items()}
+    if family.mla and family.slice_of:
+        width = sum(_whole({**family.sizes, **fields}, key) or 0 for key in family.slice_of)
+        share = next(iter(fractions.values()), head_dim / width if family.partial is None else family.partial)
+        if int(width * number(share, "partial_rotary_factor")) != head_dim:
+            facts = {"qk_rope_head_dim": head_dim, " + ".join(family.slice_of): width, "partial_rotary_factor": share}
+            raise _contradicts("qk_rope_head_dim", head_dim, name, int(width * share), facts)
+        return head_dim
     if family.mla:
         heads = (_whole(fields, "qk_nope_head_dim") or 0) + head_dim, _whole(fields, "head_dim") or 0
         for key, fraction in fractions.items():
-            of_heads = [int(dim * float(fraction)) for dim in heads]
-            if stated[key] != head_dim and (family.partial is not None or head_dim not in of_heads):
+            of_slice = family.partial is not None or (scaled and not family.blocks)  # not of the whole head
+            if stated[key] != head_dim and (of_slice or head_dim not in [int(dim * float(fraction)) for dim in heads]):
                 facts = {key: fraction, "qk_rope_head_dim": head_dim}
                 raise _contradicts(key, stated[key], name, head_dim, facts)
         return head_dim
@@ -186,7 +194,7 @@ def rotary_dim_of(
     elif family.rotary_dim is not None:
         rotated = stated.get("rotary_dim", family.rotary_dim)
     elif family.partial is not None and stated:
-        keys = (*family.fraction_keys, "rotary_dim", *(() if in_block is None else ("partial_rotary_factor",)))
+        keys = (*family.fraction_keys, *(() if in_block is None else ("partial_rotary_factor",)))
         rotated = next((count for key, count in stated.items() if key in keys), rotated)
     for key, count in stated.items():
         if count != rotated:
@@ -194,11 +202,19 @@ def rotary_dim_of(
     return rotated
 
 
+def fraction_in_rule(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> Any:
+    """Return the fraction of a rule that has one (`proportional`): the block's, else the config's or the class's."""
+    stated = _first(block, "partial_rotary_factor") or _first(fields, *family.fraction_keys)
+    defaults = (None if stated is None else stated[1], family.scaled_partial, family.partial, 1.0)
+    return next(value for value in defaults if value is not None)
+
+
 def _contradicts(key: str, count: int, name: str, rotated: int, facts: Mapping[str, Any]) -> RopeError:
     return RopeError(
         f"from_hf: `{key}` means {count} rotated features, but transformers' {name} rotates {rotated}.",
         facts=facts,
-        cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
+        cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself."
+        + (" If it is right, state it as `partial_rotary_factor`." if key == "rotary_dim" else ""),
     )
 
 

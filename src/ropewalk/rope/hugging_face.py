@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import difflib
 import json
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, family_name, trained_as
+from ropewalk.families import (
+    FAMILIES,
+    NO_ROTATION,
+    REFUSED,
+    Family,
+    described,
+    family_name,
+    trained_as,
+    unread_keys,
+)
 from ropewalk.rope.dimensions import (
     axes_from_sections,
     axes_of,
+    fraction_in_rule,
     fraction_of,
     head_dim_of,
     max_position_embeddings_of,
@@ -28,7 +39,7 @@ from ropewalk.rope.dimensions import (
 )
 from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
 from ropewalk.rope.scaling import Ladder, LeRoPE, Scaling
-from ropewalk.rope.values import TRAINED_KEY, as_whole
+from ropewalk.rope.values import as_whole
 
 _INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
 _INDEX_HEAD_DIM = 128  # of every family with an indexer
@@ -45,7 +56,9 @@ def read(
     """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
     fields, family, name = _described(config)
     block = block_of_layer(fields, family, name, layer_type)
-    return _learned(_rope_fields(fields, family, name, block, layer_type), family, name, alpha)
+    found = _learned(_rope_fields(fields, family, name, block, layer_type), family, name, alpha)
+    _warn(fields, family, name)
+    return found
 
 
 def read_layer_types(
@@ -53,12 +66,14 @@ def read_layer_types(
 ) -> dict[str | None, dict[str, Any] | None]:
     """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`."""
     fields, family, name = _described(config)
-    return {
+    found = {
         label: None
         if block is None
         else _learned(_rope_fields(fields, family, name, block, label), family, name, alpha)
         for label, block in blocks_of_layers(fields, family, name).items()
     }
+    _warn(fields, family, name)
+    return found
 
 
 def _learned(rope: dict[str, Any], family: Family, name: str, alpha: Any) -> dict[str, Any]:
@@ -120,7 +135,23 @@ def is_nested(config: Any) -> bool:
 def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
     """Return the config of the described part, its family, and the family's name."""
     fields = text_part(config)
-    return fields, *_family(fields)
+    family, name = _family(fields)
+    block = fields.get("rope_parameters")
+    if family.slice_of and isinstance(block, Mapping) and not isinstance(config, (Mapping, str, PathLike)):
+        fields["rope_parameters"] = {"partial_rotary_factor": 1.0, **block}  # a config object has filled its block in
+    return fields, family, name
+
+
+def _warn(fields: Mapping[str, Any], family: Family, name: str) -> None:
+    """Warn once of keys that are not read, and of a model that is known by its pairing alone."""
+    unread = unread_keys(fields, family)
+    unknown = isinstance(fields.get("model_type"), str) and name not in FAMILIES
+    if unread or unknown:
+        what = [f"`model_type` {name!r} is unknown and read by its pairing alone"] if unknown else []
+        what += [f"these keys are not read: {described(unread)}"] if unread else []
+        warnings.warn(
+            f"from_hf: {'; '.join(what)}. Compare with the model's own code before you trust this rope.", stacklevel=4
+        )
 
 
 def text_part(config: Any) -> dict[str, Any]:
@@ -137,18 +168,25 @@ def _rope_fields(
     longest = max_position_embeddings_of(fields, family)
     head_dim = head_dim_of(fields, family, layer_type)
     rule = rule_of(block, family.meanings)
-    if fields.get(TRAINED_KEY) is not None and rule is not None and TRAINED_KEY in rule.required_keys:
-        block = {**block, TRAINED_KEY: fields[TRAINED_KEY]}  # Phi-3's place, which transformers prefers
+    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
+    if in_rule and family.mla:
+        raise RopeError(
+            f"from_hf: the class of {name} spreads `proportional` over whole heads, and only a slice rotates.",
+            facts={"rope block": dict(block)},
+            cure="Use another rule.",
+        )
+    if in_rule:
+        block = {**block, "partial_rotary_factor": fraction_in_rule(fields, block, family)}
     further = (*family.keys, *(_MROPE_KEYS if family.mrope else ()))
     scaling = scaling_of(block, rule, further_keys=further, max_position_embeddings=longest)
-    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
     scaled = rule is not None
     rotary_dim = head_dim if in_rule else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
     theta = theta_of(fields, block, family)
-    if family.fixed and (scaling is not None or theta != family.theta):
+    unread = block.get("rope_theta") or (None if "rope_theta" in family.top_thetas else fields.get("rope_theta"))
+    if family.fixed and (scaling is not None or unread not in (None, theta)):
         raise RopeError(
-            f"from_hf: transformers' {name} ignores rope blocks and theta, and this config states one.",
-            facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
+            f"from_hf: transformers' {name} ignores rope blocks and `rope_theta`, and this config states one.",
+            facts={"scaling": scaling, "rope_theta": unread, "the class's theta": theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
     axes = axes_of(block, family, name, rotary_dim // 2)
@@ -286,22 +324,29 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     if name is not None:
         _check_holds(fields, FAMILIES[name], name)
         return FAMILIES[name], name
-    flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
-    if flag is not None:
-        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _is_axial(fields) else ()), str(model_type)
     if isinstance(model_type, str) and model_type in NO_ROTATION:
         raise RopeError(
             f"from_hf: this model has no rotary embedding; {model_type} uses {NO_ROTATION[model_type]}.",
             facts={"model_type": model_type},
             cure="Choose a model with rotary embeddings, such as Llama, Mistral or Qwen.",
         )
+    unread = unread_keys(fields, None)
+    if unread:
+        raise RopeError(
+            "from_hf: this model is unknown, and its config has settings of positions that are not read.",
+            facts={"model_type": model_type, **unread},
+            cure="It may not be RoPE. Read the model's own code; where it is RoPE, write RopeConfig(...) yourself.",
+        )
+    flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
+    if flag is not None:
+        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _is_axial(fields) else ()), str(model_type)
     close = _misspelt(model_type)
-    hint = f"Did you mean `{close}`? Else add" if close else "Add"
+    hint = f"Did you mean `{close}`? Else add" if close else "If the model's own code rotates queries and keys, add"
     raise RopeError(
         "from_hf: the pairing of this model is unknown, and it is never guessed.",
         facts={"model_type": model_type},
         cure=f'{hint} "rope_interleave" to the config: true for {_WAYS[True]} or false for {_WAYS[False]}; '
-        "or write RopeConfig(...) yourself.",
+        "or write RopeConfig(...) yourself. Other encodings, such as PaTH and FoX, have no RopeConfig.",
     )
 
 

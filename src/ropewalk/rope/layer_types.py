@@ -10,6 +10,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.scaling import RULES, Scaling, rule_of_type
+from ropewalk.rope.values import TRAINED_KEY
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
@@ -89,7 +90,7 @@ def scaling_of(
 # --- the block of each layer type
 
 Blocks = dict[str, dict[str, Any] | None]  # by layer type; None: its layers do not rotate
-_SHARED = ("rope_theta", "partial_rotary_factor")  # defaults next to nested blocks
+_OUTER = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "truncate")  # keys that are no layer type
 _NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
@@ -112,13 +113,34 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
             )
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
+        if name in FAMILIES and not (family.blocks or family.scaled):
+            raise RopeError(
+                f"from_hf: transformers' {name} reads one flat block, and this config nests them by layer type.",
+                facts={"rope block": stated},
+                cure="Write one block for all layers.",
+            )
         return dict(_nested(fields, stated, family).items())
-    of_layers = _by_lists(fields, family, dict(family.block) if stated is None else stated, name)
+    block = dict(family.block) if stated is None else stated
+    block = block if family.scaled else _with_length(fields, family, block)
+    if stated is not None and (family.blocks or family.scaled) and not (old and family.scaled):
+        raise RopeError(
+            f"from_hf: {name} needs a block for each layer type, and this config has one flat block.",
+            facts={"block": stated, "layer types": sorted(family.blocks or fields.get("layer_types") or ())},
+            cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks or family.scaled)) + '": {...}, ...}.',
+        )
+    if stated is not None and family.scaled and not family.thetas_on_top and "rope_type" not in stated:
+        raise RopeError(
+            f"from_hf: transformers' {name} reads only `rope_type` in a flat block, which this one lacks.",
+            facts={"block": stated},
+            cure="Add `rope_type`.",
+        )
+    if stated is not None and family.scaled:
+        stated, block = untruncated(stated), untruncated(block)
+    of_layers = _by_lists(fields, family, block, name)
     if of_layers:
         return dict(of_layers.items())
     if family.blocks:
-        return dict(_of_family(fields, stated, old, family, name).items())
-    block = dict(family.block) if stated is None else stated
+        return dict(_of_family(fields, stated, family).items())
     rotating = _rotating_types(fields, family)
     if all(rotating.values()):
         return {None: block}
@@ -140,6 +162,13 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
     if layer_type is not None:
         _check_flat(fields, family, name, layer_type)
     return flat
+
+
+def _with_length(fields: Mapping[str, Any], family: Family, block: dict[str, Any]) -> dict[str, Any]:
+    """Return a flat block with the trained length that is next to it (Phi-3's place), which transformers prefers."""
+    rule, outer = rule_of(block, family.meanings), fields.get(TRAINED_KEY, family.original_length)
+    wanted = rule is not None and TRAINED_KEY in rule.required_keys and outer is not None
+    return {**block, TRAINED_KEY: outer} if wanted else block
 
 
 def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], name: str) -> Blocks:
@@ -173,9 +202,26 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
                 cure="Write a RopeConfig(...) for each layer yourself.",
             )
         values = {key: next(iter(values)) for key, values in own.items()}
-        scaled = block if not family.scaled or label in family.scaled else {}
-        blocks[label] = {**scaled, **values} if values.get("rope_theta", 1) else None
+        _check_listed_theta(fields, family, block, values, name)
+        if family.scaled:  # a flat block precedes the lists, in the layers that it applies to
+            own_block = {**values, **block} if label in family.scaled else values
+        else:
+            own_block = {**block, **values}
+        blocks[label] = own_block if values.get("rope_theta", 1) else None
     return blocks
+
+
+def _check_listed_theta(
+    fields: Mapping[str, Any], family: Family, block: Mapping[str, Any], values: Mapping[str, Any], name: str
+) -> None:
+    """Raise if the class only asks whether a listed theta is 0, and the list has another one than the config."""
+    one = block.get("rope_theta", fields.get("rope_theta", family.theta))
+    if family.nope_from_last and values.get("rope_theta") not in (None, 0, one):
+        raise RopeError(
+            f"from_hf: `{family.thetas}` has another theta than the config, and transformers' {name} ignores it.",
+            facts={str(family.thetas): values["rope_theta"], "rope_theta": one},
+            cure="Make them agree, or write a RopeConfig(...) for each layer type yourself.",
+        )
 
 
 def _check_nope_from_last(types: Any, family: Family, name: str) -> None:
@@ -237,29 +283,47 @@ def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
             facts={"rope_parameters": dict(new), "rope_scaling": dict(old)},
             cure="Keep one of them; transformers 5 writes rope_parameters.",
         )
-    if new:
-        return dict(new), False
-    return (dict(old), True) if old else (None, False)
+    if old and not new:
+        return dict(old), True
+    return (None if new is None else dict(new)), False  # an empty block replaces the class's default
 
 
 def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> Blocks:
-    """Return the nested block of each layer type, with the family's defaults."""
+    """Return the nested block of each layer type, with the family's defaults.
+
+    transformers reads `truncate` next to the blocks and nowhere else; a theta or a fraction there has no effect, so a
+    block that lacks its own is refused.
+    """
     blocks: Blocks = {label: None if block is None else dict(block) for label, block in family.blocks.items()}
-    shared: dict[str, Any] = {}
+    outer = {key: value for key, value in stated.items() if not isinstance(value, Mapping)}
     for key, value in stated.items():
         if isinstance(value, Mapping):
-            blocks[key] = {**shared, **value, "rope_theta": _nested_theta(fields, stated, value, family, key)}
-        elif key in _SHARED:
-            if value is not None:
-                shared[key] = value
-        elif key in ("rope_type", "type"):
-            if value not in (None, "default"):
-                raise _outside(key, value, stated)
-        elif value is None:
+            default = (family.blocks.get(key) or {}) if family.theta_keys else {}
+            block = {
+                **(default if family.filled else {}),
+                **value,
+                "rope_theta": _nested_theta(fields, value, default, family, key),
+            }
+            if family.slice_of:
+                block.setdefault("partial_rotary_factor", 1.0)
+            blocks[key] = untruncated(block, outer.get("truncate"))
+        elif value is None and key not in _OUTER:
             blocks[key] = None
-        else:
+    for key, value in outer.items():
+        unused = value is None or key == "truncate" or (key in ("rope_type", "type") and value == "default")
+        in_all = key in _OUTER and all(key in value for value in stated.values() if isinstance(value, Mapping))
+        if not (unused or in_all):
             raise _outside(key, value, stated)
-    return {label: None if block is None else {**shared, **block} for label, block in blocks.items()}
+    return blocks
+
+
+def untruncated(block: Mapping[str, Any], outer: object = None) -> dict[str, Any]:
+    """Return the block of a layer type with the `truncate` that transformers reads: the one next to the blocks."""
+    read = dict(block)
+    rule = rule_of(block)
+    if rule is not None and "truncate" in rule.optional_keys:
+        read["truncate"] = outer
+    return read
 
 
 def _outside(key: str, value: object, stated: Mapping[str, Any]) -> RopeError:
@@ -271,30 +335,22 @@ def _outside(key: str, value: object, stated: Mapping[str, Any]) -> RopeError:
 
 
 def _nested_theta(
-    fields: Mapping[str, Any], stated: Mapping[str, Any], block: Mapping[str, Any], family: Family, label: str
+    fields: Mapping[str, Any], block: Mapping[str, Any], default: Mapping[str, Any], family: Family, label: str
 ) -> Any:
     """Return the theta of a nested block: its own, or the default that transformers uses."""
-    default = (family.blocks.get(label) or {}).get("rope_theta") if family.theta_keys else None
-    candidates = (
-        block.get("rope_theta"),
-        stated.get("rope_theta"),
-        fields.get(family.theta_keys.get(label, "rope_theta")),
-        default,
-        family.theta,
-    )
+    if family.mla and block.get("rope_theta") is None:
+        raise RopeError(
+            "from_hf: a block of a layer type has no theta, and transformers takes that of other layers.",
+            facts={label: dict(block)},
+            cure="Add `rope_theta` to the block.",
+        )
+    key = family.theta_keys.get(label, "") if family.theta_keys else "rope_theta"
+    candidates = (block.get("rope_theta"), fields.get(key), default.get("rope_theta"), family.theta)
     return next(value for value in candidates if value is not None)
 
 
-def _of_family(
-    fields: Mapping[str, Any], stated: dict[str, Any] | None, old: bool, family: Family, name: str
-) -> Blocks:
+def _of_family(fields: Mapping[str, Any], stated: dict[str, Any] | None, family: Family) -> Blocks:
     """Return the blocks of a family with several, from the older flat spelling or from its defaults."""
-    if stated is not None and not (old and family.scaled):
-        raise RopeError(
-            f"from_hf: {name} needs a block for each layer type, and this config has one flat block.",
-            facts={"block": stated, "layer types": sorted(family.blocks)},
-            cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks)) + '": {...}, ...}.',
-        )
     blocks: Blocks = {}
     for label, default in family.blocks.items():
         if default is None:
