@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +175,22 @@ def test_what_a_file_says_of_the_training(
 ) -> None:
     """Llama 3.2 is known by its numbers; `finetuned` says it of any other; else it is open."""
     stated = {"context_length": 131_072, **metadata}
-    block = rope_parameters(stated, {} if divisors is None else {"rope_freqs": divisors}, 64, "a file")
+    block = rope_parameters(stated, {} if divisors is None else {"rope_freqs": divisors}, 64, "a file", arch="llama")
     config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 131_072, "rope_parameters": block}
     rope = rw.RopeConfig.from_hf(config)
     assert (rope.trained_length, rope.scaling_is_trained) == trained
+
+
+@pytest.mark.parametrize(("arch", "betas"), [("qwen3", None), ("llama", None), ("mistral3", (16.0, 2.0))])
+def test_betas_are_read_where_llama_cpp_reads_them(arch: str, betas: tuple[float, float] | None) -> None:
+    """Elsewhere they are 32 and 1, with a warning that names the server's flags."""
+    stated = {"context_length": 131_072, **YARN, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        block = rope_parameters(stated, {}, 64, "a file", arch=arch)
+    assert (block.get("beta_fast"), block.get("beta_slow")) == (betas or (None, None))
+    said = [str(one.message) for one in caught]
+    assert [("--yarn-beta-fast 16 --yarn-beta-slow 2" in one) for one in said] == ([] if betas else [True])
 
 
 @given(st.lists(st.floats(1, 64), min_size=4, max_size=4))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
@@ -115,6 +117,52 @@ def test_every_family(family: str, method: str, tmp_path: Path) -> None:
     found = misfits(source, file, method, Reach(TRAINED, TARGET), tuple(range(5, 64, 6)))
     assert found[method] < 0.01
     assert found["plain"] > 3 * found[method]
+
+
+BETAS = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED,
+         "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3, "finetuned": True}  # fmt: skip
+
+
+def off_transformers(source: Path, file: Path, **options: Any) -> float:
+    """The largest mean difference in nats of the server's top log-probabilities to transformers' on the folder."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    reader = open_reader(source, dtype=torch.float32)
+    ids = reader.tokenizer.encode(read_text(None)[1][40_000:41_000])[:TARGET]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    found = []
+    with llama_cpp_server(file, reader.tokenizer, context=2 * TARGET, threads=1, options=options) as engine:
+        for length in range(5, TARGET, 6):
+            try:
+                answer = engine.ask(ids[:length])
+            except RopeError:  # half a character; see `misfits`
+                continue
+            top = answer.top
+            found.append(sum(abs(expected[length - 1, one].item() - value) for one, value in top.items()) / len(top))
+    assert len(found) >= 2
+    return max(found)
+
+
+def test_betas_become_divisors_or_the_servers_flags(tmp_path: Path) -> None:
+    """llama.cpp reads no betas from a file of these architectures; a Llama gets divisors, a Qwen3 the flags."""
+    shape = {"max_position_embeddings": TARGET, "hidden_size": 128, "head_dim": 32}
+    llama = checkpoint_with_merges(tmp_path / "llama", rope_parameters=BETAS, **shape)
+    file = exported(llama, tmp_path, "as-is", 0)
+    assert off_transformers(llama, file) < 0.01
+    qwen = checkpoint_with_merges(tmp_path / "qwen3", "qwen3", rope_parameters=BETAS, **shape)
+    with pytest.raises(RopeError, match="reads neither YaRN's betas") as refused:
+        exported(qwen, tmp_path / "refused", "as-is", 0)
+    said = str(refused.value)
+    flags = dict(re.findall(r"--((?:rope|yarn|override)-[a-z-]+) ([^\s;]+)", said))
+    assert flags["override-kv"].startswith("qwen3.rope.scaling.attn_factor=float:")
+    usual = {key: value for key, value in BETAS.items() if not key.startswith("beta_")}
+    same = checkpoint_with_merges(tmp_path / "usual", "qwen3", rope_parameters=usual, **shape)
+    file = exported(same, tmp_path / "qwen3", "as-is", 0)  # the same weights; its own factor is the flag's
+    options = {"rope_scaling_type": 2, "rope_freq_scale": 1 / float(flags["rope-scale"]),
+               "yarn_orig_ctx": int(flags["yarn-orig-ctx"]), "yarn_beta_fast": float(flags["yarn-beta-fast"]),
+               "yarn_beta_slow": float(flags["yarn-beta-slow"])}  # fmt: skip
+    assert off_transformers(qwen, file, **options) < 0.01
+    assert off_transformers(qwen, file) > 0.1
 
 
 @pytest.mark.thorough

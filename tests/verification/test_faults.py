@@ -48,6 +48,7 @@ def model_of(rope, **more):
 PLAIN = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
 PARTIAL = dataclasses.replace(PLAIN, rotary_dim=16)
 SCALED = dataclasses.replace(PLAIN, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
+BETAS = dataclasses.replace(SCALED, scaling=YaRN(4.0, 256, beta_fast=16.0, beta_slow=2.0))
 SHORT, LONG = (1.0,) * 16, tuple(1.0 + 0.2 * pair for pair in range(16))
 LONGROPE = dataclasses.replace(
     PLAIN, max_position_embeddings=1024, scaling=LongRoPE(short_factor=SHORT, long_factor=LONG,
@@ -77,6 +78,7 @@ ROPES = {
     "yarn with original_max_position_embeddings 128": (SCALED, {"scaling": YaRN(4.0, 128)}),
     "yarn 16": (SCALED, {"scaling": YaRN(16.0, 256)}),
     "yarn with beta_fast times 0.5": (SCALED, {"scaling": YaRN(4.0, 256, beta_fast=16.0)}),
+    "yarn with default betas": (BETAS, {"scaling": YaRN(4.0, 256)}),
     "the long factors at every length": (LONGROPE, {"scaling": LongRoPE(
         short_factor=LONG, long_factor=LONG, original_max_position_embeddings=256)}),
     "inv_freq in bfloat16": (PLAIN, given(PLAIN, torch.tensor(powers(32, 16)).bfloat16().double().tolist())),

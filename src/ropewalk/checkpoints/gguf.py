@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,7 +130,7 @@ def _config(file: GGUFFile) -> DecoderConfig:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
-        "rope_parameters": rope_parameters(own, _factors(file), head_dim, str(file.path)),
+        "rope_parameters": rope_parameters(own, _factors(file), head_dim, str(file.path), arch=arch),
     }
     return config_from_hf(config, str(file.path))
 
@@ -209,14 +210,23 @@ _KNOWN = {
     "rope.scaling.yarn_beta_slow",
 }
 _NUMBERS = _KNOWN - {"rope.scaling.type", "rope.scaling.finetuned"}
+USUAL_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+READS_BETAS = ("deepseek4", "grok", "laguna", "mistral3")
+"""The architectures for which llama.cpp reads `yarn_beta_fast` and `yarn_beta_slow`.
+
+Elsewhere only the flags --yarn-beta-fast and --yarn-beta-slow change 32 and 1. Source: the common loader
+(`llama_model_base::load_hparams`, which reads type, factor, attn_factor and original_context_length) and each
+architecture's `load_arch_hparams` in llama.cpp's src/models/, at its state of mid-2026.
+"""
 
 
 def rope_parameters(
-    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], head_dim: int, where: str
+    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], head_dim: int, where: str, *, arch: str
 ) -> dict[str, Any]:
     """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
 
-    `where` names the file in errors. Raises `RopeError` for an unknown kind of scaling, or an unknown key.
+    `where` names the file in errors. `arch`: llama.cpp's architecture; outside of `READS_BETAS` YaRN's betas are
+    ignored as llama.cpp ignores them, with a warning. Raises `RopeError` for an unknown kind of scaling or key.
     """
     unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
     kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
@@ -268,19 +278,28 @@ def rope_parameters(
             )
         return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, attention)
     if kind == "yarn" and factor != 1.0:
-        return base | _yarn(metadata, factor, length, attention)
+        return base | _yarn(metadata, factor, length, attention, arch, where)
     if attention != 1.0:  # llama.cpp applies it with every type
         divisors = [1.0 if kind == "none" else factor] * (head_dim // 2)
         return base | _longrope(divisors, divisors, length, attention)
     return base if kind == "none" or factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
 
 
-def _yarn(metadata: Mapping[str, Any], factor: float, length: int, attention: float) -> dict[str, Any]:
+def _yarn(
+    metadata: Mapping[str, Any], factor: float, length: int, attention: float, arch: str, where: str
+) -> dict[str, Any]:
     """Return the block of llama.cpp's YaRN: truncated bounds, and an attn_factor that multiplies 0.1 ln(factor) + 1."""
     block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
-    for key in ("beta_fast", "beta_slow"):
-        if f"rope.scaling.yarn_{key}" in metadata:
-            block[key] = float(metadata[f"rope.scaling.yarn_{key}"])
+    stated = {key: float(metadata.get(f"rope.scaling.yarn_{key}", usual)) for key, usual in USUAL_BETAS.items()}
+    if arch in READS_BETAS:
+        block |= {key: value for key, value in stated.items() if value != USUAL_BETAS[key]}
+    elif stated != USUAL_BETAS:
+        flags = " ".join(f"--yarn-{key.replace('_', '-')} {value:g}" for key, value in stated.items())
+        warnings.warn(
+            f"load: {where} states YaRN's betas, which llama.cpp ignores for `{arch}`: read with 32 and 1, as it "
+            f"computes. For the stated ones start it with {flags}, or use the model's Hugging Face folder.",
+            stacklevel=2,
+        )
     if attention != 1.0:
         block["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
     return block
@@ -416,7 +435,8 @@ def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     width = own.get("rope.dimension_count")
     local = own.pop("rope.freq_base_swa", None)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    block = rope_parameters(own, _factors(file), head_dim, str(file.path))
+    arch = str(file.metadata["general.architecture"])
+    block = rope_parameters(own, _factors(file), head_dim, str(file.path), arch=arch)
     if "rope.freq_base" not in own:
         block.pop("rope_theta")
     present = config.rope_parameters or {}

@@ -1,8 +1,10 @@
 """A decoder's rope as keys and divisors of a GGUF file.
 
 llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also applies one divisor for each
-pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. The rope that the keys
-give back is compared with the original, as in `export`. Source: llama.cpp's src/llama-context.cpp and src/models/.
+pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. YaRN's betas are read for
+none of the written architectures: other ones than 32 and 1 become divisors, or are refused with the server's flags.
+The rope that the keys give back is compared with the original, as in `export`. Source: llama.cpp's
+src/llama-context.cpp and src/models/.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.checkpoints.export import HubRope, compared_lengths, read_block, same_rope
-from ropewalk.checkpoints.gguf import rope_parameters
+from ropewalk.checkpoints.gguf import USUAL_BETAS, rope_parameters
 from ropewalk.checkpoints.gguf_writer import GGUFRope
 from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
@@ -42,6 +44,8 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
     rope = hub.rope
     scaling = _scaling_keys(hub, arch, reach)
     if scaling is None:
+        if hub.parameters["rope_type"] == "yarn" and hub.parameters.get("truncate", True):
+            raise _ignored_betas(hub, arch, method)
         nearest = "ntk" if hub.parameters["rope_type"] == "dynamic" else "yarn"
         reason = (
             "its frequencies follow the length, and llama.cpp fixes them when it starts"
@@ -60,7 +64,7 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
         **keys,
         **({"rope.scaling.finetuned": finetuned} if rope.scaling is not None else {}),
     }
-    block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written")
+    block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
     read = read_block(block, rope, hub.max_position_embeddings)
     lengths = compared_lengths(reach)
     if read is None or not same_rope(read, rope, lengths, relative=CLOSE, absolute=_NEGLIGIBLE):
@@ -82,7 +86,7 @@ def _scaling_keys(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any]
         return {}, {}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(block["factor"]), **original}, {}
-    if kind == "yarn" and block.get("truncate", True):
+    if kind == "yarn" and block.get("truncate", True) and _usual_betas(block):
         return {"rope.scaling.type": "yarn", **_yarn(block, rope), **original}, {}
     if arch not in WITH_DIVISORS or kind == "dynamic":
         return None
@@ -105,13 +109,33 @@ def _yarn(block: Mapping[str, Any], rope: RopeConfig) -> dict[str, float]:
     """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
     factor = float(getattr(rope.scaling, "factor", block["factor"]))
     keys = {"rope.scaling.factor": factor}
-    for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-        if block.get(key, usual) != usual:
-            keys[f"rope.scaling.yarn_{key}"] = float(block[key])
     attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
     if not math.isclose(attention, 1.0, rel_tol=1e-9):
         keys["rope.scaling.attn_factor"] = attention
     return keys
+
+
+def _usual_betas(block: Mapping[str, Any]) -> bool:
+    return all(block.get(key) in (None, usual) for key, usual in USUAL_BETAS.items())
+
+
+def _ignored_betas(hub: HubRope, arch: str, method: str) -> RopeError:
+    """Return the error for YaRN's betas that no file of this architecture expresses, with llama-server's flags."""
+    block = hub.parameters
+    keys = _yarn(block, hub.rope)
+    flags = {"rope-scaling": "yarn", "rope-scale": f"{keys['rope.scaling.factor']!r}"}
+    flags["yarn-orig-ctx"] = str(hub.rope.original_length)
+    flags |= {f"yarn-{key.replace('_', '-')}": f"{block.get(key) or usual:g}" for key, usual in USUAL_BETAS.items()}
+    attention = keys.get("rope.scaling.attn_factor")
+    if attention is not None:  # --yarn-attn-factor is overwritten under YaRN
+        flags["override-kv"] = f"{arch}.rope.scaling.attn_factor=float:{attention!r}"
+    said = " ".join(f"--{name} {value}" for name, value in flags.items())
+    return RopeError(
+        f"extend: `{method}` cannot be written as a GGUF file: llama.cpp's `{arch}` reads neither YaRN's betas nor one "
+        "divisor for each pair from a file.",
+        facts={"rope": hub.rope, "nearest that can be": "YaRN with betas 32 and 1"},
+        cure=f"Start llama-server with a .gguf file of these weights and {said}; or write a folder: --out DIR.",
+    )
 
 
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:

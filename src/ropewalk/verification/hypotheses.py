@@ -260,6 +260,7 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
             yield from with_rule(
                 f"{rule} with factor {factor * times:g}", partial(_with_field, field="factor", value=factor * times)
             )
+    yield from with_rule(f"{rule} with default betas", _default_betas)
     for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
         for times in (0.5, 2.0):
             yield from with_rule(f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times))
@@ -332,6 +333,13 @@ def _times(rope: RopeConfig, rule: Scaling, field: str, times: float) -> Scaling
     except RopeError:
         return None
     return changed
+
+
+def _default_betas(rope: RopeConfig, rule: Scaling) -> Scaling | None:
+    """Return YaRN with betas 32 and 1, as llama.cpp computes it from most files."""
+    if not _states(rule, "beta_fast"):
+        return None
+    return dataclasses.replace(rule, beta_fast=32.0, beta_slow=1.0)  # type: ignore[call-arg]
 
 
 def _one_list(rule: Scaling, name: str) -> Scaling | None:
