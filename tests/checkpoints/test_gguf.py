@@ -184,7 +184,12 @@ def test_what_a_file_says_of_the_training(
 @pytest.mark.parametrize(("arch", "betas"), [("qwen3", None), ("llama", None), ("mistral3", (16.0, 2.0))])
 def test_betas_are_read_where_llama_cpp_reads_them(arch: str, betas: tuple[float, float] | None) -> None:
     """Elsewhere they are 32 and 1, with a warning that names the server's flags."""
-    stated = {"context_length": 131_072, **YARN, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}
+    stated = {
+        "context_length": 131_072,
+        **YARN,
+        "rope.scaling.yarn_beta_fast": 16.0,
+        "rope.scaling.yarn_beta_slow": 2.0,
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         block = rope_parameters(stated, {}, 64, "a file", arch=arch)
