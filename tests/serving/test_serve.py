@@ -109,6 +109,19 @@ def test_a_nested_config(tmp_path: Path) -> None:
     assert any("27974" in caveat.source for caveat in found.caveats)
 
 
+def test_a_scaled_config_for_sglang(tmp_path: Path) -> None:
+    """SGLang merges an override into the config's block, where old betas would survive: it gets a folder."""
+    old = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16,
+           "beta_fast": 16.0, "truncate": False}  # fmt: skip
+    transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=32, rope_parameters=old
+    ).save_pretrained(tmp_path)
+    for engine, written in (("sglang", True), ("vllm", False)):
+        found = serve_config(tmp_path, engine, method="yarn", target=64, trained_length=16)
+        assert ("extend apply" in found.steps[0]) == written
+        assert ("override" in " ".join(found.steps)) != written
+
+
 def gemma3(folder: Path) -> Path:
     """The config of a small Gemma 3, whose full and windowed layers differ in theta."""
     folder.mkdir()

@@ -122,25 +122,25 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("vllm",),
-        text="`attention_factor` in a yarn block is ignored: 0.1 ln(factor) + 1 applies.",
-        versions="0.25, open in July 2026",
-        source="vllm-project/vllm#48351",
+        text="Older servers ignore `attention_factor` in a yarn block: 0.1 ln(factor) + 1 applies.",
+        versions="0.25; read in 0.33.0",
+        source="vllm-project/vllm#48351; 0.33.0's yarn_scaling_rope.py",
         rules=("yarn",),
         keys=("attention_factor",),
     ),
     Caveat(
         engines=("vllm",),
         text="`mscale` and `mscale_all_dim` in a yarn block are ignored.",
-        versions="0.25.0; read since September 2026",
-        source="vllm-project/vllm#48621, #56446",
+        versions="0.25.0; read since September 2026, unless there is an `attention_factor`",
+        source="vllm-project/vllm#48621, #56446; 0.33.0's yarn_scaling_rope.py",
         rules=("yarn",),
         keys=("mscale", "mscale_all_dim"),
     ),
     Caveat(
-        engines=("vllm", CONVERTER),
+        engines=(CONVERTER,),
         text="`truncate` in a yarn block is not applied as in transformers: compare outputs before relying on it.",
-        versions="main at 926c71f; 0274f0f",
-        source="vllm's rotary_embedding/__init__.py; llama.cpp's conversion/base.py",
+        versions="0274f0f",
+        source="llama.cpp's conversion/base.py",
         rules=("yarn",),
         keys=("truncate",),
     ),
@@ -155,10 +155,10 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("vllm",),
-        text="One base is fixed for max_position_embeddings x factor tokens; with factor 1 nothing is extended. "
-        "Use --method ntk.",
-        versions="main at 3cfbaf3",
-        source="vllm's dynamic_ntk_scaling_rope.py",
+        text="It extends nothing at any factor: the base is multiplied by a power of factor x (length / length) - "
+        "(factor - 1), which is 1, unless the block has vLLM's own `max_trained_positions`. Use --method ntk.",
+        versions="0.33.0",
+        source="vllm's rotary_embedding/__init__.py and dynamic_ntk_scaling_rope.py",
         rules=("dynamic",),
     ),
     Caveat(
@@ -183,18 +183,18 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("sglang",),
-        text="Overrides change the outer config, but the language model uses `text_config`, so they have no effect, "
-        "silently. Change config.json instead (`ropewalk extend apply`).",
-        versions="June 2026",
-        source="sgl-project/sglang#27974",
+        text="Overrides of the outer config have no effect on a language model that uses `text_config`, silently. "
+        "Newer servers merge an override of `text_config` into it. A written folder works with both.",
+        versions="June 2026; 0.5.23 merges",
+        source="sgl-project/sglang#27974; 0.5.23's utils/hf_transformers/config.py",
         composite=True,
     ),
     Caveat(
         engines=("sglang",),
-        text="Its YaRN multiplies 0.1 ln(factor) + 1 by a factor of its own: an `attention_factor` copied there was "
-        "applied twice for Laguna until August 2026; other models were not checked.",
-        versions="before that change",
-        source="sgl-project/sglang#33558",
+        text="`attention_factor` in a yarn block is dropped: 0.1 ln(factor) + 1 applies, times `attn_factor`. Laguna has "
+        "code of its own, which applied it twice until August 2026.",
+        versions="0.5.23",
+        source="sglang's rotary_embedding/factory.py; sgl-project/sglang#33558",
         rules=("yarn",),
         keys=("attention_factor",),
     ),

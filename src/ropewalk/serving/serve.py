@@ -395,7 +395,8 @@ class _Plan:
         if self.engine == "vllm":
             flag = f" --hf-overrides {_quoted(self._override('rope_parameters'))}" if self.changed else ""
             return (f"vllm serve {model} --max-model-len {length}{flag}",), None
-        if self.engine == "sglang" and self.changed and source.composite:
+        if self.engine == "sglang" and self.changed and (source.composite or source.rope.scaling is not None):
+            # An override is merged into the config's own block, whose other keys would survive.
             return (self._apply("longer"), f"{_SGLANG} longer --context-length {length}"), None
         if self.engine == "sglang":
             key = "rope_scaling" if self.blocks is None else "rope_parameters"
