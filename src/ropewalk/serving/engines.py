@@ -191,8 +191,8 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("sglang",),
-        text="`attention_factor` in a yarn block is dropped: 0.1 ln(factor) + 1 applies, times `attn_factor`. Laguna has "
-        "code of its own, which applied it twice until August 2026.",
+        text="`attention_factor` in a yarn block is dropped: 0.1 ln(factor) + 1 applies, times `attn_factor`. Laguna "
+        "has code of its own, which applied it twice until August 2026.",
         versions="0.5.23",
         source="sglang's rotary_embedding/factory.py; sgl-project/sglang#33558",
         rules=("yarn",),
