@@ -339,7 +339,7 @@ def _default_betas(rope: RopeConfig, rule: Scaling) -> Scaling | None:
     """Return YaRN with betas 32 and 1, as llama.cpp computes it from most files."""
     if not _states(rule, "beta_fast"):
         return None
-    return dataclasses.replace(rule, beta_fast=32.0, beta_slow=1.0)  # type: ignore[call-arg]
+    return dataclasses.replace(rule, beta_fast=32.0, beta_slow=1.0)  # type: ignore[type-var]
 
 
 def _one_list(rule: Scaling, name: str) -> Scaling | None:
