@@ -306,8 +306,8 @@ def caveats_of(
 
     The other arguments are those of `Caveat`.
 
-    >>> [caveat.source for caveat in caveats_of("vllm", {"mscale"}, "yarn", scaled=True)][-1]
-    'vllm-project/vllm#48621, #56446'
+    >>> caveats_of("vllm", {"mscale"}, "yarn", scaled=True)[-1].text
+    '`mscale` and `mscale_all_dim` in a yarn block are ignored.'
     """
     return [
         one
