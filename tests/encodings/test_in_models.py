@@ -143,8 +143,9 @@ def test_activation_checkpointing_keeps_the_gradients(model, ids, use_reentrant)
     for layer in model.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=use_reentrant)
     found = gradients(model, ids, lambda logits: (logits @ weights).sum())
+    rounding = 1e-12 * max(float(gradient.abs().max()) for gradient in wanted.values())  # small sums of large terms
     for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-12, rtol=1e-12, msg=name)
+        torch.testing.assert_close(found[name], gradient, atol=rounding, rtol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
