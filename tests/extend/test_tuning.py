@@ -149,11 +149,15 @@ def test_accumulated_batches_are_one_batch(text: str, tmp_path: Path) -> None:
 def test_methods(text: str, tmp_path: Path, method: str) -> None:
     """Those that config.json expresses are in it; of the others the card has the call, which applies them."""
     source = checkpoint(tmp_path / "source")
-    tune(source, tmp_path / "out", settings(text, method=method))
+    done = tune(source, tmp_path / "out", settings(text, method=method))
+    assert done is not None
     card = (tmp_path / "out" / "README.md").read_text()
     if method in ("dca", "drope"):
-        assert f'rw.attach(model, "{method}", target={TARGET})' in card
+        assert done.call is not None
+        assert done.call.endswith(f'rw.attach(model, "{method}", target={TARGET})')
+        assert done.call in card
     else:
+        assert done.call is None
         assert "rw.attach" not in card
     record = json.loads((tmp_path / "out" / "extend.json").read_text())["tuning"]
     assert record["window"] == (TARGET if method == "dca" else TRAINED)
@@ -293,6 +297,17 @@ def test_what_does_not_fit_is_refused(text: str, tmp_path: Path, changes: dict[s
         tune(source, tmp_path / "out", settings(text, **changes))
     assert message in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_changes_no_layer_is_refused(text: str, tmp_path: Path) -> None:
+    """Before any training: here all layers have a sliding window."""
+    made = transformers.Gemma3TextConfig(
+        **SIZES, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "sliding_attention"]
+    )
+    transformers.Gemma3ForCausalLM(made).save_pretrained(tmp_path / "source")
+    TextTokenizer.bytes().save(tmp_path / "source")
+    with pytest.raises(RopeError, match="changes no layer"):
+        tune(tmp_path / "source", tmp_path / "out", settings(text))
 
 
 def test_a_short_text_is_refused(tmp_path: Path) -> None:

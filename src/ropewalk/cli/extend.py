@@ -38,7 +38,16 @@ def print_extended(done: Extended) -> None:
     elif done.exported.folder.suffix == ".gguf":
         shown = {key: value for key, value in done.exported.config.items() if not isinstance(value, list)}
         console.print(f"keys: {json.dumps(shown)}", markup=False, soft_wrap=True)
+    else:
+        config = done.exported.config
+        written = config.get("rope_parameters") or config.get("rope_scaling")
+        if written is not None and done.call is None:
+            console.print(f"rope_parameters: {json.dumps(written)[:300]}", markup=False, soft_wrap=True)
     console.print(f"extend: wrote {done.exported.folder}", markup=False, soft_wrap=True)
+    if done.call is not None:
+        console.print(
+            f"The files do not apply the method. To load them with it:\n{done.call}", markup=False, soft_wrap=True
+        )
 
 
 def stopped(reason: object = "") -> typer.Exit:

@@ -383,11 +383,13 @@ class Extended:
 
     - `exported`: what was written. `record`: the content of extend.json.
     - `diagnoses`: the doctor's, by `diagnoses.APPLIED`, `UNTUNED` and `TUNED`.
+    - `call`: the Python lines that load the folder and apply the method; None if the folder applies it by itself.
     """
 
     exported: Exported
     record: Mapping[str, Any]
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
+    call: str | None = None
 
 
 class ExtendJob:

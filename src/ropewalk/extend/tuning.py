@@ -208,8 +208,15 @@ def train(
             cure="Pass --trained-length.",
         )
     reach = Reach(trained, settings.target or 4 * trained)
+    own = handle.positions
     handle.detach()
     handle = _attached(model, settings, reach, kernels=device == "cpu")
+    if settings.method != "plain" and handle.positions == own:
+        raise RopeError(
+            "extend: the method changes no layer of this model, so there is nothing to tune for.",
+            facts={"model": source.name, "method": settings.method, "target": reach.target},
+            cure="Choose another method or a longer target; layers with a sliding window are not extended.",
+        )
     handle.set_positions(tuning_positions(handle.positions, settings.method))
     handle.saves_config = False
     window, skips = window_of(settings, reach)
@@ -474,7 +481,6 @@ def _written(
         files: dict[str, str | bytes] = {RECORD: json.dumps(document, indent=1, allow_nan=False) + "\n"}
         if diagnoses and find_spec("matplotlib"):
             files[FIGURE] = render(diagnoses[TUNED].figure("loss"), "png")
-        call = None if expressible and not settings.keep_adapter else _call(source, settings, reach)
         figure = FIGURE if FIGURE in files else None
         return {**files, CARD: card(document, diagnoses, figure=figure, numbers=RECORD, call=call)}
 
@@ -485,7 +491,8 @@ def _written(
         expressible = True
     except RopeError:
         expressible = False
-    if expressible and not settings.keep_adapter:
+    call = None if expressible and not settings.keep_adapter else _call(source, place, settings, reach)
+    if call is None:
         dtype = after.stored
         exported = export(
             adapted, place, method=settings.method, reach=reach, source=done.folder, dtype=dtype, overwrite=overwrite,
@@ -497,7 +504,7 @@ def _written(
         file = place / f"{place.name}.gguf"
         as_it_is = ApplySettings(method="as-is", trained_length=reach.target, quantization=settings.gguf)
         apply(place, file, as_it_is, overwrite=True)
-    return Extended(exported=exported, record=records[0], diagnoses=diagnoses)
+    return Extended(exported=exported, record=records[0], diagnoses=diagnoses, call=call)
 
 
 def _copied(
@@ -528,12 +535,12 @@ def _copied(
     return exported
 
 
-def _call(source: SourceFolder, settings: TuneSettings, reach: Reach) -> str:
+def _call(source: SourceFolder, place: Path, settings: TuneSettings, reach: Reach) -> str:
     """Return the Python lines that load the model and apply the method."""
     loads = ["from transformers import AutoModelForCausalLM", "import ropewalk as rw", ""]
-    base = source.name if settings.keep_adapter else "FOLDER"
+    base = source.name if settings.keep_adapter else place.name
     lines = [*loads, f'model = AutoModelForCausalLM.from_pretrained("{base}")']
     if settings.keep_adapter:
-        lines = ["from peft import PeftModel", *lines, 'model = PeftModel.from_pretrained(model, "FOLDER")']
+        lines = ["from peft import PeftModel", *lines, f'model = PeftModel.from_pretrained(model, "{place.name}")']
     length = f", trained_length={reach.trained}" if settings.trained_length else ""
     return "\n".join([*lines, f'rw.attach(model, "{settings.method}", target={reach.target}{length})'])
