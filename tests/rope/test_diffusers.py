@@ -211,6 +211,7 @@ def test_refused_configs(config: Any, words: str) -> None:
         rw.RopeConfig.from_diffusers(config)
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize(
     ("family", "grids", "more"),
     [

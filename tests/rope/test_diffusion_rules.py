@@ -89,12 +89,14 @@ def test_riflex_on_the_time_axis() -> None:
     assert after[0, 3].item() == pytest.approx(0.9 * 2 * torch.pi / 66, rel=1e-15)
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize("wrong", [(-1, 66), (1.5, 66), (3, 1), (3, 66.5), (3, 66, 0.0), (3, 66, 1.5)])
 def test_wrong_riflex(wrong: tuple) -> None:
     with pytest.raises(rw.RopeError, match="RIFLEx"):
         RIFLEx(*wrong)
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize("wrong", [0, "48", None])
 def test_a_wrong_repetition(wrong: Any) -> None:
     with pytest.raises(rw.RopeError, match="RIFLEx"):
@@ -194,6 +196,7 @@ def test_wrong_dype(wrong: tuple) -> None:
         DyPE(*wrong)
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize(
     "wrong", [{"timestep": 999}, {"grid": (1, 0, 4)}, {"grid": 4}, {"trained": 0}, {"method": "pi"}]
 )
@@ -231,6 +234,7 @@ def test_two_sides_slow_the_critical_pair_to_both_distances() -> None:
     assert 2 * torch.pi / ours(rule, 500_000.0, 128)[35] == pytest.approx(2 * 131_072, rel=1e-9)
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize(
     "wrong",
     [(1.0, 128, 4096, 8192), (5e5, 7, 4096, 8192), (5e5, 128, 4096, 2048), (5e5, 128, 3, 8), (5e5, "128", 4096, 8192)],

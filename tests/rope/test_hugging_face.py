@@ -169,6 +169,7 @@ def test_layer_types_of_a_flat_config() -> None:
     assert read("hybrid", layer_types=["hybrid", "mamba"]) == read()
 
 
+@pytest.mark.repeats_shapes  # the checker is a frame between the caller and the warning
 def test_unknown_family_with_its_pairing() -> None:
     """A config that says how it pairs may have no model_type; an unknown one is read with one warning."""
     assert read(model_type=..., rope_interleave=False).interleaved is False

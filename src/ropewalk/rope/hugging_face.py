@@ -15,6 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ropewalk.errors import RopeError
 from ropewalk.families import (
     FAMILIES,
@@ -92,7 +94,8 @@ def _learned(rope: dict[str, Any], family: Family, name: str, alpha: Any) -> dic
             facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.learned}"},
             cure="Pass alpha=ropewalk.checkpoints.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
         )
-    return {**rope, "scaling": LeRoPE(alpha, of=rope["scaling"])}
+    numbers = alpha.tolist() if isinstance(alpha, Tensor) and not alpha.is_meta else alpha
+    return {**rope, "scaling": LeRoPE(tuple(numbers) if isinstance(numbers, list) else numbers, of=rope["scaling"])}
 
 
 def read_indexer(
