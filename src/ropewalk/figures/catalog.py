@@ -77,6 +77,12 @@ def _has_record() -> bool:
 
 
 _ENTRIES = (
+    Entry(
+        "order",
+        "attention weights of two sentences with the same words, without positions and with rotation",
+        model_numbers.order,
+        scores.order,
+    ),
     Entry("clocks", "one pair rotating, and a clock for every pair", rope_numbers.clocks, ropes.clocks),
     Entry(
         "waves",

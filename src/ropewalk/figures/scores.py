@@ -126,7 +126,7 @@ def decay(
     model: str,
     note: str = "",
 ) -> Figure:
-    """Draw scores against distance in tokens: q = k with its bound, random q and k, and trained heads.
+    """Draw scores against distance in tokens: q = k, the paper's bound for it, random q and k, and trained heads.
 
     **Arguments:**
     - `equal`, `bound`, `random_mean`, `random_examples`: scores over |q| |k| by distance.
@@ -137,13 +137,19 @@ def decay(
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(11.5, 4.3))
-        first, second, third = figure.subplots(1, 3)
-        first.plot(distances, bound, color=QUIET, linestyle="--", linewidth=1.4, label="the paper's bound, scaled")
+        figure = Figure(figsize=(9.2, 7.6))
+        first, above, second, third = figure.subplots(2, 2).ravel()
         first.plot(distances, equal, color=BLUE, label="equal pairs, q = k")
-        first.legend(loc="upper right")
-        panel(first, "q = k: decays, but not evenly")
+        first.set_ylim(min(-0.05, min(equal)), 1.05)
+        panel(first, "q = k: falls, but not evenly")
         first.set_ylabel("score / |q| |k| (no unit)")
+        above.plot(distances, bound, color=PURPLE, label="the paper's bound for q = k")
+        above.axhline(1, color=INK, linewidth=1.4, linestyle="--", label="|q| |k|, the largest score there is")
+        above.set_ylim(bottom=0)
+        above.legend(loc="upper right")
+        lowest = min(bound)
+        panel(above, f"the bound: {lowest:.1f} |q| |k| or more" + (", so it excludes no score" if lowest >= 1 else ""))
+        above.set_ylabel("bound / |q| |k| (no unit)")
         for number, (share, low, high) in enumerate(random_bands):
             second.fill_between(
                 distances, low, high, color=ORANGE, alpha=0.25 + 0.25 * number, linewidth=0,
@@ -167,12 +173,53 @@ def decay(
         third.legend(loc="upper right", fontsize=8)
         panel(third, f"{model}: {rising_count} of {len(heads)} heads rise again")
         third.set_ylabel("mean score q·k / √head_dim, less its mean")
-        for axes in (first, second, third):
+        for axes in (first, above, second, third):
             axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.set_xlim(distances[0], distances[-1])
             axes.set_xlabel("distance (tokens)")
             length_ticks(axes)
         caption(figure, "Rotation allows decay with distance but does not enforce it", note)
+        return figure
+
+
+def order(
+    rows: Sequence[tuple[str, Sequence[tuple[Sequence[int], Any]]]], *, words: Sequence[str], note: str = ""
+) -> Figure:
+    """Draw a row of attention weights for each (label, sentences); rows and columns of a panel are the words.
+
+    **Arguments:**
+    - `rows`: a sentence is the position of each word, and the weights `[words, words]`. A weight has a frame if its
+      per cent are not those of the same two words in the first sentence.
+    """
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+
+        columns = len(rows[0][1])
+        figure = Figure(figsize=(1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)))
+        grid = figure.subplots(len(rows), columns, squeeze=False)
+        for drawn, (label, sentences) in zip(grid, rows, strict=True):
+            for axes, (places, weights) in zip(drawn, sentences, strict=True):
+                heat(axes, weights, cmap="Blues", vmin=0.0, vmax=1.0)
+                axes.set_aspect("equal")
+                for query, row in enumerate(weights):
+                    for key, weight in enumerate(row):
+                        shown, in_first = (f"{100 * one:.0f}" for one in (weight, sentences[0][1][query][key]))
+                        axes.text(key, query, f"{shown} %", ha="center", va="center", fontsize=11, color=INK)
+                        if shown != in_first:
+                            axes.add_patch(
+                                Rectangle(
+                                    (key - 0.46, query - 0.46), 0.92, 0.92, fill=False, edgecolor=RED, linewidth=2
+                                )
+                            )
+                names = [f"{word} ({place})" for word, place in zip(words, places, strict=True)]
+                axes.set_xticks(range(len(words)), names)
+                axes.set_yticks(range(len(words)), names)
+                sentence = " ".join(word for _, word in sorted(zip(places, words, strict=True)))
+                panel(axes, sentence)
+                axes.set_xlabel("key (token)")
+            drawn[0].set_ylabel(f"{label}\n\nquery (token)")
+        caption(figure, "The same words in two orders", note)
         return figure
 
 
