@@ -15,6 +15,7 @@ from ropewalk.figures.scores import (
     _PRECISION_LOOKS,
     axial,
     decay,
+    layer,
     maps,
     order,
     pairing,
@@ -224,6 +225,15 @@ def test_the_order_of_words_frames_what_differs() -> None:
     (frame,) = right.patches
     assert (frame.get_x() + 0.46, frame.get_y() + 0.46) == pytest.approx((0, 1))
     assert [axes.get_title(loc="left") for axes in (left, right)] == ["dog bites", "bites dog"]
+
+
+def test_the_layer_shows_its_shapes() -> None:
+    """Each shape is on the picture once, and only queries and keys pass through a rotation."""
+    shapes = {name: (1, number) for number, name in enumerate(("x", "q", "k", "v", "weights", "out"))}
+    (axes,) = layer(shapes).axes
+    written = [text.get_text() for text in axes.texts if text.get_text()]
+    assert sorted(text for text in written if "[" in text) == [f"[1, {number}]" for number in range(6)]
+    assert written.count("rotate") == 2
 
 
 def test_maps_hide_later_keys() -> None:

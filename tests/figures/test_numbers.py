@@ -28,6 +28,7 @@ from ropewalk.figures.model_numbers import (
     by_kind,
     decay,
     decay_of,
+    layer,
     losses,
     maps,
     order,
@@ -174,6 +175,16 @@ def test_the_order_of_words_matters_only_with_positions() -> None:
     (_, plain_sentences), (_, rotary) = found["rows"]
     np.testing.assert_allclose(plain_sentences[0][1], plain_sentences[1][1], atol=1e-6)
     assert np.abs(rotary[0][1] - rotary[1][1]).max() > 0.01
+
+
+def test_the_layers_shapes_follow_from_its_sizes() -> None:
+    """Keys and values have their own number of heads; the output has the input's shape."""
+    shapes = layer(heads=6, key_heads=3, head_dim=8, tokens=5, batch=4)["shapes"]
+    assert shapes["x"] == shapes["out"] == (4, 5, 48)
+    assert (shapes["q"], shapes["k"], shapes["v"]) == ((4, 5, 6, 8), (4, 5, 3, 8), (4, 5, 3, 8))
+    assert shapes["weights"] == (4, 6, 5, 5)
+    with pytest.raises(RopeError, match="num_key_value_heads"):
+        layer(heads=4, key_heads=3)
 
 
 def test_random_queries_and_keys_do_not_decay() -> None:

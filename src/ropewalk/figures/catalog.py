@@ -96,6 +96,7 @@ _ENTRIES = (
         rope_numbers.tables,
         ropes.tables,
     ),
+    Entry("layer", "where an attention layer rotates, with shapes", model_numbers.layer, scores.layer),
     Entry(
         "shift",
         "a score is unchanged when query and key both move, and changes when one does",

@@ -160,6 +160,28 @@ def order(
     }
 
 
+def layer(
+    heads: Annotated[int, Meaning("query heads", 1, 128)] = 4,
+    key_heads: Annotated[int, Meaning("key and value heads, a divisor of the query heads", 1, 128)] = 2,
+    head_dim: HeadDim = 16,
+    tokens: Annotated[int, Meaning("tokens of the text", 1, 4_096)] = 10,
+    batch: Annotated[int, Meaning("texts", 1, 64)] = 2,
+) -> dict[str, Any]:
+    """Return the shapes in an attention layer with RoPE by name, recorded in a forward pass."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def split(name: str) -> Any:
+        return lambda _, __, out: shapes.update({name: (*out.shape[:-1], out.shape[-1] // head_dim, head_dim)})
+
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        attention = Attention(heads * head_dim, heads, num_key_value_heads=key_heads, head_dim=head_dim)
+        for name in ("q", "k", "v"):
+            getattr(attention, f"{name}_proj").register_forward_hook(split(name))
+        x = torch.randn(batch, tokens, heads * head_dim)
+        out, weight = attention(x, need_weights=True)
+    return {"shapes": {"x": tuple(x.shape), **shapes, "weights": tuple(weight.shape), "out": tuple(out.shape)}}
+
+
 def maps(
     model: Model = "tiny",
     tokens: Annotated[int, Meaning("tokens of the window", 8, 512)] = 64,

@@ -223,6 +223,61 @@ def order(
         return figure
 
 
+_BOXES = {  # place and text of each box in `layer`; "rotate" is the one that RoPE adds
+    "x": (0.0, 1.0, "input"), "q_proj": (1.5, 2.0, "W_q"), "k_proj": (1.5, 1.0, "W_k"), "v_proj": (1.5, 0.0, "W_v"),
+    "rotate q": (3.7, 2.0, "rotate"), "rotate k": (3.7, 1.0, "rotate"), "positions": (3.7, 3.0, "position_ids"),
+    "scores": (5.4, 1.5, "q·k / √d,\nsoftmax"), "mix": (7.4, 0.75, "weighted\nsum"), "o_proj": (8.9, 0.75, "W_o"),
+}  # fmt: skip
+_ARROWS = (  # from, to, the shape that it carries
+    ("x", "q_proj", None), ("x", "k_proj", None), ("x", "v_proj", None), ("q_proj", "rotate q", "q"),
+    ("k_proj", "rotate k", "k"), ("v_proj", "mix", "v"), ("positions", "rotate q", None),
+    ("positions", "rotate k", None), ("rotate q", "scores", None), ("rotate k", "scores", None),
+    ("scores", "mix", "weights"), ("mix", "o_proj", None),
+)  # fmt: skip
+
+
+def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
+    """Draw where an attention layer rotates: `shapes` of "x", "q", "k", "v", "weights" and "out" are on the arrows."""
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.patches import FancyBboxPatch
+
+        figure = Figure(figsize=(10.4, 4.0))
+        axes = figure.add_subplot()
+        axes.set_axis_off()
+        axes.set_xlim(-0.7, 10.9)
+        axes.set_ylim(-0.7, 3.4)
+        for name, (x, y, text) in _BOXES.items():
+            own = name.startswith(("rotate", "positions"))
+            axes.add_patch(
+                FancyBboxPatch(
+                    (x - 0.55, y - 0.27), 1.1, 0.54, boxstyle="round,pad=0,rounding_size=0.1", zorder=3,
+                    facecolor="#dbeaf6" if own else "white", edgecolor=BLUE if own else INK, linewidth=2 if own else 1,
+                )
+            )  # fmt: skip
+            axes.text(x, y, text, ha="center", va="center", fontsize=10, zorder=4, color=INK)
+        for start, end, name in _ARROWS:
+            (x, y, _), (to_x, to_y, _) = _BOXES[start], _BOXES[end]
+            down = start == "positions"
+            tail = (x, y - 0.27) if down else (x + 0.55, y)
+            head = (to_x, to_y + 0.27) if down else (to_x - 0.55, to_y)
+            arrow = {"arrowstyle": "->", "color": BLUE if down else INK}
+            axes.annotate("", head, tail, arrowprops=arrow, zorder=2)  # below the boxes
+            if name is not None:
+                level = tail[1] == head[1]
+                along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
+                axes.text(
+                    along, up + 0.08 * level, str(list(shapes[name])), fontsize=8, color=QUIET, ha="center",
+                    va="bottom" if level else "center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                )  # fmt: skip
+        axes.text(0.0, 0.62, str(list(shapes["x"])), ha="center", va="center", fontsize=8, color=QUIET)
+        axes.annotate("", (10.1, 0.75), (9.45, 0.75), arrowprops={"arrowstyle": "->", "color": INK})
+        axes.text(10.15, 0.75, str(list(shapes["out"])), ha="left", va="center", fontsize=8, color=QUIET)
+        note = "Input and output: [batch, tokens, hidden]; q, k, v: [batch, tokens, heads, head_dim]; weights: "
+        caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
+        return figure
+
+
 LEAST = 1e-3  # weights below share one colour
 
 
