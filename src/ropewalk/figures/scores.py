@@ -256,18 +256,18 @@ def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
                 )
             )  # fmt: skip
             axes.text(x, y, text, ha="center", va="center", fontsize=10, zorder=4, color=INK)
-        for start, end, name in _ARROWS:
+        for start, end, carried in _ARROWS:
             (x, y, _), (to_x, to_y, _) = _BOXES[start], _BOXES[end]
             down = start == "positions"
             tail = (x, y - 0.27) if down else (x + 0.55, y)
             head = (to_x, to_y + 0.27) if down else (to_x - 0.55, to_y)
             arrow = {"arrowstyle": "->", "color": BLUE if down else INK}
             axes.annotate("", head, tail, arrowprops=arrow, zorder=2)  # below the boxes
-            if name is not None:
+            if carried is not None:
                 level = tail[1] == head[1]
                 along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
                 axes.text(
-                    along, up + 0.08 * level, str(list(shapes[name])), fontsize=8, color=QUIET, ha="center",
+                    along, up + 0.08 * level, str(list(shapes[carried])), fontsize=8, color=QUIET, ha="center",
                     va="bottom" if level else "center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 )  # fmt: skip
         axes.text(0.0, 0.62, str(list(shapes["x"])), ha="center", va="center", fontsize=8, color=QUIET)
