@@ -56,6 +56,27 @@ def test_each_step_has_code_a_figure_and_a_mistake(page):
     assert '```text title="Output"' in mistake or "<!-- needs:" in mistake
 
 
+def pictures_of_the_explorer():
+    """Return the ids of its pictures, which are the anchors of its page."""
+    sources = [path.read_text() for path in (ROOT / "web" / "src").rglob("*.ts")]
+    return {name for source in sources for name in re.findall(r'^(?:  id: |const ID = )"(\w+)"', source, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", LESSON[:7], ids=lambda page: page.stem)
+def test_each_step_names_its_slide_and_asks_first(page):
+    """Its slides and pictures of the explorer in its first paragraph; a question with a folded answer before output."""
+    text = page.read_text()
+    first = text.split("\n\n")[1]
+    assert re.match(r"\*Slides? \d+( and \d+)* of the tutorials\b", first)
+    pictures = re.findall(r"\]\(\.\./explorer/index\.html#(\w*)\)", first)
+    assert pictures
+    assert set(pictures) <= pictures_of_the_explorer()
+    folded = r'<details markdown="1">\n<summary>Answer</summary>\n\n.+?\n\n</details>\n'
+    assert len(re.findall(folded, text, re.DOTALL)) == text.count("<details") == text.count("</details>")
+    question = text.index("**Predict first.**")
+    assert question < text.index("<details") < text.index('```text title="Output"', question)
+
+
 def test_a_changed_output_is_found(tmp_path, monkeypatch):
     """One wrong digit on a page, a missing block of output, or one too many is a difference."""
     right = '```python\nprint(1 + 1)\n```\n\n```text title="Output"\n2\n```\n'

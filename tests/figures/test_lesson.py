@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 from ropewalk.figures.ropes import _runs, clocks, ratios, tables, unseen, wavelength_strips, waves
-from ropewalk.figures.scores import _BARS, _MOVES, _PRECISION_LOOKS, axial, decay, maps, pairing, precision, shift
+from ropewalk.figures.scores import (
+    _BARS,
+    _MOVES,
+    _PRECISION_LOOKS,
+    axial,
+    decay,
+    layer,
+    maps,
+    order,
+    pairing,
+    precision,
+    shift,
+)
 from ropewalk.figures.style import MAP, render, style
 
 pytest.importorskip("matplotlib")
@@ -49,10 +61,16 @@ def _shift() -> Any:
 
 def _decay() -> Any:
     return decay(
-        [0, 1, 2, 3, 4], equal=LINE, bound=LINE, random_bands=[(0.9, -LINE, LINE)], random_mean=0 * LINE,
+        [0, 1, 2, 3, 4], equal=LINE, bound=LINE + 1, random_bands=[(0.9, -LINE, LINE)], random_mean=0 * LINE,
         random_examples=[LINE], heads={"a": LINE, "b": -LINE, "c": 0 * LINE}, falling="b", rising="a", rising_count=1,
         model="tiny",
     )  # fmt: skip
+
+
+def _order() -> Any:
+    changed = SQUARE[:2, :2] + [[0.0, 0.002], [0.1, 0.0]]
+    rows = [("one", [((0, 1), SQUARE[:2, :2]), ((1, 0), changed)])]
+    return order(rows, words=("dog", "bites"))
 
 
 def _maps() -> Any:
@@ -88,7 +106,7 @@ def _precision() -> Any:
     return precision([64, 1000], cosines=curves, scores=curves, distance=16)
 
 
-ALL = [_clocks, _waves, _tables, _shift, _decay, _maps, _unseen, _ratios, _strips, _pairing, _axial, _precision]
+ALL = [_order, _clocks, _waves, _tables, _shift, _decay, _maps, _unseen, _ratios, _strips, _pairing, _axial, _precision]
 REPRESENTATIVE = [_clocks, _maps, _pairing, _unseen]  # circles in subfigures, pictures, bars, hatched boxes
 
 
@@ -186,8 +204,10 @@ def test_score_figures_show_theirs() -> None:
     assert np.array_equal(np.asarray(left.images[0].get_array()), SQUARE)
     assert list(lines(right).values()) == [[1.0, 1.0], [1.0, 0.3], [1.0, 0.4]]
     assert "within 1e-07" in next(iter(lines(right)))
-    first, second, third = _decay().axes
+    first, above, second, third = _decay().axes
     assert lines(first)["equal pairs, q = k"] == list(LINE)
+    assert lines(above)["the paper's bound for q = k"] == list(LINE + 1)
+    assert above.get_title(loc="left") == "the bound: 1.0 |q| |k| or more, so it excludes no score"
     assert lines(second)["mean of draws"] == [0.0] * 5
     assert lines(third)["falls most: b"] == list(-LINE)
     assert lines(third)["rises again most: a"] == list(LINE)
@@ -195,6 +215,25 @@ def test_score_figures_show_theirs() -> None:
     patches = _axial().axes[:2]
     assert np.array_equal(np.asarray(patches[1].images[0].get_array()), SQUARE.T)
     assert [float(patches[1].lines[0].get_xdata()[0]), float(patches[1].lines[0].get_ydata()[0])] == [3.0, 0.0]
+
+
+def test_the_order_of_words_frames_what_differs() -> None:
+    """Only the weight whose per cent change has a frame; a panel is titled by its sentence."""
+    left, right = _order().axes
+    assert [text.get_text() for text in left.texts] == ["0 %", "6 %", "25 %", "31 %"]
+    assert not left.patches
+    (frame,) = right.patches
+    assert (frame.get_x() + 0.46, frame.get_y() + 0.46) == pytest.approx((0, 1))
+    assert [axes.get_title(loc="left") for axes in (left, right)] == ["dog bites", "bites dog"]
+
+
+def test_the_layer_shows_its_shapes() -> None:
+    """Each shape is on the picture once, and only queries and keys pass through a rotation."""
+    shapes = {name: (1, number) for number, name in enumerate(("x", "q", "k", "v", "weights", "out"))}
+    (axes,) = layer(shapes).axes
+    written = [text.get_text() for text in axes.texts if text.get_text()]
+    assert sorted(text for text in written if "[" in text) == [f"[1, {number}]" for number in range(6)]
+    assert written.count("rotate") == 2
 
 
 def test_maps_hide_later_keys() -> None:

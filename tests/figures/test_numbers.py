@@ -28,8 +28,10 @@ from ropewalk.figures.model_numbers import (
     by_kind,
     decay,
     decay_of,
+    layer,
     losses,
     maps,
+    order,
     pairing,
     pairs_of,
     random_scores,
@@ -142,13 +144,47 @@ def test_axial_similarity_is_a_mean_of_cosines() -> None:
 
 
 def test_decay_of_equal_pairs_and_the_papers_bound() -> None:
-    """The mean of cosines, and the mean of |S_j| over its value at distance 0."""
+    """The mean of cosines, and the mean of |S_j|, which no score exceeds."""
     equal, bound = decay_of(plain(8, 1e4), np.array([0.0, 5.0]))
     f = turn(8)
     assert equal[1] == pytest.approx(np.cos(5 * f).mean())
     sums = [abs(sum(np.exp(5j * f[i]) for i in range(j + 1))) for j in range(4)]
-    assert bound[1] == pytest.approx(np.mean(sums) / np.mean([1, 2, 3, 4]))
-    assert (equal[0], bound[0]) == (1.0, 1.0)
+    assert bound[1] == pytest.approx(np.mean(sums))
+    assert (equal[0], bound[0]) == (1.0, np.mean([1, 2, 3, 4]))
+    distances = np.arange(0.0, 20_000.0, 7.0)
+    for head_dim, theta in ((64, 1e4), (128, 5e5), (8, 1e2)):
+        scores, bounds = decay_of(plain(head_dim, theta), distances)
+        assert (np.abs(scores) <= bounds + 1e-12).all()
+
+
+def test_the_order_of_words_matters_only_with_positions() -> None:
+    """Each weight against its softmax by hand; without positions the weights of two words do not depend on order."""
+    found = order(head=1, seed=5)
+    vectors = torch.randn(3, 64, generator=torch.Generator().manual_seed(5)).double().numpy()
+    torch.manual_seed(5)
+    layer = rw.Attention(64, 4, encoding="none", causal=False)
+    w_q, w_k = (project.weight.detach().double().numpy()[16:32] for project in (layer.q_proj, layer.k_proj))
+    for label, sentences in found["rows"]:
+        assert [places for places, _ in sentences] == [[0, 1, 2], [2, 1, 0]]
+        for places, weights in sentences:
+            angles = np.outer(places, turn(16) if "rotary" in label else np.zeros(8))
+            q, k = (vectors @ w.T for w in (w_q, w_k))
+            q, k = ((x[:, :8] + 1j * x[:, 8:]) * np.exp(1j * angles) for x in (q, k))
+            exponent = np.exp((q @ k.conj().T).real / 4)
+            np.testing.assert_allclose(weights, exponent / exponent.sum(1, keepdims=True), atol=1e-6)
+    (_, plain_sentences), (_, rotary) = found["rows"]
+    np.testing.assert_allclose(plain_sentences[0][1], plain_sentences[1][1], atol=1e-6)
+    assert np.abs(rotary[0][1] - rotary[1][1]).max() > 0.01
+
+
+def test_the_layers_shapes_follow_from_its_sizes() -> None:
+    """Keys and values have their own number of heads; the output has the input's shape."""
+    shapes = layer(heads=6, key_heads=3, head_dim=8, tokens=5, batch=4)["shapes"]
+    assert shapes["x"] == shapes["out"] == (4, 5, 48)
+    assert (shapes["q"], shapes["k"], shapes["v"]) == ((4, 5, 6, 8), (4, 5, 3, 8), (4, 5, 3, 8))
+    assert shapes["weights"] == (4, 6, 5, 5)
+    with pytest.raises(RopeError, match="num_key_value_heads"):
+        layer(heads=4, key_heads=3)
 
 
 def test_random_queries_and_keys_do_not_decay() -> None:

@@ -77,6 +77,12 @@ def _has_record() -> bool:
 
 
 _ENTRIES = (
+    Entry(
+        "order",
+        "attention weights of two sentences with the same words, without positions and with rotation",
+        model_numbers.order,
+        scores.order,
+    ),
     Entry("clocks", "one pair rotating, and a clock for every pair", rope_numbers.clocks, ropes.clocks),
     Entry(
         "waves",
@@ -90,6 +96,7 @@ _ENTRIES = (
         rope_numbers.tables,
         ropes.tables,
     ),
+    Entry("layer", "where an attention layer rotates, with shapes", model_numbers.layer, scores.layer),
     Entry(
         "shift",
         "a score is unchanged when query and key both move, and changes when one does",

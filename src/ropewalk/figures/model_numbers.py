@@ -1,4 +1,4 @@
-"""Numbers of the figures about a trained model: scores by distance, attention maps, the cost of the wrong pairing."""
+"""Numbers of the figures about a layer or a trained model: weights, scores by distance, the wrong pairing's cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ropewalk.attention.attention import Attention
 from ropewalk.errors import RopeError
 from ropewalk.figures.entry import HeadDim, Meaning, Model, Seed, Theta
 from ropewalk.figures.material import (
@@ -66,22 +67,22 @@ def decay(
         "rising": max(rises, key=rises.__getitem__),
         "rising_count": sum(rise > 0 for rise in rises.values()),
         "model": model,
-        "note": f"Left and middle: head_dim {head_dim}, theta {theta:,.10g}; {DRAWS:,} draws (seed {seed}). Right: "
-        f"every query with every key of {texts} windows of {tokens} tokens of Moby Dick,\nat this distance, before "
-        "the softmax. Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
+        "note": f"head_dim {head_dim}, theta {theta:,.10g}; {DRAWS:,} draws (seed {seed}). Lower right: every query "
+        f"with every key of {texts} windows of {tokens} tokens of\nMoby Dick, at this distance, before the softmax. "
+        "Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
     }
 
 
 def decay_of(config: RopeConfig, distances: Array) -> tuple[Array, Array]:
-    """Return the score of equal q and k with equal pairs over its largest, and the paper's bound over its first value.
+    """Return the score of equal q and k with equal pairs, and the paper's bound for it, both over |q| |k|.
 
-    Source: Su et al. 2021, arXiv:2104.09864, section 3.4.3, eq. 36 and 37: the mean of |S_j|, sums of the first j
-    unit vectors.
+    The bound is the mean of |S_j|, the sums of the first j unit vectors: S_P is P times the score, and with equal
+    pairs the largest difference |h_(i+1) - h_i| is that of the last pair to 0.
+
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.4.3, eq. 36 and 37.
     """
     angles = np.outer(distances, frequencies(config))
-    sums = np.abs(np.cumsum(np.exp(1j * angles), axis=1)).mean(1)
-    at_zero = (angles.shape[1] + 1) / 2
-    return np.cos(angles).mean(1), sums / at_zero
+    return np.cos(angles).mean(1), np.abs(np.cumsum(np.exp(1j * angles), axis=1)).mean(1)
 
 
 def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
@@ -123,6 +124,62 @@ def as_complex(x: Tensor, rope: RopeConfig) -> tuple[Any, Array]:
     rotary = x[: 2 * rope.pairs]
     pairs = rotary.view(-1, 2) if rope.interleaved else rotary.view(2, -1).T
     return (pairs[:, 0] + 1j * pairs[:, 1]).numpy(), x[2 * rope.pairs :].numpy()
+
+
+WORDS = ("dog", "bites", "man")
+"""The sentence of the first step; its other order has the same words."""
+
+
+def order(
+    head: Annotated[int, Meaning("of the layer's four heads", 0, 3)] = 0,
+    seed: Seed = 0,
+) -> dict[str, Any]:
+    """Return one head's attention weights of two sentences with the same words, without positions and with rotation.
+
+    Word vectors `[3, 64]` and the layer's weights are random, each drawn with `seed`. Rows and columns are words in
+    the order of `WORDS`, whatever their order in the sentence.
+    """
+    vectors = torch.randn(len(WORDS), 64, generator=torch.Generator().manual_seed(seed))
+    rows = []
+    for label, encoding in (("without positions", "none"), ("with rotary positions", "rope")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layer = Attention(64, 4, encoding=encoding, causal=False)
+        by_sentence = []
+        for places in (torch.arange(len(WORDS)), torch.arange(len(WORDS)).flip(0)):  # of each word in the sentence
+            with torch.inference_mode():
+                _, weight = layer(vectors[places.argsort()][None], need_weights=True)
+            by_sentence.append((places.tolist(), weight[0, head][places][:, places].double().numpy()))
+        rows.append((label, by_sentence))
+    return {
+        "rows": rows,
+        "words": WORDS,
+        "note": f"A layer of 64 features and 4 heads (head {head}), not causal, untrained; words are random vectors "
+        f"(seed {seed}).\nA row: where the attention of this word goes. In brackets: positions. Framed: differs from "
+        "the left.",
+    }
+
+
+def layer(
+    heads: Annotated[int, Meaning("query heads", 1, 128)] = 4,
+    key_heads: Annotated[int, Meaning("key and value heads, a divisor of the query heads", 1, 128)] = 2,
+    head_dim: HeadDim = 16,
+    tokens: Annotated[int, Meaning("tokens of the text", 1, 4_096)] = 10,
+    batch: Annotated[int, Meaning("texts", 1, 64)] = 2,
+) -> dict[str, Any]:
+    """Return the shapes in an attention layer with RoPE by name, recorded in a forward pass."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def split(name: str) -> Any:
+        return lambda _, __, out: shapes.update({name: (*out.shape[:-1], out.shape[-1] // head_dim, head_dim)})
+
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        attention = Attention(heads * head_dim, heads, num_key_value_heads=key_heads, head_dim=head_dim)
+        for name in ("q", "k", "v"):
+            getattr(attention, f"{name}_proj").register_forward_hook(split(name))
+        x = torch.randn(batch, tokens, heads * head_dim)
+        out, weight = attention(x, need_weights=True)
+    return {"shapes": {"x": tuple(x.shape), **shapes, "weights": tuple(weight.shape), "out": tuple(out.shape)}}
 
 
 def maps(

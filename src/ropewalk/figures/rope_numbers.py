@@ -201,8 +201,8 @@ def clocks(
 def waves(
     head_dim: HeadDim = 64,
     theta: Theta = 10_000.0,
-    trained_length: Annotated[int, Meaning("tokens seen in training", 2, 1_000_000)] = 128,
-    length: Annotated[int, Meaning("tokens shown", 2, 1_000_000)] = 256,
+    trained_length: Annotated[int, Meaning("tokens seen in training", 2, 1_000_000)] = 256,
+    length: Annotated[int, Meaning("tokens shown", 2, 1_000_000)] = 512,
     pairs: Pairs = (),
 ) -> dict[str, Any]:
     """Return cosine and sine of a few pairs' angles at up to 4,096 points of a window."""

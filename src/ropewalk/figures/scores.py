@@ -126,7 +126,7 @@ def decay(
     model: str,
     note: str = "",
 ) -> Figure:
-    """Draw scores against distance in tokens: q = k with its bound, random q and k, and trained heads.
+    """Draw scores against distance in tokens: q = k, the paper's bound for it, random q and k, and trained heads.
 
     **Arguments:**
     - `equal`, `bound`, `random_mean`, `random_examples`: scores over |q| |k| by distance.
@@ -137,13 +137,19 @@ def decay(
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(11.5, 4.3))
-        first, second, third = figure.subplots(1, 3)
-        first.plot(distances, bound, color=QUIET, linestyle="--", linewidth=1.4, label="the paper's bound, scaled")
+        figure = Figure(figsize=(9.2, 7.6))
+        first, above, second, third = figure.subplots(2, 2).ravel()
         first.plot(distances, equal, color=BLUE, label="equal pairs, q = k")
-        first.legend(loc="upper right")
-        panel(first, "q = k: decays, but not evenly")
+        first.set_ylim(min(-0.05, min(equal)), 1.05)
+        panel(first, "q = k: falls, but not evenly")
         first.set_ylabel("score / |q| |k| (no unit)")
+        above.plot(distances, bound, color=PURPLE, label="the paper's bound for q = k")
+        above.axhline(1, color=INK, linewidth=1.4, linestyle="--", label="|q| |k|, the largest score there is")
+        above.set_ylim(bottom=0)
+        above.legend(loc="upper right")
+        lowest = min(bound)
+        panel(above, f"the bound: {lowest:.1f} |q| |k| or more" + (", so it excludes no score" if lowest >= 1 else ""))
+        above.set_ylabel("bound / |q| |k| (no unit)")
         for number, (share, low, high) in enumerate(random_bands):
             second.fill_between(
                 distances, low, high, color=ORANGE, alpha=0.25 + 0.25 * number, linewidth=0,
@@ -167,12 +173,108 @@ def decay(
         third.legend(loc="upper right", fontsize=8)
         panel(third, f"{model}: {rising_count} of {len(heads)} heads rise again")
         third.set_ylabel("mean score q·k / √head_dim, less its mean")
-        for axes in (first, second, third):
+        for axes in (first, above, second, third):
             axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.set_xlim(distances[0], distances[-1])
             axes.set_xlabel("distance (tokens)")
             length_ticks(axes)
         caption(figure, "Rotation allows decay with distance but does not enforce it", note)
+        return figure
+
+
+def order(
+    rows: Sequence[tuple[str, Sequence[tuple[Sequence[int], Any]]]], *, words: Sequence[str], note: str = ""
+) -> Figure:
+    """Draw a row of attention weights for each (label, sentences); rows and columns of a panel are the words.
+
+    **Arguments:**
+    - `rows`: a sentence is the position of each word, and the weights `[words, words]`. A weight has a frame if its
+      per cent are not those of the same two words in the first sentence.
+    """
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+
+        columns = len(rows[0][1])
+        figure = Figure(figsize=(1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)))
+        grid = figure.subplots(len(rows), columns, squeeze=False)
+        for drawn, (label, sentences) in zip(grid, rows, strict=True):
+            for axes, (places, weights) in zip(drawn, sentences, strict=True):
+                heat(axes, weights, cmap="Blues", vmin=0.0, vmax=1.0)
+                axes.set_aspect("equal")
+                for query, row in enumerate(weights):
+                    for key, weight in enumerate(row):
+                        shown, in_first = (f"{100 * one:.0f}" for one in (weight, sentences[0][1][query][key]))
+                        axes.text(key, query, f"{shown} %", ha="center", va="center", fontsize=11, color=INK)
+                        if shown != in_first:
+                            axes.add_patch(
+                                Rectangle(
+                                    (key - 0.46, query - 0.46), 0.92, 0.92, fill=False, edgecolor=RED, linewidth=2
+                                )
+                            )
+                names = [f"{word} ({place})" for word, place in zip(words, places, strict=True)]
+                axes.set_xticks(range(len(words)), names)
+                axes.set_yticks(range(len(words)), names)
+                sentence = " ".join(word for _, word in sorted(zip(places, words, strict=True)))
+                panel(axes, sentence)
+                axes.set_xlabel("key (token)")
+            drawn[0].set_ylabel(f"{label}\n\nquery (token)")
+        caption(figure, "The same words in two orders", note)
+        return figure
+
+
+_BOXES = {  # place and text of each box in `layer`; "rotate" is the one that RoPE adds
+    "x": (0.0, 1.0, "input"), "q_proj": (1.5, 2.0, "W_q"), "k_proj": (1.5, 1.0, "W_k"), "v_proj": (1.5, 0.0, "W_v"),
+    "rotate q": (3.7, 2.0, "rotate"), "rotate k": (3.7, 1.0, "rotate"), "positions": (3.7, 3.0, "position_ids"),
+    "scores": (5.4, 1.5, "q·k / √d,\nsoftmax"), "mix": (7.4, 0.75, "weighted\nsum"), "o_proj": (8.9, 0.75, "W_o"),
+}  # fmt: skip
+_ARROWS = (  # from, to, the shape that it carries
+    ("x", "q_proj", None), ("x", "k_proj", None), ("x", "v_proj", None), ("q_proj", "rotate q", "q"),
+    ("k_proj", "rotate k", "k"), ("v_proj", "mix", "v"), ("positions", "rotate q", None),
+    ("positions", "rotate k", None), ("rotate q", "scores", None), ("rotate k", "scores", None),
+    ("scores", "mix", "weights"), ("mix", "o_proj", None),
+)  # fmt: skip
+
+
+def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
+    """Draw where an attention layer rotates: `shapes` of "x", "q", "k", "v", "weights" and "out" are on the arrows."""
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.patches import FancyBboxPatch
+
+        figure = Figure(figsize=(10.4, 4.0))
+        axes = figure.add_subplot()
+        axes.set_axis_off()
+        axes.set_xlim(-0.7, 10.9)
+        axes.set_ylim(-0.7, 3.4)
+        for name, (x, y, text) in _BOXES.items():
+            own = name.startswith(("rotate", "positions"))
+            axes.add_patch(
+                FancyBboxPatch(
+                    (x - 0.55, y - 0.27), 1.1, 0.54, boxstyle="round,pad=0,rounding_size=0.1", zorder=3,
+                    facecolor="#dbeaf6" if own else "white", edgecolor=BLUE if own else INK, linewidth=2 if own else 1,
+                )
+            )  # fmt: skip
+            axes.text(x, y, text, ha="center", va="center", fontsize=10, zorder=4, color=INK)
+        for start, end, carried in _ARROWS:
+            (x, y, _), (to_x, to_y, _) = _BOXES[start], _BOXES[end]
+            down = start == "positions"
+            tail = (x, y - 0.27) if down else (x + 0.55, y)
+            head = (to_x, to_y + 0.27) if down else (to_x - 0.55, to_y)
+            arrow = {"arrowstyle": "->", "color": BLUE if down else INK}
+            axes.annotate("", head, tail, arrowprops=arrow, zorder=2)  # below the boxes
+            if carried is not None:
+                level = tail[1] == head[1]
+                along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
+                axes.text(
+                    along, up + 0.08 * level, str(list(shapes[carried])), fontsize=8, color=QUIET, ha="center",
+                    va="bottom" if level else "center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                )  # fmt: skip
+        axes.text(0.0, 0.62, str(list(shapes["x"])), ha="center", va="center", fontsize=8, color=QUIET)
+        axes.annotate("", (10.1, 0.75), (9.45, 0.75), arrowprops={"arrowstyle": "->", "color": INK})
+        axes.text(10.15, 0.75, str(list(shapes["out"])), ha="left", va="center", fontsize=8, color=QUIET)
+        note = "Input and output: [batch, tokens, hidden]; q, k, v: [batch, tokens, heads, head_dim]; weights: "
+        caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
         return figure
 
 
