@@ -67,7 +67,7 @@ def decay(
         "rising_count": sum(rise > 0 for rise in rises.values()),
         "model": model,
         "note": f"Left and middle: head_dim {head_dim}, theta {theta:,.10g}; {DRAWS:,} draws (seed {seed}). Right: "
-        f"every query with every key of {texts} windows of {tokens} tokens of Moby-Dick,\nat this distance, before "
+        f"every query with every key of {texts} windows of {tokens} tokens of Moby Dick,\nat this distance, before "
         "the softmax. Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
     }
 
