@@ -22,7 +22,7 @@ def main() -> None:
     last = next(line for line in reversed(log) if "validation_loss" in line)
     provenance = {
         "script": "scripts/make_learned_table.sh",
-        "text": "Moby Dick, as packaged (Project Gutenberg 2701)",
+        "text": "Moby-Dick, as packaged (Project Gutenberg 2701)",
         "shape": {name: getattr(model.config, name) for name in ("num_hidden_layers", "hidden_size", "vocab_size")},
         "parameters": model.num_parameters(),
         **{name: last[name] for name in ("step", "tokens", "validation_loss")},

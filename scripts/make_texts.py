@@ -1,7 +1,7 @@
 """Cut the doctor's default texts out of books and code and put them into the package: `make_texts.py [OUT]`.
 
 DATA (default ../shared/data) holds Project Gutenberg's books, header and trailer removed. Each text has about 70,000
-characters, in whole paragraphs: Moby Dick and Shakespeare from their middles, Middlemarch and Bleak House from the last
+characters, in whole paragraphs: Moby-Dick and Shakespeare from their middles, Middlemarch and Bleak House from the last
 5 %, on which `tiny` was not trained. `typographic.py` gives books with straight quotes the marks of printed ones.
 The code is whole files of ropewalk at one commit. The same inputs give the same bytes.
 """

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Train the built-in model `tiny` and put it into the package: scripts/make_tiny.sh [OPTION of ropewalk train]...
 # DATA (default ../shared/data) holds middlemarch.txt and bleak_house.txt (or .txt.gz): Project Gutenberg 145 and 1023,
-# header and trailer removed; scripts/typographic.py gives them the quotes and dashes of printed books. Moby Dick, the
+# header and trailer removed; scripts/typographic.py gives them the quotes and dashes of printed books. Moby-Dick, the
 # doctor's default text, is kept out. The first 1,200 updates see only repeated random tokens, from which it learns to
 # copy. Options override those below, as --device cuda --steps 100. With OUT, the run's folder, nothing is put into the
 # package. PYTHON: the interpreter. To resume, rerun it.

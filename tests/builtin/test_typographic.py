@@ -42,7 +42,7 @@ def test_typed_text_is_printed_as_books_print_it(printed: str) -> None:
 
 
 def test_spaces_after_a_sentence_are_one_and_indents_stay() -> None:
-    """As in the text of Moby Dick."""
+    """As in the text of Moby-Dick."""
     assert typographic("One.  Two.\n    A verse.") == "One. Two.\n    A verse."
 
 

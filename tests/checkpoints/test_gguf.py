@@ -402,7 +402,7 @@ def test_stories260k_through_gguf_and_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2_loads_as_it_should() -> None:
-    """The real file: shapes, rope and tokenizer, and 3.77 nats on Moby Dick as ../shared/data/README.md measured."""
+    """The real file: shapes, rope and tokenizer, and 3.77 nats on Moby-Dick as ../shared/data/README.md measured."""
     model = load(smollm2())
     assert model.num_parameters() == 134_515_008
     assert model.config.ropes[0] == rw.RopeConfig(64, interleaved=False, theta=1e5, max_position_embeddings=8192)

@@ -246,7 +246,7 @@ def test_an_empty_folder_and_what_comes_in_stay(source: Path, texts: list[str], 
 def test_a_held_out_text_that_was_tuned_on_is_refused(
     source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], filed: Filed
 ) -> None:
-    """The same file, one that contains it, and the packaged Moby Dick that is measured on by default."""
+    """The same file, one that contains it, and the packaged Moby-Dick that is measured on by default."""
     both = tmp_path / "both.txt"
     both.write_text("Loomings.\n" + Path(texts[1]).read_text())
     whale = tmp_path / "whale.txt"

@@ -131,6 +131,12 @@ def test_encodings_and_texts():
             assert cell == f"{value:.3f} ({low:.3f} to {high:.3f})"
         gained = record["test"]["accuracy"]["value"] - record["baseline"]["accuracy"]["value"]
         assert cells[2].split()[0] == f"{gained:+.3f}"
+    note, shown = MADE["TABLES"]["classification-init"](), set()
+    for name in ("banking77", "init-banking77", "init-banking77-tuned"):
+        record = json.loads((RESULTS / f"classify-{name}.json").read_text())
+        assert record["baseline"]["fitted_on_rows"] == 10_003
+        shown.add(f"{record['baseline']['accuracy']['value']:.3f} (C = {record['baseline']['C']:g})")
+    assert set(re.findall(r"0\.\d{3} \(C = \d+\)", note)) == shown
 
 
 def test_league_of_gemma():

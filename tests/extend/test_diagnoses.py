@@ -39,7 +39,7 @@ def tiny() -> DecoderReader:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """The first pages of Moby Dick."""
+    """The first pages of Moby-Dick."""
     path = tmp_path / "held out.txt"
     path.write_text(read_text(None)[1][:6000], encoding="utf-8")
     return path

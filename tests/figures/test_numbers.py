@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import ropewalk as rw
+from ropewalk.audit.audit import audit
 from ropewalk.errors import RopeError
 from ropewalk.figures.catalog import ENTRIES, comparison, convergence, draw
 from ropewalk.figures.material import (
@@ -105,7 +106,7 @@ def test_tables_are_the_papers_and_a_trained_one() -> None:
     near = np.diagonal(alike, 1).mean()
     far = np.diagonal(alike, positions // 2).mean()
     assert near > 0.3 + far  # neighbours came out alike: independent rows would have cosines of about 1 / sqrt(hidden)
-    assert "Moby Dick" in source
+    assert "Moby-Dick" in source
     assert packaged("learned_table.npz").stat().st_size < 200_000
 
 
@@ -272,6 +273,7 @@ def test_unseen_under_each_scaling() -> None:
     own = unseen(rows=16)
     assert list(own["cells"])[-1] == "LongRoPE"
     assert own["positions"][-1] == 131_071
+    assert (found["mark"], own["mark"]) == ("trained length", "original length")  # Phi-3.5 then trained to 131,072
 
 
 def test_ratios_are_those_of_the_configs() -> None:
@@ -293,18 +295,25 @@ def test_ratios_are_those_of_the_configs() -> None:
 
 
 def test_wavelengths_of_real_models() -> None:
-    """2 pi theta^(2i/d) before any scaling, against the trained length; Gemma 3 has two kinds of layers."""
+    """As trained, against the trained length: Llama 3.1 with its scaling, Qwen2.5 without; Gemma 3 has two kinds."""
     rows = {name: rest for name, *rest in wavelengths()["rows"]}
     assert list(rows) == [
         "Llama 2 7B", "Llama 3.1 8B", "Qwen2.5 7B", "Gemma 3 1B, full layers", "Gemma 3 1B, sliding layers",
         "SmolLM2 135M",
     ]  # fmt: skip
     assert {name: (longest, theta) for name, (_, longest, theta) in rows.items()} == {
-        "Llama 2 7B": (4096, 1e4), "Llama 3.1 8B": (8192, 5e5), "Qwen2.5 7B": (32768, 1e6),
+        "Llama 2 7B": (4096, 1e4), "Llama 3.1 8B": (131_072, 5e5), "Qwen2.5 7B": (32768, 1e6),
         "Gemma 3 1B, full layers": (32768, 1e6), "Gemma 3 1B, sliding layers": (512, 1e4), "SmolLM2 135M": (8192, 1e5),
     }  # fmt: skip
-    np.testing.assert_allclose(rows["Llama 3.1 8B"][0], 2 * np.pi / turn(128, 5e5), rtol=1e-12)
-    assert (rows["Llama 3.1 8B"][0] > 8192).sum() == 29
+    np.testing.assert_allclose(rows["Qwen2.5 7B"][0], 2 * np.pi / turn(128, 1e6), rtol=1e-12)
+    turns = 8192 * turn(128, 5e5) / (2 * np.pi)
+    slower = (1 - np.clip((turns - 1) / 3, 0, 1)) / 8 + np.clip((turns - 1) / 3, 0, 1)
+    np.testing.assert_allclose(rows["Llama 3.1 8B"][0], 2 * np.pi / (turn(128, 5e5) * slower), rtol=1e-12)
+    never = audit(rw.RopeConfig.from_hf(FIXTURES / "llama_3_1_8b.json"))  # what step 12 prints
+    assert (rows["Llama 3.1 8B"][0] > 131_072).sum() == never.pairs_never_turning == 25
+    assert never.trained_length == 131_072
+    noted = "As trained: Llama 3.1 8B with its config's scaling, Qwen2.5 7B without its config's scaling."
+    assert wavelengths()["note"].startswith(noted)
 
 
 def test_precision_against_float64() -> None:

@@ -174,6 +174,22 @@ def test_hidden_states_and_logits_are_the_forward() -> None:
         assert model.num_parameters() == sum(value.numel() for value in model.state_dict().values())
 
 
+def test_a_layer_runs_alone() -> None:
+    """Layer by layer, without inputs of a model, is the model; wrong arguments and a missing length are refused."""
+    tokens = ids(2, 7)
+    for model in (make(encoding="alibi"), make(rope())):
+        x = model.embed_tokens(tokens)
+        for layer in model.layers:
+            x = layer(x)
+        close(model.norm(x), model.hidden_states(tokens))
+    with pytest.raises(RopeError, match=r"(?s)DecoderLayer: without `inputs`.*x\[None\]"):
+        model.layers[0](x[0])
+    with pytest.raises(RopeError, match="DecoderLayer: without `inputs`"):
+        model.layers[0](x, bias=torch.zeros(1, 1, 7, 7))
+    with pytest.raises(RopeError, match="`seq_len` is required"):
+        make(rope(DynamicNTK(2.0))).layers[0](x)
+
+
 def test_a_cache_keeps_no_gradients() -> None:
     """With a cache the logits carry no graph; without one they do."""
     model = make(rope())

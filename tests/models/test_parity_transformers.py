@@ -154,7 +154,7 @@ def smollm2_pair() -> tuple[Decoder, Any]:
 
 @pytest.mark.slow
 def test_smollm2_logits(smollm2_pair: tuple[Decoder, Any], record_property: Any) -> None:
-    """SmolLM2-135M from its GGUF: logits within 1e-3 of transformers' over 1,024 tokens of Moby Dick."""
+    """SmolLM2-135M from its GGUF: logits within 1e-3 of transformers' over 1,024 tokens of Moby-Dick."""
     ours, theirs = smollm2_pair
     assert ours.tokenizer is not None
     text = data("moby_dick.txt").read_text(encoding="utf-8")[30_000:40_000]

@@ -163,6 +163,15 @@ def recorded(page: str) -> str | None:
     return None if found is None else found[1]
 
 
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the source distribution has no docs/")
+def test_its_page_of_the_documentation_links_to_every_picture():
+    """One link for each picture, by the fragment that opens it."""
+    listed = re.findall(r"^  (\w+),$", (WEB / "src/pictures/index.ts").read_text(encoding="utf-8"), re.MULTILINE)
+    linked = re.findall(r"\(explorer/index\.html#(\w+)\)", (ROOT / "docs/explorer.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == sorted(listed)
+    assert len(listed) == 12
+
+
 def test_the_page_is_built_from_these_sources():
     """After a change of web/, `make web` builds the page anew."""
     assert recorded(built_page()) == digest(WEB), "web/ has changed since explorer.html was built: run `make web`"

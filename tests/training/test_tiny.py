@@ -76,7 +76,7 @@ def test_transformers_reads_it_with_the_same_logits(tiny: Decoder, moby_dick: st
 
 
 def test_loss_rises_past_twice_the_trained_length(tiny: Decoder, moby_dick: str) -> None:
-    """Moby Dick, twelve windows of four trained lengths: the blocks past twice it lose at least 0.1 nats more."""
+    """Moby-Dick, twelve windows of four trained lengths: the blocks past twice it lose at least 0.1 nats more."""
     assert tiny.tokenizer is not None
     assert tiny.config.ropes[0] is not None
     assert tiny.config.ropes[0].trained_length == TRAINED
@@ -88,7 +88,7 @@ def test_loss_rises_past_twice_the_trained_length(tiny: Decoder, moby_dick: str)
 
 
 def test_its_quotes_are_those_of_the_doctors_text(tiny: Decoder, moby_dick: str) -> None:
-    """Straightened, the same windows of Moby Dick cost more than as they are printed."""
+    """Straightened, the same windows of Moby-Dick cost more than as they are printed."""
     assert tiny.tokenizer is not None
     straight = moby_dick.translate(str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''"))
     assert straight != moby_dick
@@ -104,7 +104,7 @@ def test_it_copies_within_its_trained_length_and_not_beyond(tiny: Decoder, moby_
     """The control gains more than a nat per token; at the end of windows of 1,024, plain copies nothing far back."""
     assert tiny.tokenizer is not None
     ids, reader, windows = tiny.tokenizer.encode(moby_dick), reader_of(tiny), 4
-    protocol = LossProtocol.choose(trained_length=TRAINED, target=4 * TRAINED, text="Moby Dick", windows=windows)
+    protocol = LossProtocol.choose(trained_length=TRAINED, target=4 * TRAINED, text="Moby-Dick", windows=windows)
     design = SpanDesign.choose(protocol)
     assert design is not None
     starts = [20_000 + 60_000 * window for window in range(windows)]
@@ -162,7 +162,7 @@ def script() -> str:
 
 
 def test_the_script_names_no_text_of_the_doctor(script: str) -> None:
-    """Moby Dick is not among the texts that the one command trains on."""
+    """Moby-Dick is not among the texts that the one command trains on."""
     command = [line for line in script.splitlines() if "--text" in line]
     assert len(command) == 1
     assert "middlemarch.txt" in command[0]

@@ -28,7 +28,7 @@ _TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
 
 
 def read_text(path: str | Path | None) -> tuple[str, str]:
-    """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby Dick.
+    """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby-Dick.
 
     A byte-order mark is left out. Raises `RopeError` for a path that is missing, a folder, damaged, not UTF-8, binary,
     or empty.

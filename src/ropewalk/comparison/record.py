@@ -45,7 +45,7 @@ class CompareSettings:
     (128, 256, 512, 1024, 2048)
     """
 
-    text: tuple[str, ...] = option("Texts", "UTF-8 text files to train on [default: Moby Dick].", metavar="FILE")
+    text: tuple[str, ...] = option("Texts", "UTF-8 text files to train on [default: Moby-Dick].", metavar="FILE")
     _: KW_ONLY
     validation: tuple[str, ...] = option(
         "Texts", "Text files to measure on [default: the last tenth of each --text].", (), metavar="FILE"

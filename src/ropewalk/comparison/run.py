@@ -213,7 +213,7 @@ class _Pool:
 
 
 def packaged_text(out: Path) -> Path:
-    """Write the packaged Moby Dick into a comparison's folder, if it is not there, and return its path."""
+    """Write the packaged Moby-Dick into a comparison's folder, if it is not there, and return its path."""
     path = out / "moby_dick.txt"
     if not path.exists():
         write_whole(path, read_text(None)[1])

@@ -41,7 +41,7 @@ def diagnose(
       the untuned one.
     - `method`, `reach`: its name, and the lengths in tokens.
     - `engine`: that must run the method: "python" for a folder that only ropewalk loads; None: any.
-    - `text`: to measure on; None: Moby Dick. `windows`: of it, at most (None: 16); fewer are read once it is decided.
+    - `text`: to measure on; None: Moby-Dick. `windows`: of it, at most (None: 16); fewer are read once it is decided.
       `seed`: draws them.
     - `minutes`: after which it ends; None: no limit. The target is never shortened.
     - `state`: folder of unfinished measurements. The same call resumes, another one takes another folder inside it.

@@ -91,7 +91,7 @@ class MethodSettings(OutputSettings):
     measure: bool | None = setting("Measure by the doctor: plain, crop and the method.", default=None, group=MEASURING)
     validation: Path | None = field(
         default=None,
-        metadata={"help": "Text to measure on [default: Moby Dick].", "metavar": "FILE", "group": MEASURING},
+        metadata={"help": "Text to measure on [default: Moby-Dick].", "metavar": "FILE", "group": MEASURING},
     )
     windows: int | None = setting("Most windows to measure [default: 16].", default=None, file=True)
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)

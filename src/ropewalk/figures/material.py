@@ -21,7 +21,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 
 Array = npt.NDArray[np.float64]
-BEGINNING = 30_000  # characters of Moby Dick before the first window: the etymology and extracts
+BEGINNING = 30_000  # characters of Moby-Dick before the first window: the etymology and extracts
 TITLES = {
     "gemma_3_1b": "Gemma 3 1B",
     "llama_2_7b": "Llama 2 7B",
@@ -83,7 +83,7 @@ def rotary_model(source: str) -> Decoder:
 
 
 def windows(model: Decoder, count: int, tokens: int) -> Tensor:
-    """Return windows spread evenly over the packaged Moby Dick, int64 `[count, tokens]`."""
+    """Return windows spread evenly over the packaged Moby-Dick, int64 `[count, tokens]`."""
     assert model.tokenizer is not None
     text = read_text(None)[1][BEGINNING:]
     starts = [round(index * len(text) / count) for index in range(count)]

@@ -41,7 +41,7 @@ def decay(
     theta: Theta = 10_000.0,
     length: Annotated[int, Meaning("distances shown, in tokens", 16, 65_536)] = 256,
     model: Model = "tiny",
-    texts: Annotated[int, Meaning("windows of Moby Dick", 1, 256)] = 16,
+    texts: Annotated[int, Meaning("windows of Moby-Dick", 1, 256)] = 16,
     tokens: Annotated[int, Meaning("tokens of a window", 16, 2_048)] = 256,
     seed: Seed = 0,
 ) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def maps(
             "without rotation",
             f"all positions + {moved:,}: differs by at most {np.abs(trained - elsewhere).max():.1g}",
         ],
-        "note": f"{model}, {tokens} tokens of Moby Dick; the same weights everywhere. Rotation is removed in every "
+        "note": f"{model}, {tokens} tokens of Moby-Dick; the same weights everywhere. Rotation is removed in every "
         "layer; the difference is the largest over all heads.",
     }
 
@@ -263,7 +263,7 @@ def pairing(
         tuple[str, ...],
         Meaning(f'models to measure; none: "tiny", and the SmolLM2 that ${SMOLLM2} names'),
     ] = (),
-    texts: Annotated[int, Meaning("windows of Moby Dick", 2, 256)] = 8,
+    texts: Annotated[int, Meaning("windows of Moby-Dick", 2, 256)] = 8,
     tokens: Annotated[int, Meaning("tokens of a window", 16, 4_096)] = 256,
 ) -> dict[str, Any]:
     """Return the features of each pair in both conventions, and the loss of real models in the right and wrong one."""
@@ -276,7 +276,7 @@ def pairing(
     return {
         "pairs": {name: pairs_of(head_dim, name == "interleaved") for name in ("interleaved", "half-split")},
         "losses": {shown_name(name): losses(rotary_model(name), texts, tokens) for name in named},
-        "note": f"Mean over {texts} windows of {tokens} tokens of Moby Dick; whiskers: 95 % interval of the paired "
+        "note": f"Mean over {texts} windows of {tokens} tokens of Moby-Dick; whiskers: 95 % interval of the paired "
         "difference to its own pairing; dotted: every token equally likely.\n"
         "Converted: the rows of q and k reordered by convert_pairing, and run in the other pairing.",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -45,8 +46,9 @@ def unseen(
 ) -> dict[str, Any]:
     """Return which angles of each pair no token had in training, by position: unscaled, then under each method.
 
-    In training, before any extension, a pair's angle runs from 0 to trained_length * frequency. Modulo a full turn,
-    angles beyond that are never seen; a pair that completes a turn sees all.
+    Training is that before any extension, at the config's original length, also for models that were then trained with
+    their scaling. In it a pair's angle runs from 0 to that length * frequency. Modulo a full turn, angles beyond that
+    are never seen; a pair that completes a turn sees all.
     """
     rope = main_rope(config)
     trained, wanted = lengths(rope, config)
@@ -70,9 +72,10 @@ def unseen(
         "cells": {name: never_seen(inv_freq, base, trained, positions) for name, inv_freq in by_method.items()},
         "ratios": {name: inv_freq / base for name, inv_freq in by_method.items()},
         "trained_length": trained,
-        "title": f"Angles never seen in training: {titled(config)}, from {trained:,} to {length:,} tokens",
+        "mark": "trained length" if rope.trained_length == trained else "original length",
+        "title": f"Angles never seen in {trained:,} tokens: {titled(config)}, to {length:,} tokens",
         "note": f"theta {rope.theta:,.10g}, {rope.pairs} pairs; shares are of all cells, {rows} positions. "
-        "A pair that completes a turn in training has seen every angle.",
+        "A pair that completes a turn within this length has seen every angle.",
     }
 
 
@@ -103,7 +106,7 @@ def ratios(
             ropes[own] = rope
         panels.append(
             {
-                "title": f"{titled(name)}: {trained:,} tokens, factor {factor:g}",
+                "title": f"{titled(name)}: from {trained:,} tokens, factor {factor:g}",
                 "ratios": {one: frequencies(used, length) / base for one, used in ropes.items()},
                 "own": own,
                 "factor": factor,
@@ -119,20 +122,37 @@ def ratios(
 def wavelengths(
     configs: Configs = ("llama_2_7b", "llama_3_1_8b", "qwen2_5_7b_yarn", "gemma_3_1b", "smollm2_135m"),
 ) -> dict[str, Any]:
-    """Return the tokens per turn of each pair before any scaling, and the longest distance in training."""
+    """Return the tokens per turn of each pair as the model was trained, and the longest distance in training.
+
+    A scaling counts if the model was trained with it (Llama 3.1), and does not if it is an option for inference.
+    """
     rows = []
     for name in configs:
         source = published(name)
         window = source.config.get("sliding_window")
         for layer_type, rope in sorted(source.ropes.items(), key=lambda item: item[0] != "full_attention"):
-            base = unscaled(rope)
-            trained, _ = lengths(rope, name)
+            trained = rope.trained_length or lengths(rope, name)[0]
             local = layer_type == "sliding_attention" and isinstance(window, int)
             longest = min(trained, window) if local and isinstance(window, int) else trained
             kind = "" if layer_type is None else ", sliding layers" if local else ", full layers"
-            inv_freq = frequencies(base)
+            inv_freq = frequencies(rope.as_trained(), trained)
             rows.append((f"{titled(name)}{kind}", 2 * np.pi / inv_freq[inv_freq > 0], longest, rope.theta))
-    return {"rows": rows, "note": "Before any scaling. Sliding layers never see further than their window."}
+    return {
+        "rows": rows,
+        "note": f"As trained{_with_and_without(configs)}. Sliding layers never see further than their window.",
+    }
+
+
+def _with_and_without(configs: Sequence[str]) -> str:
+    """Return which models were trained with the scaling of their config, and which have one for inference."""
+    named: dict[bool, list[str]] = {}
+    for name in configs:
+        rope = main_rope(name)
+        if unscaled(rope) != rope:
+            named.setdefault(rope.as_trained() == rope, []).append(titled(name))
+    kinds = {True: "with its config's scaling", False: "without its config's scaling"}
+    parts = [f"{', '.join(names)} {kinds[kind]}" for kind, names in sorted(named.items(), reverse=True)]
+    return f": {', '.join(parts)}" if parts else ""
 
 
 def main_rope(name: str) -> RopeConfig:
@@ -240,7 +260,7 @@ def learned_table(model: str = "") -> tuple[Array, str]:
     if not model:
         with np.load(packaged("learned_table.npz"), allow_pickle=False) as stored:
             made = json.loads(str(stored["provenance"]))
-            text = f"trained on {made['tokens']:,} tokens of Moby Dick, {made['parameters'] / 1e6:.1f}M parameters"
+            text = f"trained on {made['tokens']:,} tokens of Moby-Dick, {made['parameters'] / 1e6:.1f}M parameters"
             return stored["table"].astype(np.float64), text
     loaded = load_decoder(model, dtype=torch.float32)
     weights = getattr(getattr(loaded.encoding, "positions", None), "weight", None)

@@ -144,6 +144,7 @@ def unseen(
     cells: Mapping[str, Any],
     ratios: Mapping[str, Any],
     trained_length: int,
+    mark: str = "trained length",
     title: str = "Angles never seen in training",
     note: str = "",
 ) -> Figure:
@@ -153,6 +154,7 @@ def unseen(
     - `positions`: in tokens.
     - `cells`: by method, whether the angle is unseen, bool `[positions, pairs]`.
     - `ratios`: by method, each pair's frequency over its unscaled one; the colour of its column.
+    - `mark`: the name of `trained_length` in the picture.
     """
     with style():
         from matplotlib.collections import PolyCollection
@@ -193,7 +195,7 @@ def unseen(
         for axes in grid[:, 0]:
             axes.set_ylabel("position (tokens)")
         grid[0][0].annotate(
-            f"trained length {tokens(trained_length)}", (0, trained_length), xytext=(2, -3),
+            f"{mark} {tokens(trained_length)}", (0, trained_length), xytext=(2, -3),
             textcoords="offset points", va="top", fontsize=9,
         )  # fmt: skip
         drawn = bar(figure, image, grid, "frequency / unscaled frequency (no unit)", shrink=0.7, pad=0.02)

@@ -123,7 +123,7 @@ def measure_retrieval(
     - `lengths`: tokens of a text with a question and its answer; frequencies that depend on length are those of all.
     - `tasks`: from `TASKS`. `samples`: texts for each task and length. The texts of a `seed` are the same for every
       method and in every run.
-    - `text`: (name, contents), as `read_text` gives it; None: Moby Dick. `haystack`: as for `make_tasks`.
+    - `text`: (name, contents), as `read_text` gives it; None: Moby-Dick. `haystack`: as for `make_tasks`.
     - `chat`: put the questions into the frame of the tokenizer's chat template.
     - `trained_length`: tokens; only named in the protocol, for figures.
     - `crop`: by method, the number of last tokens that it processes, with the question; it cannot find other needles.

@@ -78,7 +78,14 @@ def make_norm(kind: str, size: int, eps: float) -> nn.Module:
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names are Hugging Face's Llama's."""
+    """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names are Hugging Face's Llama's.
+
+    >>> from ropewalk.models.decoder import Decoder
+    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> Decoder(config).layers[0](torch.zeros(1, 3, 16)).shape
+    torch.Size([1, 3, 16])
+    """
 
     def __init__(
         self,
@@ -93,11 +100,24 @@ class DecoderLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = input_layernorm, post_attention_layernorm
         self.residual_dropout = residual_dropout
 
-    def forward(self, x: Tensor, inputs: ForwardInputs, layer: int = 0, bias: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, inputs: ForwardInputs | None = None, layer: int = 0, bias: Tensor | None = None
+    ) -> Tensor:
         """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as `Attention.forward`'s.
 
-        `x` may be float32 for weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
+        Without `inputs`, positions count from 0, as in a model's call without further arguments. `x` may be float32 for
+        weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
+
+        **Raises:** `RopeError` for another shape, and without `inputs` if the frequencies depend on `seq_len`.
         """
+        if inputs is None:
+            if bias is not None or x.ndim != 3:
+                raise RopeError(
+                    "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` left out.",
+                    facts={"x": x, "bias": bias},
+                    cure="Add the batch with x[None]; for positions pass ForwardInputs.of(x, position_ids=...).",
+                )
+            inputs = ForwardInputs.of(x, where="DecoderLayer")
         normed = self.input_layernorm(x).to(inputs.dtype)
         x = x + self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
         out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))

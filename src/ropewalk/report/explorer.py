@@ -171,7 +171,7 @@ def head_entries(source: str = "tiny") -> dict[str, Any]:
             )
     return {
         "model": source,
-        "text": f"{HEAD_TEXTS} windows of {HEAD_TOKENS} tokens of Moby Dick",
+        "text": f"{HEAD_TEXTS} windows of {HEAD_TOKENS} tokens of Moby-Dick",
         "trainedLength": rope.trained_length,
         "invFreq": list(columns_of(rope)),
         "heads": heads,
@@ -370,7 +370,7 @@ def _pairing_entry(name: str) -> dict[str, Any]:
             }
             for case, one in cases.items()
         ],
-        "note": f"{PAIRING_TEXTS} windows of {PAIRING_TOKENS} tokens of Moby Dick",
+        "note": f"{PAIRING_TEXTS} windows of {PAIRING_TOKENS} tokens of Moby-Dick",
     }
 
 

@@ -362,7 +362,8 @@ def apply_rotary_pos_emb(
         raise RopeError(
             "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is no tensor.",
             facts={"x": x},
-            cure="Pass a tensor [batch, seq, heads, head_dim]; for other layouts use RotaryEmbedding.",
+            cure="Pass a tensor [batch, seq, heads, head_dim]: without heads x.unsqueeze(2), with heads before seq "
+            "x.transpose(1, 2). RotaryEmbedding takes other layouts.",
         )
     check_position_ids(position_ids, 1, "apply_rotary_pos_emb")
     if position_ids.is_floating_point():

@@ -102,6 +102,17 @@ def test_it_learns_from_training_and_validation_rows(select: str) -> None:
     assert tried[f"{facts['C']:g}"] == max(tried.values())
 
 
+def test_its_folds_do_not_depend_on_the_split() -> None:
+    """The same rows give the same scores of each C, with a validation part and without one."""
+    rows = rows_of([(f"{text} {word}", label) for (text, label), word in zip(texts(60), "ab" * 30, strict=True)])
+    whole, parted = (
+        run_baseline(*parts, rows, ["knot", "sail", "weather"], class_weights="none", select="loss")[1]
+        for parts in ((rows, None), split(rows, 0.3, 0))
+    )
+    key = "cross_validation_neg_log_loss_by_C"
+    assert whole[key] == pytest.approx(parted[key], rel=1e-9)
+
+
 def test_it_uses_the_validation_rows() -> None:
     """A word that the validation part alone holds is known."""
     train = rows_of([("alpha", "a"), ("beta", "b"), ("alpha", "a"), ("beta", "b"), ("beta", "b")])
