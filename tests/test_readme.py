@@ -84,7 +84,7 @@ def test_the_quoted_numbers_are_the_records():
     far = [f"{row['gain']:+.2f}" for row in SMOLLM2["copies"]["rows"]
            if (row["method"], row["length"]) == ("yarn", SMOLLM2["target"]) and row["from"] >= 8192]  # fmt: skip
     assert (
-        f"Beyond 8k it is {beyond['plain']} unchanged, {beyond['yarn']} with YaRN, which vLLM, SGLang and llama.cpp"
+        f"Its mean beyond 8k is {beyond['plain']} unchanged, {beyond['yarn']} with YaRN, which vLLM, SGLang and llama.cpp"
         in readme
     )
     assert f"and {beyond['crop']} with `crop`" in readme
