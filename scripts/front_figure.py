@@ -26,7 +26,7 @@ NIGHT = {f"#{day}": night for day, night in re.findall(r"--c-(\w{6}): (#\w{6});"
 
 
 def losses(record: dict[str, Any]) -> dict[str, list[float]]:
-    """Return by method the mean loss of each block, nats per token, on the windows that it read."""
+    """Return by method the mean loss of each block, in nats per token."""
     return {one["name"]: one["loss_by_block"] for one in record["methods"] if not one["same_as"]}
 
 
@@ -50,8 +50,8 @@ def description(record: dict[str, Any]) -> str:
         copied.append(f"{name}: {', '.join(gains)}")
     return (
         f"Trained length {record['trained_length']:,} tokens. Loss in nats per token by blocks of "
-        f"{record['blocks'][0][1]:,} positions, {'; '.join(parts)}. Gain in nats per token of passages that were read "
-        f"so far back, {'; '.join(copied)}."
+        f"{record['blocks'][0][1]:,} positions, {'; '.join(parts)}. Gain in nats per token of copied passages by "
+        f"their distance, {'; '.join(copied)}."
     )
 
 
@@ -61,7 +61,7 @@ def draw(record: dict[str, Any], size: str) -> bytes:
     from matplotlib.figure import Figure
 
     trained, last = record["trained_length"], record["blocks"][-1][1]
-    names = {"plain": "the model as it is", "crop": f"crop: reads the last {trained // 1024}k tokens only",
+    names = {"plain": "unchanged", "crop": f"crop: only the last {trained // 1024}k tokens",
              "yarn": "YaRN", "dca": "dual chunk attention (Python only)"}  # fmt: skip
     with style(), rc_context({"svg.fonttype": "path", "figure.facecolor": "none", "savefig.facecolor": "none"}):
         figure = Figure(figsize=SIZES[size])
@@ -69,7 +69,7 @@ def draw(record: dict[str, Any], size: str) -> bytes:
         middles = [(start + end) / 2 for start, end in record["blocks"]]
         for axes, title, below in (
             (losses_axes, "Does the loss hold?", "position in the text (tokens)"),
-            (copies_axes, "Does it copy what it read?", "how far back the passage stands (tokens)"),
+            (copies_axes, "Does it copy distant passages?", "distance of the passage (tokens)"),
         ):
             axes.set_facecolor("none")
             axes.set_xlim(0, last)

@@ -7,10 +7,14 @@ import re
 import runpy
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from ropewalk.diagnosis import Protocol
+from ropewalk.diagnosis.verdict import Action
+from ropewalk.families.table import FAMILIES
+from ropewalk.serving.engines import why_not
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -79,8 +83,10 @@ def test_the_quoted_numbers_are_the_records():
     beyond = {method["name"]: f"{method['loss_beyond']:.2f}" for method in SMOLLM2["methods"]}
     far = [f"{row['gain']:+.2f}" for row in SMOLLM2["copies"]["rows"]
            if (row["method"], row["length"]) == ("yarn", SMOLLM2["target"]) and row["from"] >= 8192]  # fmt: skip
-    assert f"Beyond 8k it is {beyond['plain']} unchanged, {beyond['yarn']} with YaRN" in readme
+    assert f"Its mean beyond 8k is {beyond['plain']} unchanged, {beyond['yarn']} with YaRN" in readme
+    assert "with YaRN, which vLLM, SGLang and llama.cpp can run" in readme
     assert f"and {beyond['crop']} with `crop`" in readme
+    assert all(why_not(engine, "yarn", {"rope_type": "yarn"}) is None for engine in ("vllm", "sglang", "llama.cpp"))
     assert len(far) == 3
     assert f"YaRN gains {far[0]}, {far[1]} and {far[2]} nats per token" in readme
     assert (SMOLLM2["trained_length"], SMOLLM2["target"], SMOLLM2["verdict"]["windows"]) == (8192, 16384, 8)
@@ -89,6 +95,17 @@ def test_the_quoted_numbers_are_the_records():
         r"and (\d+) of the (\d+) causal families of transformers ([\d.]+) are", RECORDS["models"]()
     ).groups()
     assert f"{exact} of the {families} families of transformers {version}" in readme
+
+
+def test_every_action_and_family_is_named():
+    """The table of verdicts has a row for each action, and each family of the own decoder is named."""
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(get_args(Action))
+    own = README.split("own decoder runs ")[1].split(".")[0]
+    decoders = [
+        family.decoder.architecture.removesuffix("ForCausalLM") for family in FAMILIES.values() if family.decoder
+    ]
+    assert len(decoders) >= 6
+    assert [name for name in decoders if name not in own] == []
 
 
 def test_the_terminal_is_the_record():

@@ -90,8 +90,8 @@ def test_bad_input_is_a_message(tmp_path, capsys):
     assert "returns no log-probabilities" in capsys.readouterr().err
 
 
-def test_a_golden_file_is_written_and_used(small, tmp_path, capsys):  # noqa: F811
-    """Write once; check a right and a wrong server without the model; the record is that of any check."""
+def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch):  # noqa: F811
+    """Write once; check a right and a wrong server without the model; a narrow terminal gets fewer columns."""
     save(small, tmp_path / "small")
     golden, record = tmp_path / "golden.json", tmp_path / "verify.json"
     assert run(tmp_path / "small", "--write", golden, "--up-to", "128") == 0
@@ -102,9 +102,19 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys):  # noqa: F8
     found = json.loads(record.read_text())["verdict"]
     assert (found["kind"], found["decoding"]) == ("as expected", True)
     wrong = OurEngine(small.with_positions(rope=dataclasses.replace(small.config.ropes[0], theta=1e5)))
+    tables = {}
     with serving(wrong) as url:
-        assert run("--golden", golden, "--engine", url) == 1
-    assert "Applies theta 100000 instead of plain RoPE" in " ".join(capsys.readouterr().out.split())
+        for columns in (120, 50):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            capsys.readouterr()
+            assert run("--golden", golden, "--engine", url) == 1
+            tables[columns] = capsys.readouterr().out
+            assert "Applies theta 100000 instead of plain RoPE" in " ".join(tables[columns].split())
+            assert max(map(len, tables[columns].splitlines())) <= columns
+            assert tables[columns].count("hypothesis  ") == 1
+    assert "log-likelihood" in tables[120]
+    assert "log-likelihood" not in tables[50]
+    assert tables[50].count("theta ") == tables[120].count("theta ")  # every hypothesis is there
 
 
 @pytest.mark.parametrize(

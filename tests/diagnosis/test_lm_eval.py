@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,15 @@ def test_without_the_extra_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, ti
     with pytest.raises(RopeError, match=r"pip install .*\[lm-eval\]"):
         adapter(tiny)
     monkeypatch.delitem(sys.modules, "ropewalk.diagnosis.lm_eval")
+
+
+def test_a_missing_harness_is_a_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run as a program without lm-eval: print the cure and exit with 2."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "ropewalk.diagnosis.lm_eval", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("ropewalk.diagnosis.lm_eval", run_name="__main__")
+    assert ended.value.code == 2
+    assert "Install it: pip install" in capsys.readouterr().err

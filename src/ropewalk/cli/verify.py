@@ -205,8 +205,12 @@ def print_verification(console: Console, verification: Verification) -> None:
             f"{standing.misfit:.4f}", f"{standing.log_likelihood or 0.0:.1f}", lean, str(standing.questions)
         ]  # fmt: skip
     heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean", ""), ("prompts", "")]
-    for table in stacked(console, None, heads, rows, names="hypothesis") if rows else ():
-        console.print(table)
+    for columns in ((0, 1, 2, 3), (0, 2, 3), (0, 2), (0,)) if rows else ():  # as many as fit; `--json` has all
+        cells = {name: [row[column] for column in columns] for name, row in rows.items()}
+        tables = stacked(console, None, [heads[column] for column in columns], cells, names="hypothesis")
+        if len(tables) == 1:
+            console.print(tables[0])
+            break
     noise = "" if verification.noise is None else f" Its error after a single token is {verification.noise:.4f} nats."
     cost = f"{verification.requests} requests, {verification.seconds:.0f} s."
     console.print(Text(f"Tokens: {verification.tokenisation}.{noise} {cost}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -303,4 +304,8 @@ if TemplateLM is not object:
 
 
 if __name__ == "__main__":
-    need("lm_eval.__main__", extra="lm-eval").cli_evaluate()
+    try:
+        need("lm_eval.__main__", extra="lm-eval").cli_evaluate()
+    except RopeError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
