@@ -159,7 +159,7 @@ class RunLook:
 
     def to_json(self) -> dict[str, Any]:
         """Return the look as the record contains it: each method's loss less crop's, and its gain, with intervals."""
-        evidence = Evidence(LossTable.of(self.measurement), self.copies)
+        evidence = Evidence(LossTable.of(self.measurement), self.copies)  # no rule is applied
         apart, gains = {}, {}
         for name in evidence.methods:
             found = evidence.against_crop(name)
@@ -437,7 +437,7 @@ class DoctorRun:
         )
 
     def _evidence(self, look: RunLook) -> Evidence:
-        return Evidence(LossTable.of(look.measurement), look.copies)
+        return Evidence(LossTable.of(look.measurement), look.copies, tuned=isinstance(self.reader, Tuned))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -354,6 +354,12 @@ def _cut(evidence: Evidence) -> list[str]:
         f"As it is, its loss (how badly it predicts the text) at positions {holds.where} is {better_or_worse(holds)} "
         "nats per token than with crop.",
     ]
+    return lines + _refuted(evidence)
+
+
+def _refuted(evidence: Evidence) -> list[str]:
+    """Return why methods do not extend the model, for the best three by their mean loss."""
+    lines = []
     for name in evidence.candidates[:3]:
         cost, near = evidence.cost(name), evidence.near_crop(name, 0)
         if cost.result == "refuted":
@@ -370,6 +376,10 @@ def _cut(evidence: Evidence) -> list[str]:
 
 def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str]:
     table = evidence.table
+    if evidence.tuned and not still_open and evidence.candidates and evidence.fit.result == "shown":
+        name = evidence.candidates[0]
+        if evidence.refuted(name):
+            return [f"Tuning under {name} does not extend the model beyond {table.trained:,} tokens.", *_refuted(evidence)]
     if table.beyond and CROP not in table.losses:
         return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
     first = still_open[0] if still_open else None
@@ -382,12 +392,14 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
         lines.append(f"Its loss (how badly it predicts the text) is {better_or_worse(first)} nats per token.")
     if not table.beyond or evidence.fit.result != "shown":
         return lines
-    holds = evidence.holds(evidence.plain_stretches)
-    shown = {"refuted": "does not hold there", "open": "is not shown to hold there"}.get(holds.result, "holds there")
-    lines.append(
-        f"At positions {holds.where} the loss of the model as it is (how badly it predicts the text) is "
-        f"{better_or_worse(holds)} nats per token than that of {_crop(table)}: it {shown}."
-    )
+    if not evidence.tuned:
+        holds = evidence.holds(evidence.plain_stretches)
+        shown = {"refuted": "does not hold there", "open": "is not shown to hold there"}
+        lines.append(
+            f"At positions {holds.where} the loss of the model as it is (how badly it predicts the text) is "
+            f"{better_or_worse(holds)} nats per token than that of {_crop(table)}: it "
+            f"{shown.get(holds.result, 'holds there')}."
+        )
     if evidence.candidates:
         best = evidence.candidates[0]
         lines.append(
@@ -427,6 +439,8 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
        no better and does not copy.
     5. "undecided": `next` says what would settle it.
 
+    A tuned model (`run.tuned`) is never kept or cut: plain is then the untuned model, whose crop is not in the table.
+
     **Arguments:**
     - `table`: each method's losses; crop among them if the target exceeds the trained length.
     - `copies`: the measurement of copies, or None. `run`: names, times and functions for the sentences.
@@ -439,7 +453,7 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     'keep'
     """
     run = run or RunFacts()
-    evidence = Evidence(table, copies, run.runs)
+    evidence = Evidence(table, copies, run.runs, tuned=run.tuned)
     decision = apply_rules(evidence)
     still_open = open_comparisons(evidence, decision)
     settling = next_run(evidence, still_open, run) if still_open else None
