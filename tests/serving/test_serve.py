@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from ropewalk import RopeConfig
+from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.export import same_rope
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
@@ -234,6 +235,16 @@ def test_records_choose_the_method_and_give_the_cost_by_factor(tmp_path: Path) -
     assert json.loads(json.dumps(found.to_json()))["costs"][0]["factor"] == 2.0
     with pytest.raises(RopeError, match="does not recommend"):
         serve_config(source, "vllm", records=[record([[0.1] * 4], verdict={"action": "cut", "sentence": "x"})])
+
+
+def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Its audit has another theta or width; the model's own audit, or none in an old record, passes."""
+    source = checkpoint(tmp_path / "source")
+    own = audit(RopeConfig.from_hf(source), target=64).to_json()
+    assert serve_config(source, "vllm", records=[record([[0.1] * 4], audit=own)]).method == "yarn"
+    for change in ({"theta": 2 * own["theta"]}, {"head_dim": own["head_dim"] + 2}, {"pairs": own["pairs"] + 1}):
+        with pytest.raises(RopeError, match="measured on another model"):
+            serve_config(source, "vllm", records=[record([[0.1] * 4], audit={**own, **change})])
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -285,7 +285,11 @@ class Evidence:
     @cached_property
     def plain_stretches(self) -> int:
         """Return the number of stretches over which plain is shown to hold; 0 if crop is another model."""
-        return 0 if self.tuned else self._before(self.holds(number).result == "shown" for number in range(len(self.table.stretches)))
+        return (
+            0
+            if self.tuned
+            else self._before(self.holds(number).result == "shown" for number in range(len(self.table.stretches)))
+        )
 
     def stretches_of(self, method: str) -> int:
         """Return the number of stretches over which a method is shown to extend, from the first on.

@@ -379,7 +379,10 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
     if evidence.tuned and not still_open and evidence.candidates and evidence.fit.result == "shown":
         name = evidence.candidates[0]
         if evidence.refuted(name):
-            return [f"Tuning under {name} does not extend the model beyond {table.trained:,} tokens.", *_refuted(evidence)]
+            return [
+                f"Tuning under {name} does not extend the model beyond {table.trained:,} tokens.",
+                *_refuted(evidence),
+            ]
     if table.beyond and CROP not in table.losses:
         return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
     first = still_open[0] if still_open else None

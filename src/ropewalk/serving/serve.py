@@ -147,6 +147,8 @@ def serve_config(
     chosen = method or "as-is"
     extends = method_named(chosen).extends
     source = Served.open(model, trained_length)
+    for document in documents:
+        _check_model(source, document)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
     if not extends and target is not None:
@@ -204,6 +206,26 @@ def serve_config(
         caveats=tuple(caveats),
         costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
     )
+
+
+def _check_model(source: Served, document: Mapping[str, Any]) -> None:
+    """Raise `RopeError` if the audit in a record has a rope of other features than the model's ropes.
+
+    The weights are not loaded, so records of models with equal ropes are not told apart.
+    """
+    audits = document.get("audits") or [document.get("audit") or {}]
+    measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in audits if "pairs" in one}
+    ropes = source.ropes.values() or [source.rope]
+    own = {(rope.head_dim, rope.pairs, None if rope.inv_freq is not None else rope.ladders[0].theta) for rope in ropes}
+    if measured and not measured & own:
+        raise RopeError(
+            "serve-config: the record was measured on another model.",
+            facts={
+                "(head_dim, pairs, theta) of the record": sorted(measured, key=str),
+                "of the model": sorted(own, key=str),
+            },
+            cure="Pass the record of this model, or measure it: ropewalk doctor MODEL --json FILE.",
+        )
 
 
 def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: Served) -> None:
