@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.builtin.texts import STRETCHES, default_texts, read_text, read_texts, text_files
+from ropewalk.builtin.texts import STRETCHES, default_texts, novel, read_text, read_texts, text_files
 from ropewalk.errors import RopeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +24,20 @@ def test_the_packaged_text_is_moby_dick() -> None:
     assert name == "moby_dick"
     assert "Call me Ishmael." in text
     assert len(text) > 1_000_000
+
+
+def test_a_part_of_the_novel() -> None:
+    """Characters of the packaged text, from the start that is given; parts that it does not contain raise."""
+    text = read_text(None)[1]
+    assert novel() == text
+    assert novel(30_000) == text[30_000:]
+    assert novel(30_000, 500) == text[30_000:30_500]
+    assert novel(len(text) - 1, 1) == text[-1]
+    for start, length in ((-1, 5), (0, 0), (0, -3), (len(text), None), (len(text) - 1, 2)):
+        with pytest.raises(
+            RopeError, match=r"(?s)novel: the text does not contain.*start +-?\d+.*length.*Pass a start"
+        ):
+            novel(start, length)
 
 
 def test_the_default_texts_are_stretches_of_equal_length() -> None:

@@ -66,6 +66,28 @@ def default_texts() -> list[tuple[str, str]]:
     return [(f"{name} (stretch)", _packaged("stretches", f"{name}.txt.gz")) for name in STRETCHES]
 
 
+def novel(start: int = 0, length: int | None = None) -> str:
+    """Return `length` characters of the packaged Moby Dick, from character `start`; all that follow if it is None.
+
+    `tiny`, the built-in model, was not trained on this text.
+
+    **Raises:** `RopeError` if the text does not contain these characters.
+
+    >>> from ropewalk.builtin.texts import novel
+    >>> novel(27_214, 16)
+    'Call me Ishmael.'
+    """
+    text = read_text(None)[1]
+    end = len(text) if length is None else start + length
+    if not 0 <= start < end <= len(text):
+        raise RopeError(
+            "novel: the text does not contain these characters.",
+            facts={"start": start, "length": length, "characters in the text": len(text)},
+            cure="Pass a start of 0 or more and a length of 1 or more that end within the text.",
+        )
+    return text[start:end]
+
+
 def text_files(path: str | Path) -> list[Path]:
     """Return the text files of a folder and its subfolders, sorted by path; a file is returned as it is.
 
