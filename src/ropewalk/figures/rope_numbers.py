@@ -438,7 +438,7 @@ CACHES = ("right", "every token at position 0", "nothing stored", "keys rotated 
 
 
 def cache(
-    tokens: Annotated[int, Meaning("tokens that are generated", 2, 32)] = 7,
+    tokens: Annotated[int, Meaning("tokens that are generated", 2, 32)] = 6,
 ) -> dict[str, Any]:
     """Return the distance that the score of each new token with each cached key contains, for each way to use a cache.
 
@@ -447,8 +447,8 @@ def cache(
     """
     return {
         "distances": {way: _cached_distances(way, tokens) for way in CACHES},
-        "note": f"{tokens} tokens are generated, one in each step. Each cell: angle between the rotated query and the "
-        "stored key, over the pair's frequency.\nThe cell with a border is the key that the step stores.",
+        "note": f"{tokens} tokens are generated, one in each step (row). Each cell: angle between the rotated query\n"
+        "and a stored key, over the pair's frequency. The border marks the key that the step stores.",
     }
 
 

@@ -221,9 +221,10 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
 
-        figure = Figure(figsize=(0.8 + 2.75 * len(distances), 3.6))
-        grid = figure.subplots(1, len(distances), squeeze=False, sharex=True, sharey=True)[0]
-        for axes, (name, table) in zip(grid, distances.items(), strict=True):
+        rows = (len(distances) + 1) // 2  # two columns: a phone shows the numbers, too
+        figure = Figure(figsize=(6.4, 0.8 + 2.9 * rows))
+        grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
+        for axes, (name, table) in zip(grid.flat, distances.items(), strict=False):
             for (step, key), value in np.ndenumerate(table):
                 if np.isnan(value):
                     continue
@@ -244,9 +245,11 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
             axes.grid(False)
             axes.set_xticks(range(table.shape[1]))
             axes.set_yticks(range(table.shape[0]))
-            axes.set_xlabel("key of token n (index)")
             panel(axes, name)
-        grid[0].set_ylabel("query of token m (index)")
+        for axes in grid[-1]:
+            axes.set_xlabel("key of token n (index)")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("query of token m (index)")
         caption(figure, "The distance between query and key that each score contains", note)
         return figure
 
