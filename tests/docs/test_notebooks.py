@@ -16,8 +16,6 @@ if not (ROOT / "docs" / "lesson").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
 NOTEBOOKS = runpy.run_path(str(ROOT / "scripts/docs_notebooks.py"))
 PAGES = NOTEBOOKS["pages"]()
-# test_it_holds_the_whole_page shows that a notebook has its page's code, which tests/docs/test_lesson.py runs.
-SLOW = {"08-extrapolation", "09-many-layers", "11-generation", "12-long-range", "13-classification"}
 
 
 @pytest.fixture(scope="module", params=PAGES, ids=lambda page: page.stem)
@@ -51,12 +49,7 @@ def test_it_holds_the_whole_page(made):
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(
-            page, marks=[pytest.mark.slow] if page.stem in SLOW else [pytest.mark.thorough] * (page != PAGES[0])
-        )
-        for page in PAGES
-    ],
+    [pytest.param(page, marks=[pytest.mark.thorough] * (page != PAGES[0])) for page in PAGES],
     ids=lambda page: page.stem,
 )
 def test_it_runs_from_anywhere(page, tmp_path, monkeypatch):

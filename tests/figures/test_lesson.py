@@ -14,6 +14,7 @@ from ropewalk.figures.scores import (
     _MOVES,
     _PRECISION_LOOKS,
     axial,
+    cache,
     decay,
     layer,
     maps,
@@ -101,12 +102,20 @@ def _axial() -> Any:
     return axial([("a", (1, 2), SQUARE), ("b", (0, 3), SQUARE.T)])
 
 
+def _cache() -> Any:
+    right = np.array([[0.0, np.nan], [1.0, 0.0]])
+    return cache({"right": right, "again": np.array([[0.0, np.nan], [-2.0, 1e-9]])})
+
+
 def _precision() -> Any:
     curves = {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
     return precision([64, 1000], cosines=curves, scores=curves, distance=16)
 
 
-ALL = [_order, _clocks, _waves, _tables, _shift, _decay, _maps, _unseen, _ratios, _strips, _pairing, _axial, _precision]
+ALL = [
+    _order, _clocks, _waves, _tables, _shift, _decay, _maps, _unseen, _ratios, _strips, _pairing, _axial, _cache,
+    _precision,
+]  # fmt: skip
 REPRESENTATIVE = [_clocks, _maps, _pairing, _unseen]  # circles in subfigures, pictures, bars, hatched boxes
 
 
@@ -242,6 +251,17 @@ def test_maps_hide_later_keys() -> None:
     assert np.array_equal(shown.mask, np.triu(np.ones((4, 4), bool), 1))
     assert float(shown[3, 0]) == SQUARE.T[3, 0]
     assert _maps().axes[1].get_title(loc="left") == "without\nsaid"
+
+
+def test_a_wrong_distance_is_red_and_bold() -> None:
+    """One box and one number for each key that the cache contains; the stored key has a border."""
+    left, right = _cache().axes
+    assert [text.get_text() for text in right.texts] == ["0", "-2", "0"]
+    assert [text.get_fontweight() for text in right.texts] == ["normal", "bold", "normal"]
+    assert [text.get_fontweight() for text in left.texts] == ["normal"] * 3
+    fills = [box.get_facecolor() for box in right.patches]
+    assert fills[0] == fills[2] != fills[1]
+    assert [box.get_edgecolor()[3] for box in right.patches] == [1.0, 0.0, 1.0]
 
 
 def test_unseen_cells_are_boxes_and_a_share() -> None:

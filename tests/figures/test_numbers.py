@@ -40,6 +40,7 @@ from ropewalk.figures.model_numbers import (
 )
 from ropewalk.figures.rope_numbers import (
     axial,
+    cache,
     clocks,
     learned_table,
     never_seen,
@@ -127,6 +128,21 @@ def test_a_shift_of_both_changes_nothing() -> None:
     )
     np.testing.assert_allclose(found["curves"]["only the key moves"], [score[m - n - s] for s in range(10)], atol=2e-6)
     assert found["spread"] < 2e-6
+
+
+def test_a_cache_shows_these_distances() -> None:
+    """Query m and key n: m - n, 0, only m = n, and m - n (m - n + 1), as n rotates key n in each step after its own."""
+    found = cache(tokens=6)["distances"]
+    m, n = np.indices((6, 6))
+    expected = {
+        "right": m - n,
+        "every token at position 0": 0 * m,
+        "nothing stored": np.where(m == n, 0, np.nan),
+        "keys rotated again": m - n * (m - n + 1),
+    }
+    assert list(found) == list(expected)
+    for way, distances in expected.items():
+        np.testing.assert_allclose(found[way], np.where(n <= m, distances, np.nan), rtol=0, atol=1e-6)
 
 
 def test_axial_similarity_is_a_mean_of_cosines() -> None:

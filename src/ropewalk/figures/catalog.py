@@ -149,6 +149,12 @@ _ENTRIES = (
     ),
     Entry("axial", "axial 2D: one patch against all others", rope_numbers.axial, scores.axial),
     Entry(
+        "cache",
+        "the distance between query and cached key, and three mistakes that change it",
+        rope_numbers.cache,
+        scores.cache,
+    ),
+    Entry(
         "precision",
         "what 32-bit angles and 16-bit tables cost by position",
         rope_numbers.precision,

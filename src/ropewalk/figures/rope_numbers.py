@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ropewalk.attention.cache import KVCache
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.encodings.absolute import sinusoidal_table
 from ropewalk.errors import RopeError
@@ -451,3 +452,49 @@ def score_of(q: Tensor, k: Tensor, cos_m: Tensor, sin_m: Tensor, cos_n: Tensor, 
 def _exact(inv_freq: Array, positions: Array) -> tuple[Tensor, Tensor]:
     angles = torch.from_numpy(np.outer(positions, inv_freq))
     return angles.cos(), angles.sin()
+
+
+CACHES = ("right", "every token at position 0", "nothing stored", "keys rotated again")
+
+
+def cache(
+    tokens: Annotated[int, Meaning("tokens that are generated", 2, 32)] = 6,
+) -> dict[str, Any]:
+    """Return the distance that the score of each new token with each cached key contains, for each way to use a cache.
+
+    Each token's query and key are the same vector. They are rotated, the key is stored in a `KVCache`, and the distance
+    is the angle between the query and each stored key over the frequency of the pair. nan: the cache has no such key.
+    """
+    return {
+        "distances": {way: _cached_distances(way, tokens) for way in CACHES},
+        "note": f"{tokens} tokens are generated, one in each step (row). Each cell: angle between the rotated query\n"
+        "and a stored key, over the pair's frequency. The border marks the key that the step stores.",
+    }
+
+
+def _cached_distances(way: str, tokens: int) -> Array:
+    """Return the distances `[steps, keys]` that the stored keys show."""
+    config = RopeConfig(4, interleaved=True)  # its second pair rotates by 0.01 radians per token
+    rope, frequency = RotaryEmbedding(config), float(frequencies(config)[1])
+    store = KVCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=4, dtype=torch.float64)
+    vector = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64).view(1, 1, 1, 4)
+    distances = np.full((tokens, tokens), np.nan)
+    for step in range(tokens):
+        position = 0 if way == "every token at position 0" else step
+        query = rope.rotate(vector, position_ids=torch.tensor([position]))
+        layout = store.lay_out(1, 1)
+        keys = store.write(0, query, query, layout)[0]
+        store.commit(layout)
+        first = step + 1 - keys.shape[2]  # the token of the cache's first key
+        distances[step, first : step + 1] = (_angle(query[0, 0]) - _angle(keys[0, 0])) / frequency
+        if way == "nothing stored":
+            store.truncate(0)
+        elif way == "keys rotated again":
+            rope.rotate(keys, position_ids=torch.arange(step + 1), layout="bhsd", inplace=True)
+    return distances
+
+
+def _angle(vectors: Tensor) -> Array:
+    """Return the angle of the second pair of each vector `[vectors, 4]`, in radians."""
+    angles: Array = torch.atan2(vectors[:, 3], vectors[:, 2]).numpy()
+    return angles

@@ -310,6 +310,52 @@ def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], n
         return figure
 
 
+_RIGHT, _WRONG = "#cfe4f3", "#f7d3bd"  # fills of cells that ink can be read on
+
+
+def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
+    """Draw a table for each way to use a cache: the distance that each score contains, `[steps, keys]`; nan: no key.
+
+    Cells with a distance other than step - key are red and in bold.
+    """
+    with style():
+        import numpy as np
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+
+        rows = (len(distances) + 1) // 2  # two columns: a phone shows the numbers, too
+        figure = Figure(figsize=(6.4, 0.8 + 2.9 * rows))
+        grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
+        for axes, (name, table) in zip(grid.flat, distances.items(), strict=False):
+            for (step, key), value in np.ndenumerate(table):
+                if np.isnan(value):
+                    continue
+                wrong, stored = round(float(value)) != step - key, step == key
+                axes.add_patch(
+                    Rectangle(
+                        (key - 0.46, step - 0.46), 0.92, 0.92, facecolor=_WRONG if wrong else _RIGHT,
+                        edgecolor=INK if stored else "none", linewidth=1.3,
+                    )
+                )  # fmt: skip
+                axes.text(
+                    key, step, f"{round(float(value))}", ha="center", va="center", fontsize=9,
+                    color=INK, fontweight="bold" if wrong else "normal",
+                )  # fmt: skip
+            axes.set_xlim(-0.6, table.shape[1] - 0.4)
+            axes.set_ylim(table.shape[0] - 0.4, -0.6)
+            axes.set_aspect("equal")
+            axes.grid(False)
+            axes.set_xticks(range(table.shape[1]))
+            axes.set_yticks(range(table.shape[0]))
+            panel(axes, name)
+        for axes in grid[-1]:
+            axes.set_xlabel("key of token n (index)")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("query of token m (index)")
+        caption(figure, "The distance between query and key that each score contains", note)
+        return figure
+
+
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, QUIET, INK)
 _BARS = {
     "its own pairing": Look(BLUE, ""),
