@@ -67,7 +67,7 @@ def default_texts() -> list[tuple[str, str]]:
 
 
 def novel(start: int = 0, length: int | None = None) -> str:
-    """Return `length` characters of the packaged Moby Dick, from character `start`; all that follow if it is None.
+    """Return `length` characters of the packaged Moby-Dick, from character `start`; all that follow if it is None.
 
     `tiny`, the built-in model, was not trained on this text.
 

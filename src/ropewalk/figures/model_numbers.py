@@ -68,7 +68,7 @@ def decay(
         "rising_count": sum(rise > 0 for rise in rises.values()),
         "model": model,
         "note": f"head_dim {head_dim}, theta {theta:,.10g}; {DRAWS:,} draws (seed {seed}). Lower right: every query "
-        f"with every key of {texts} windows of {tokens} tokens of\nMoby Dick, at this distance, before the softmax. "
+        f"with every key of {texts} windows of {tokens} tokens of\nMoby-Dick, at this distance, before the softmax. "
         "Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
     }
 
