@@ -45,10 +45,10 @@ class Reading:
 
 
 class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Measure the attached model by the doctor's one reading before, during and after training.
+    """Measure the attached model with the doctor before, during and after training.
 
     **Arguments:**
-    - `tokenizer`: the model's. `text`: a file to measure on; None: Moby Dick.
+    - `tokenizer`: the model's. `text`: a file to measure on; None: *Moby-Dick*.
     - `every`: updates between two measurements; None: only before and after. `windows`: of the target length.
 
     The model must be attached to a method (`rw.attach`), whose target is the length that is measured. crop is the same
@@ -58,6 +58,10 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     **Raises:** `RopeError` when training begins, for a model that is not attached to a method with a target, or is
     sharded: measure what it saves by `ropewalk doctor`.
+
+    >>> callback = DoctorCallback(tokenizer=None, every=50)  # with the model's tokenizer: Trainer(callbacks=[callback])
+    >>> callback.readings
+    []
     """
 
     def __init__(self, tokenizer: Any, *, text: Path | None = None, every: int | None = None, windows: int = 1) -> None:
