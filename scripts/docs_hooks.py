@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import runpy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mkdocs.structure.files import File
 import ropewalk as rw
 from ropewalk import encodings, processes, scaling
 from ropewalk.attention.extensions import Extension
+from ropewalk.diagnosis import Protocol
 from ropewalk.methods import METHODS
 from ropewalk.report.explorer import explorer_data, explorer_page
 from ropewalk.report.explorer_model import packed_model
@@ -81,8 +83,8 @@ def method_table() -> str:
 def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
-    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, and the
-    public modules: `rw_positions`, `rw_fused`, `rw_rotation`, `rw_models`.
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `protocol`
+    (`diagnosis.Protocol`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -93,12 +95,15 @@ def names_of(subpackages: str) -> str:
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
         elif group == "processes":
             entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
+        elif group == "protocol":
+            entries.append(("rw.diagnosis.Protocol", Protocol))
         elif group.startswith("rw_"):
-            module = getattr(rw, group.removeprefix("rw_"))
+            module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
             things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]
             entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things if callable(thing)]
         elif group == "extensions":
-            entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in Extension.registry.items()]
+            own = {name: kind for name, kind in Extension.registry.items() if kind.__module__ == Extension.__module__}
+            entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in own.items()]
         else:
             entries += [
                 (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == group

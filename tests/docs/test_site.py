@@ -92,11 +92,36 @@ def test_the_first_page_has_the_figure_for_light_and_dark(site):
 
 
 def test_every_method_has_its_row(site):
-    """The table of methods has a row for each."""
+    """The table of methods links to a heading of the page for each."""
     from ropewalk.methods import METHODS
 
-    text = (site / "extending.html").read_text(encoding="utf-8")
-    assert [name for name in METHODS if f"<code>{name}</code>" not in text] == []
+    text = (site / "methods.html").read_text(encoding="utf-8")
+    assert [name for name in METHODS if f'<a href="#{name}"><code>{name}</code></a>' not in text] == []
+    assert [name for name in METHODS if f'<h3 id="{name}">' not in text] == []
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_the_tables_of_models_can_be_filtered(site):
+    """A field finds families by parts of names; without scripts there is no field, and every row is displayed."""
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 390, "height": 900})
+        page.goto((site / "models.html").as_uri())
+        rows = page.locator(".filter tbody tr")
+        every = rows.count()
+        assert every > 300
+        families = page.locator(".filter tbody tr:visible td:first-child")
+        for words, expected in (("ministral", {"ministral", "ministral3"}), ("Ministral 3", {"ministral3"})):
+            page.fill(".filter-field input", words)
+            assert set(families.all_inner_texts()) == expected
+        page.fill(".filter-field input", "Helium 2 7B")  # no row has these words together
+        assert set(families.all_inner_texts()) == {"helium"}
+        assert page.locator(".filter-count").inner_text().endswith('with "Helium"')
+        page.fill(".filter-field input", "")
+        assert families.count() == every
+        plain = chromium.new_context(java_script_enabled=False).new_page()
+        plain.goto((site / "models.html").as_uri())
+        assert plain.locator(".filter tbody tr:visible").count() == every
+        assert plain.locator(".filter-field").count() == 0
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
