@@ -229,7 +229,7 @@ def farthest_seen(record: Record) -> int:
 
 TABLES: dict[str, Callable[[], str]] = {
     "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
-    "method-costs": methods, "league": partial(league, "league-first", "SmolLM2-135M"),
+    "methods": methods, "league": partial(league, "league-first", "SmolLM2-135M"),
     "tuning": partial(tuned, "tuning-smollm2"),
     "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
 }  # fmt: skip

@@ -16,12 +16,10 @@ import ropewalk as rw
 from ropewalk import encodings, processes, scaling
 from ropewalk.attention.extensions import Extension
 from ropewalk.diagnosis import Protocol
-from ropewalk.methods import METHODS
 from ropewalk.report.explorer import explorer_data, explorer_page
 from ropewalk.report.explorer_model import packed_model
 
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
-METHODS_PLACE = "<!-- every method --> *The table of methods stands here in the built site (`make docs`).*"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SCRIPTS = Path(__file__).parent
 WITH_RECORDS = runpy.run_path(str(SCRIPTS / "docs_outputs.py"))["with_records"]
@@ -53,8 +51,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = WITH_RECORDS(markdown)
     markdown = WITH_COMMANDS(WITH_TABLES(markdown))
     markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
-    if METHODS_PLACE in markdown:
-        markdown = markdown.replace(METHODS_PLACE, method_table())
     markdown = FRONT.sub(_by_scheme, markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
 
@@ -69,15 +65,6 @@ def _by_scheme(found: re.Match[str]) -> str:
         image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.svg", f"-{scheme}.svg")  # type: ignore[index]
         pictures.append(f'<picture class="only-{scheme}">{narrow}{image}</picture>')
     return f"<p>{''.join(pictures)}</p>"
-
-
-def method_table() -> str:
-    """Return the table of methods: what each changes and costs, and whether a config can express it."""
-    lines = ["| method | what it changes | what it costs per token | in a config | source |", "|---|---|---|---|---|"]
-    for name, method in METHODS.items():
-        source = f"arXiv:{method.source}" if method.source else ""
-        lines.append(f"| `{name}` | {method.changes} | {method.costs} | {method.config_note} | {source} |")
-    return "\n".join(lines)
 
 
 def names_of(subpackages: str) -> str:

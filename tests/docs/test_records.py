@@ -279,7 +279,7 @@ def test_methods():
     from ropewalk.serving.engines import ENGINES, why_not
 
     record = json.loads((RESULTS / "method-costs.json").read_text())
-    plain, lines = record["methods"]["plain"], MADE["TABLES"]["method-costs"]().splitlines()
+    plain, lines = record["methods"]["plain"], MADE["TABLES"]["methods"]().splitlines()
     heads, _, *table = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
     titles = {engine.lower(): engine for engine in heads[4:9]}
     assert set(titles) == set(ENGINES)
