@@ -45,10 +45,10 @@ class Reading:
 
 
 class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Measure the attached model with the doctor before, during and after training.
+    """Measure the attached model by the doctor's one reading before, during and after training.
 
     **Arguments:**
-    - `tokenizer`: the model's. `text`: a file to measure on; None: *Moby-Dick*.
+    - `tokenizer`: the model's. `text`: a file to measure on; None: Moby-Dick.
     - `every`: updates between two measurements; None: only before and after. `windows`: of the target length.
 
     The model must be attached to a method (`rw.attach`), whose target is the length that is measured. crop is the same
