@@ -144,6 +144,7 @@ def test_the_tables_of_models_can_be_filtered(site):
         assert plain.locator(".filter-field").count() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_pages_fit_a_phone(site):
     """At 390 pixels no page is wider than the screen, and the menu lists one section at a time."""
