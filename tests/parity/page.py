@@ -35,7 +35,7 @@ InternLM and others) are tested separately, in tests/rope/test_remote_code.py. F
 
 ## Language models
 
-Each family was built small and with random weights. *Exact* means that, under `rw.attach(model)`,
+Each family was built small and with random weights. *Exact* means, under `rw.attach(model)`:
 
 - the logits are those of the model within 1e-4 of the largest,
 - greedy generation gives the same tokens,
@@ -172,7 +172,7 @@ Each class is built from the defaults of its config class and compared with `Rop
 and attention factor (relative error at most 1e-6), and the rotation of random queries at random positions by the
 model's own function (absolute error at most 1e-5). Three wrong readings (the other pairing, theta off by 1 %, one
 pair fewer) must give a different rotation, or the row does not count. A config that contains only its sizes must give
-the same rope, or be refused. For multi-head latent attention the width is that of the slice that rotates.
+the same rope, or be refused. For multi-head latent attention the width is the rotating slice's.
 
 | family | class | what rotates | error of frequencies | of rotation |
 |---|---|---|--:|--:|"""
