@@ -9,6 +9,7 @@
     type: "search", placeholder: "Filter the tables: ministral, Qwen 3, yarn, 2 axes, ...", ariaLabel: "Filter the tables",
   })
   const count = Object.assign(document.createElement("output"), { className: "filter-count" })
+  const field = Object.assign(document.createElement("p"), { className: "filter-field" })
   const show = () => {
     const words = input.value.trim().split(/\s+/)
     let matches = contents.map(() => true)
@@ -21,11 +22,13 @@
     for (const table of part.querySelectorAll("table")) {
       table.classList.toggle("filter-empty", ![...table.tBodies[0].rows].some((row) => !row.hidden))
     }
-    const used = words.length && input.value.trim() ? ` with "${words.join(" ")}"` : ""
+    const active = input.value.trim() !== ""
+    if (active && !part.classList.contains("filter-active")) field.scrollIntoView()
+    part.classList.toggle("filter-active", active) // the rows follow the field: the text between is not displayed
+    const used = words.length && active ? ` with "${words.join(" ")}"` : ""
     count.value = `${matches.filter(Boolean).length} of ${rows.length} rows${used}`
   }
   input.addEventListener("input", show)
-  const field = Object.assign(document.createElement("p"), { className: "filter-field" })
   field.append(input, count)
   part.prepend(field)
   show()
