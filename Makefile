@@ -88,9 +88,9 @@ test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
 	$(BIN)/python -m pytest -q -rs tests/report/test_browser.py tests/report/test_live_model.py tests/report/test_explorer.py
 
-# Build the site into build/site. Opened from the folder, it fetches nothing.
+# Build the site into build/site. Opened from the folder, it fetches nothing. With --quiet, --strict would count no warning.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 docs-serve: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve

@@ -33,9 +33,8 @@ def where(record: Record) -> str:
     """Return the machine and the versions of a record in one line."""
     known = record.get("versions", {})
     versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "transformers") if name in known)
-    return (
-        f"{record['device']}, {record['threads']} threads, {versions or 'versions not recorded'}, {record['date'][:10]}"
-    )
+    threads = f"{record['threads']} thread{'s' * (record['threads'] != 1)}"
+    return f"{record['device']}, {threads}, {versions or 'versions not recorded'}, {record['date'][:10]}"
 
 
 def milliseconds(microseconds: float) -> str:

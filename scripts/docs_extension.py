@@ -60,31 +60,41 @@ def _named(arms: Sequence[str]) -> str:
     return ", ".join(f"`{arm}`" for arm in arms) or "none"
 
 
-def served(name: str) -> tuple[str, str]:
-    """Return whether a config can express a method, and the engines that can run it."""
+TITLES = {
+    "transformers": "transformers",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "ollama": "Ollama",
+}
+MEMORY = ("cache_bytes", "temporary_bytes")
+FORGETS = "†"  # the mark of baselines in the table
+
+
+def served(name: str) -> list[str]:
+    """Return for each engine of TITLES whether it runs a method: yes, yes with a caveat of its own (\\*), or no."""
     from ropewalk.checkpoints.export import hub_rope
     from ropewalk.checkpoints.gguf_keys import gguf_rope
     from ropewalk.errors import RopeError
     from ropewalk.methods import METHODS, Reach
     from ropewalk.rope.config import RopeConfig
-    from ropewalk.serving.engines import ENGINES, READS_GGUF
+    from ropewalk.serving.engines import READS_GGUF
     from ropewalk.serving.serve import serve_config
 
-    method, engines = METHODS[name], []
-    if method.config is None:
-        return "no", "none"
+    method, cells = METHODS[name], []
     reach = Reach(256, 1024 if method.extends else 256)
-    for engine in ENGINES:
+    for engine in TITLES:
         try:
             settings = serve_config("tiny", engine, method=name, target=reach.target if method.extends else None)
-            if engine in READS_GGUF:
+            if engine in READS_GGUF and method.extends:
                 rope = method.rope(RopeConfig(64, interleaved=False, max_position_embeddings=256), reach)
                 gguf_rope(hub_rope((rope,), name, reach), "llama", name, reach)
         except RopeError:
+            cells.append("no")
             continue
         own = any(caveat.rules and len(caveat.engines) == 1 for caveat in settings.caveats)
-        engines.append(f"{engine}\\*" if own else engine)
-    return "yes", ", ".join(engines)
+        cells.append("yes\\*" if own else "yes")
+    return cells
 
 
 def pose(name: str) -> str:
@@ -144,25 +154,36 @@ def tuned(name: str) -> str:
     )
 
 
-def method_costs() -> str:
-    """Return each method's cost relative to plain, and the engines that can run it."""
+def methods() -> str:
+    """Return every method: effect, tuning, form in config.json, engines, cost relative to plain, source."""
+    from ropewalk.methods import METHODS
+
     record = document("method-costs.json")
     plain, tokens = record["methods"]["plain"], record["tokens"]
-    mebibytes = plain["temporary_bytes"] / 2**20
-    rows = [
-        [name, *(f"{found[kind]['ratio']:.2f}" for kind in ("prefill", "decode")),
-         *(f"{found[kind] / plain[kind]:.2f}" for kind in ("cache_bytes", "temporary_bytes")), *served(name)]
-        for name, found in record["methods"].items()
-    ]  # fmt: skip
-    drawn = table(["method", "prefill", "decode", "cache", "temporary memory", "in config.json", "engines"], rows)
+    rows = []
+    for name, method in METHODS.items():
+        cost = record["methods"].get(name)
+        cells = ["", "", ""]
+        if cost is not None:
+            memory = sum(cost[kind] for kind in MEMORY) / sum(plain[kind] for kind in MEMORY)
+            cells = [f"{cost['decode']['ratio']:.2f}", f"{cost['prefill']['ratio']:.2f}", f"{memory:.2f}"]
+        source = f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
+        title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.forgets else "")
+        tuning = "yes" if method.needs_tuning else "no"
+        rows.append([title, method.changes, tuning, method.config or "none", *served(name), *cells, source])
+    heads = ["method", "effect", "needs tuning", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
+             "arXiv"]  # fmt: skip
+    drawn = table(heads, rows)
+    mebibytes = sum(plain[kind] for kind in MEMORY) / 2**20
     return (
-        f"{drawn}\n\nProcessor time of {tokens:,} tokens, and of one more token after them, over plain's ("
-        f"{plain['prefill']['p50'] / tokens:,.0f} and {plain['decode']['p50']:,.0f} microseconds a token). "
-        f"Layers: {record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Frequency methods "
-        "do the same work as plain: the spread of their ratios is the error of the others. Temporary memory: the peak "
-        f"of a prefill in chunks of 1,024 tokens, without weights and cache, over plain's {mebibytes:.0f} MiB. "
-        "Every method runs in ropewalk. "
-        "*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints."
+        f"{drawn}\n\n{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. \\*: with a "
+        "caveat of that engine for this rule, which `ropewalk serve-config` prints. Every method also runs in Python "
+        f"(`rw.attach`).\n\nCost is relative to `plain`. Decode: one token after {tokens:,}. Prefill: {tokens:,} "
+        f"tokens. Both are medians of processor time ({plain['decode']['p50']:,.0f} and "
+        f"{plain['prefill']['p50'] / tokens:,.0f} microseconds a token for `plain`). Memory: cache and temporary "
+        f"memory of a prefill in chunks of 1,024 tokens, without weights ({mebibytes:.0f} MiB for `plain`). Layers: "
+        f"{record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Methods of frequencies do "
+        "the same work as `plain`, so the spread of their ratios is the error of the others."
     )
 
 
@@ -208,7 +229,7 @@ def farthest_seen(record: Record) -> int:
 
 TABLES: dict[str, Callable[[], str]] = {
     "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
-    "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
+    "methods": methods, "league": partial(league, "league-first", "SmolLM2-135M"),
     "tuning": partial(tuned, "tuning-smollm2"),
     "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import runpy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ from mkdocs.structure.files import File
 import ropewalk as rw
 from ropewalk import encodings, processes, scaling
 from ropewalk.attention.extensions import Extension
-from ropewalk.methods import METHODS
+from ropewalk.diagnosis import Protocol
 from ropewalk.report.explorer import explorer_data, explorer_page
 from ropewalk.report.explorer_model import packed_model
 
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
-METHODS_PLACE = "<!-- every method --> *The table of methods stands here in the built site (`make docs`).*"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SCRIPTS = Path(__file__).parent
 WITH_RECORDS = runpy.run_path(str(SCRIPTS / "docs_outputs.py"))["with_records"]
@@ -51,8 +51,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = WITH_RECORDS(markdown)
     markdown = WITH_COMMANDS(WITH_TABLES(markdown))
     markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
-    if METHODS_PLACE in markdown:
-        markdown = markdown.replace(METHODS_PLACE, method_table())
     markdown = FRONT.sub(_by_scheme, markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
 
@@ -69,20 +67,11 @@ def _by_scheme(found: re.Match[str]) -> str:
     return f"<p>{''.join(pictures)}</p>"
 
 
-def method_table() -> str:
-    """Return the table of methods: what each changes and costs, and whether a config can express it."""
-    lines = ["| method | what it changes | what it costs per token | in a config | source |", "|---|---|---|---|---|"]
-    for name, method in METHODS.items():
-        source = f"arXiv:{method.source}" if method.source else ""
-        lines.append(f"| `{name}` | {method.changes} | {method.costs} | {method.config_note} | {source} |")
-    return "\n".join(lines)
-
-
 def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
-    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, and the
-    public modules: `rw_positions`, `rw_fused`, `rw_rotation`, `rw_models`.
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `protocol`
+    (`diagnosis.Protocol`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -93,12 +82,15 @@ def names_of(subpackages: str) -> str:
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
         elif group == "processes":
             entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
+        elif group == "protocol":
+            entries.append(("rw.diagnosis.Protocol", Protocol))
         elif group.startswith("rw_"):
-            module = getattr(rw, group.removeprefix("rw_"))
+            module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
             things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]
             entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things if callable(thing)]
         elif group == "extensions":
-            entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in Extension.registry.items()]
+            own = {name: kind for name, kind in Extension.registry.items() if kind.__module__ == Extension.__module__}
+            entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in own.items()]
         else:
             entries += [
                 (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == group

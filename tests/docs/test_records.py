@@ -180,7 +180,7 @@ def test_league():
     assert record["verdict"]["action"] == "undecided"
     asked, chance = far["crop"][1], record["retrieval"][0]["chance"]
     others = sorted(far[name][0] for name in methods if name not in ("plain", "crop"))
-    page = " ".join((DOCS / "extending.md").read_text().split())
+    page = " ".join((DOCS / "evidence" / "smollm2.md").read_text().split())
     assert (
         f"Of the {asked} numbers that lie further back than `crop` can see, chance finds {asked * chance:.0f}, "
         f"`plain` {far['plain'][0]}, `crop` {far['crop'][0]}, and each of the other methods {others[0]} to {others[-1]}."  # noqa: E501
@@ -279,21 +279,59 @@ def test_pose_on_smollm2():
     assert [numbers[arm][1] for arm in (longer, plain_text, "yarn, untuned")] == [46, 38, 50]
 
 
-def test_method_costs():
-    """Ratios of medians to plain's; a method in attention is in no config, and yarn in every engine."""
+def test_methods():
+    """Every method has a row: the text of its record, ratios of medians to plain's, and the engines that run it."""
+    from ropewalk.methods import METHODS
+    from ropewalk.serving.engines import ENGINES, why_not
+
     record = json.loads((RESULTS / "method-costs.json").read_text())
-    found, plain = rows("method-costs"), record["methods"]["plain"]
-    for name, one in record["methods"].items():
-        assert [float(cell) for cell in found[name][:2]] == pytest.approx(
-            [one[kind]["p50"] / plain[kind]["p50"] for kind in ("prefill", "decode")], abs=0.006
-        )
-        memory = one["temporary_bytes"] / plain["temporary_bytes"]
-        assert float(found[name][3]) == pytest.approx(memory, abs=0.006)
-        assert memory < 1.1  # the page
-    assert found["dca"][4:] == ["no", "none"]
-    assert [name.rstrip("*\\") for name in found["yarn"][5].split(", ")] == [
-        "vllm", "sglang", "llama.cpp", "ollama", "transformers"]  # fmt: skip
-    assert "llama.cpp" not in found["dynamic"][5]
+    plain, lines = record["methods"]["plain"], MADE["TABLES"]["methods"]().splitlines()
+    heads, _, *table = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
+    titles = {engine.lower(): engine for engine in heads[4:9]}
+    assert set(titles) == set(ENGINES)
+    assert heads[1:4] + heads[9:] == [
+        "effect",
+        "needs tuning",
+        "in config.json",
+        "decode",
+        "prefill",
+        "memory",
+        "arXiv",
+    ]
+    found = {re.match(r"\[`(.+?)`\]\(#\1\)", title)[1]: cells for title, *cells in table}
+    assert list(found) == list(METHODS)
+    for name, method in METHODS.items():
+        effect, tuning, config, *engines = found[name][:8]
+        assert (effect, tuning) == (method.changes, "yes" if method.needs_tuning else "no")
+        assert config == (method.config or "none")
+        runs = dict(zip(heads[4:9], (cell.rstrip("\\*") for cell in engines), strict=True))
+        for engine in ENGINES:
+            if method.extends and method.config is None:
+                assert runs[titles[engine]] == "no"
+                assert why_not(engine, name, None)
+            elif not method.extends:
+                assert runs[titles[engine]] == "yes"
+                assert why_not(engine, name, None) is None
+        one = record["methods"].get(name)
+        if one is None:
+            assert found[name][8:11] == ["", "", ""]
+            continue
+        measured = [one[kind]["p50"] / plain[kind]["p50"] for kind in ("decode", "prefill")]
+        memory = sum(one[key] for key in ("cache_bytes", "temporary_bytes"))
+        measured.append(memory / (plain["cache_bytes"] + plain["temporary_bytes"]))
+        assert [float(cell) for cell in found[name][8:11]] == pytest.approx(measured, abs=0.006)
+        assert found[name][11] == (f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else "")
+    assert [cell.rstrip("\\*") for cell in found["yarn"][3:8]] == ["yes"] * 5
+    assert found["dynamic"][3:8] == ["yes\\*", "no", "no", "no", "no"]
+    assert found["resonance"][3:8] == ["yes", "yes\\*", "yes", "yes\\*", "yes"]
+
+
+def test_every_method_has_its_paragraph():
+    """The page of methods has a heading for each, and the table links to it."""
+    from ropewalk.methods import METHODS
+
+    page = (DOCS / "methods.md").read_text()
+    assert sorted(re.findall(r"^### (.+)$", page, re.MULTILINE)) == sorted(METHODS)
 
 
 def test_verify():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import pydoc
 import re
+import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,12 +62,29 @@ def test_the_reference_has_every_public_name(site):
     names = [f"rw.{name}" for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
     assert len(names) == 19
     assert [name for name in names if heads.count(name) != 1] == []
+    assert sorted({name for name in heads if heads.count(name) > 1}) == []
+    for module in ("checkpoints", "extend", "audit", "attachment", "models", "positions", "rotation", "fused"):
+        own = set(import_module(f"ropewalk.{module}").__all__) - set(rw.__all__)
+        assert {
+            f"rw.{module}.{name}" for name in own if callable(getattr(import_module(f"ropewalk.{module}"), name))
+        } <= {*heads}
     assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.models.stream"} <= set(heads)
     assert "rw.encodings.ALiBi" in heads
     assert "rw.positions.positions_for_rank" in heads
     assert "rw.attention.extensions.ReRoPE" in heads
     assert "Rotate each feature pair of" in text
     assert "&gt;&gt;&gt;" in text
+
+
+def test_every_name_of_the_reference_has_an_example():
+    """The docstring of each; `extend.tune` has none, because importing the Trainer takes ten seconds."""
+    marks = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    hooks = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))
+    entries = hooks["NAMES"].sub(lambda found: hooks["names_of"](found[1]), marks)
+    paths = re.findall(r"^::: (\S+)$", entries, re.MULTILINE)
+    assert len(paths) > 80
+    without = [path for path in paths if ">>>" not in (inspect.getdoc(pydoc.locate(path)) or "")]
+    assert without == ["ropewalk.extend.tuning.tune"]
 
 
 def test_search_and_formulas_need_no_network(site):
@@ -92,11 +112,58 @@ def test_the_first_page_has_the_figure_for_light_and_dark(site):
 
 
 def test_every_method_has_its_row(site):
-    """The table of methods has a row for each."""
+    """The table of methods links to a heading of the page for each."""
     from ropewalk.methods import METHODS
 
-    text = (site / "extending.html").read_text(encoding="utf-8")
-    assert [name for name in METHODS if f"<code>{name}</code>" not in text] == []
+    text = (site / "methods.html").read_text(encoding="utf-8")
+    assert [name for name in METHODS if f'<a href="#{name}"><code>{name}</code></a>' not in text] == []
+    assert [name for name in METHODS if f'<h3 id="{name}">' not in text] == []
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_the_tables_of_models_can_be_filtered(site):
+    """A field finds families by parts of names; without scripts there is no field, and every row is displayed."""
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 390, "height": 900})
+        page.goto((site / "models.html").as_uri())
+        rows = page.locator(".filter tbody tr")
+        every = rows.count()
+        assert every > 300
+        families = page.locator(".filter tbody tr:visible td:first-child")
+        for words, expected in (("ministral", {"ministral", "ministral3"}), ("Ministral 3", {"ministral3"})):
+            page.fill(".filter-field input", words)
+            assert set(families.all_inner_texts()) == expected
+            assert families.first.bounding_box()["y"] < 500  # on a phone the rows follow the field
+        page.fill(".filter-field input", "Helium 2 7B")  # no row has these words together
+        assert set(families.all_inner_texts()) == {"helium"}
+        assert page.locator(".filter-count").inner_text().endswith('with "Helium"')
+        page.fill(".filter-field input", "")
+        assert families.count() == every
+        plain = chromium.new_context(java_script_enabled=False).new_page()
+        plain.goto((site / "models.html").as_uri())
+        assert plain.locator(".filter tbody tr:visible").count() == every
+        assert plain.locator(".filter-field").count() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_pages_fit_a_phone(site):
+    """At 390 pixels no page is wider than the screen, and the menu lists one section at a time."""
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 390, "height": 844})
+        for path in sorted(site.rglob("*.html")):
+            if path.parent.name != "explorer" and path.name != "404.html":
+                page.goto(path.as_uri())
+                assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        page.goto((site / "methods.html").as_uri())
+        page.click("label.md-header__button[for=__drawer]")
+        page.wait_for_timeout(500)
+        shown = page.evaluate("""[...document.querySelectorAll(".md-sidebar--primary .md-nav__link")].filter((link) => {
+            const box = link.getBoundingClientRect()
+            const top = document.elementFromPoint(box.x + 20, box.y + box.height / 2)
+            return box.width && top && (link.contains(top) || top.contains(link))
+        }).length""")
+        assert 5 <= shown <= 15
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

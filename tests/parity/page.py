@@ -1,4 +1,4 @@
-"""The docs page "Which models", made from the record."""
+"""The docs page of models, made from the records."""
 
 from __future__ import annotations
 
@@ -8,22 +8,45 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-HEAD = """# Which models
+from ropewalk.families import DECODERS
 
-Made from `benchmarks/results/parity.json` by `make parity`.
+HEAD = """# Models
 
-`RopeConfig.from_hf` is compared with every rotary class of transformers {transformers}, built from the defaults of its
-config class: inverse frequencies and attention factor (relative error at most 1e-6), and the rotation of random queries
-at random positions by the model's own function (absolute error at most 1e-5). Three wrong readings (the other pairing,
-theta off by 1 %, one pair fewer) must give another rotation, or the row does not count. A config that states its sizes
-alone must give the same rope, or be refused.
+ropewalk has a table of model families: which features form a pair, how many rotate, which theta and scaling apply,
+and which layers rotate. `RopeConfig.from_hf` uses it to read the config of a checkpoint. `rw.attach`, the doctor and
+`ropewalk extend` use it to change a live model. This page lists every family of transformers {transformers} and how
+exactly it was reproduced.
 
-**{exact} of {classes} classes are exact, {refused} are refused with a reason{others}.** A refused config raises
-`RopeError`; it is never read as something else.
+**{exact} of {classes} rotary classes and {causal} of {families} families of language models are exact. {refused}
+classes and {causal_refused} families are refused with a reason{others}.** A refused config raises `RopeError`; it is
+never read as something else.
 
-A family is the `model_type` of the config that the class reads. For multi-head latent attention the width is that of
-the slice that turns. Families whose code lies beside their weights (ChatGLM, InternLM and others) are tested apart, in
-tests/rope/test_remote_code.py.
+Two libraries can compute a model:
+
+- ropewalk's own decoder computes {decoders}. SmolLM2 has the type `llama`.
+- transformers computes every other family (`pip install 'ropewalk[transformers]'`), with ropewalk's rotation.
+
+A family is the `model_type` of a config. A model whose name is not listed often has the type of a different one:
+Llama 3.1 is `llama`, and Ministral 3 is `ministral3`. Families whose code is stored with their weights (ChatGLM,
+InternLM and others) are tested separately, in tests/rope/test_remote_code.py. For a family that is not listed, pass a
+`RopeConfig` of your own.
+
+<div class="filter" markdown>
+
+## Language models
+
+Each family was built small and with random weights. *Exact* means, under `rw.attach(model)`:
+
+- the logits are those of the model within 1e-4 of the largest,
+- greedy generation gives the same tokens,
+- a rope with a different theta or width raises an error,
+- after `detach` the logits are equal to those before, bit for bit.
+
+The last two columns show how far the logits move after a shift of all positions by 1,000,000: in the model itself,
+and attached. The medians are {before:.0e} and {after:.0e}. If they move as far when attached, the model also uses
+positions outside the rotation, as Ministral 3's attention scale and DeepSeek-V4's compressed entries do. RoFormer
+counts tokens itself and ignores `position_ids`. GPT-J and CodeGen have no rows that far.
+
 """
 
 
@@ -33,19 +56,31 @@ def page(record: Path, random: Path) -> str:
     rows = content["classes"]
     count = Counter(by_class(rows).values())
     others = count["differs"]
+    causal = Counter(row["status"] for row in content["causal"])
+    moved = [
+        (row["shift before"], row["shift"])
+        for row in content["causal"]
+        if row["status"] == "exact" and None not in (row["shift before"], row["shift"])
+    ]
+    rest = [f"{number} {words}" for number, words in ((others, "classes differ"), (causal["not built"], "not built"))]
     head = HEAD.format(
         transformers=content["transformers"],
         classes=count.total(),
         exact=count["exact"],
         refused=count["refused"],
-        others=f", {others} differ" if others else "",
+        causal=causal["exact"],
+        families=causal.total(),
+        causal_refused=causal["refused"],
+        decoders=", ".join(f"`{name}`" for name in sorted(DECODERS)),
+        others="".join(f", {words}" for words in rest if not words.startswith("0 ")),
+        before=median(before for before, _ in moved),
+        after=median(after for _, after in moved),
     )
     refused = [row for row in rows if row["status"] == "refused"]
     exact = [row for row in rows if row["status"] != "refused"]
     runs = json.loads(random.read_text(encoding="utf-8"))["runs"]
-    return "\n".join(
-        [head, *_random(runs), "", *_causal(content["causal"]), "", *_refused(refused), "", *_exact(exact), ""]
-    )
+    parts = [_causal(content["causal"]), _exact(exact), _refused(refused), ["</div>"], _random(runs)]
+    return head + "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -60,27 +95,28 @@ def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 RANDOM = """## Random configs
 
-Made from `benchmarks/results/parity_random.json`. Each family's configs are drawn at random: heads, widths (odd ones as
-well), rope types with odd parameters, old and new spellings, fractions, thetas in each place, layer types. transformers
-makes its own rotary module of the config, and the config is read from three sides: the raw JSON (file), the config
-object, and the folder that `save_pretrained` writes. Equal: frequencies within 4e-6, the attention factor, and turned
-queries within 2e-5, for rules that depend on the length on both sides of their switch. Where nothing turns, or
-transformers itself makes no module of the config, there is nothing to compare. A difference would be shrunk to a
+Each family's configs are also drawn at random: heads, widths (also odd ones), rope types with odd parameters, old and
+new spellings, fractions, thetas in each place, layer types. transformers makes its own rotary module from the config.
+ropewalk reads the config in three forms: the raw JSON (file), the config object, and the folder that
+`save_pretrained` writes. *Equal* means frequencies within 4e-6, the attention factor, and rotated queries within
+2e-5. Rules that depend on the length are compared on both sides of their switch. A difference would be reduced to a
 minimal config and written into the record.
 
 | transformers | seed | families | configs drawn | not built there | differences |
 |---|--:|--:|--:|--:|--:|
 {runs}
 
-| side | {versions} |
+| form | {versions} |
 |---|{lines}|
 {sides}
 
-{changed}Why sides were refused with transformers {newest}:
+{changed}Reasons for refused forms with transformers {newest}:
 
-| sides | families | why |
+| forms | families | reason |
 |--:|--:|---|
-{reasons}"""
+{reasons}
+
+Both records are made by `make parity`: `benchmarks/results/parity.json` and `benchmarks/results/parity_random.json`."""
 
 
 def _random(runs: list[dict[str, Any]]) -> list[str]:
@@ -89,7 +125,7 @@ def _random(runs: list[dict[str, Any]]) -> list[str]:
     return [
         RANDOM.format(
             changed="".join(
-                f"Not drawn with transformers {run['transformers']}, which computes another rope than the newest: "
+                f"Not drawn with transformers {run['transformers']}, which computes a different rope than the newest: "
                 + "; ".join(f"`{name}` ({how})" for name, how in run["changed"].items())
                 + ".\n\n"
                 for run in runs
@@ -112,36 +148,10 @@ def _random(runs: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-CAUSAL = """## Causal language models under `rw.attach`
-
-Each family that transformers builds, small and with random weights. Exact: under `rw.attach(model)` the logits are
-those of the model within 1e-4 of the largest, greedy generation gives the same tokens, a reading with another theta or
-width is refused, and after `detach` the logits are those before, bit for bit. The last columns say how far the logits
-move where all positions are shifted by 1,000,000: of the model itself, and attached. Where they move as far attached,
-the model uses positions outside the rotation as well, as Ministral 3's attention scale and DeepSeek-V4's compressed
-entries do. RoFormer counts tokens itself and passes over `position_ids`, GPT-J and CodeGen have no rows that far.
-
-**{exact} of {all} families are exact, {refused} are refused{others}.** The median shift is {before:.0e} before and
-{after:.0e} attached.
-
-| family | | largest difference of logits | shifted, the model itself | shifted, attached |
-|---|---|--:|--:|--:|"""
-
-
 def _causal(rows: list[dict[str, Any]]) -> list[str]:
-    count = Counter(row["status"] for row in rows)
-    exact = [row for row in rows if row["status"] == "exact"]
-    moved = [(row["shift before"], row["shift"]) for row in exact if None not in (row["shift before"], row["shift"])]
-    rest = [f"{count[status]} {status}" for status in ("differs", "not built") if count[status]]
-    head = CAUSAL.format(
-        exact=count["exact"],
-        all=len(rows),
-        refused=count["refused"],
-        others="".join(f", {words}" for words in rest),
-        before=median(before for before, _ in moved),
-        after=median(after for _, after in moved),
-    )
-    return [head, *(_causal_row(row) for row in sorted(rows, key=lambda row: str(row["family"])))]
+    lines = ["| family | | largest difference of logits | shifted, the model itself | shifted, attached |",
+             "|---|---|--:|--:|--:|"]  # fmt: skip
+    return lines + [_causal_row(row) for row in sorted(rows, key=lambda row: str(row["family"]))]
 
 
 def _causal_row(row: dict[str, Any]) -> str:
@@ -151,18 +161,29 @@ def _causal_row(row: dict[str, Any]) -> str:
     return f"| `{row['family']}` | {row['status']}{reason} | {shown} |"
 
 
+REFUSED = """## Refused classes
+
+| family | class | reason |
+|---|---|---|"""
+
+EXACT = """## Rotary classes
+
+Each class is built from the defaults of its config class and compared with `RopeConfig.from_hf`: inverse frequencies
+and attention factor (relative error at most 1e-6), and the rotation of random queries at random positions by the
+model's own function (absolute error at most 1e-5). Three wrong readings (the other pairing, theta off by 1 %, one
+pair fewer) must give a different rotation, or the row does not count. A config that contains only its sizes must give
+the same rope, or be refused. For multi-head latent attention the width is the rotating slice's.
+
+| family | class | what rotates | error of frequencies | of rotation |
+|---|---|---|--:|--:|"""
+
+
 def _refused(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["## Refused", "", "| family | class | why |", "|---|---|---|"]
-    return lines + [f"| {_family(row)} | `{row['class']}` | {row['reason']} |" for row in _sorted(rows)]
+    return [REFUSED, *(f"| {_family(row)} | `{row['class']}` | {row['reason']} |" for row in _sorted(rows))]
 
 
 def _exact(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## Exact",
-        "",
-        "| family | class | what turns | error of frequencies | of rotation |",
-        "|---|---|---|--:|--:|",
-    ]
+    lines = [EXACT]
     for row in _sorted(rows):
         layers = row["layers"]
         turns = "; ".join(

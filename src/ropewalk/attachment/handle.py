@@ -81,6 +81,14 @@ class Attachment:
     - `saves_config`: whether `save_pretrained` writes the method into config.json; False saves the model's own config.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+    ...                                      num_attention_heads=2))
+    >>> handle = attach(model, "dca", target=8192)
+    >>> handle.method.name, handle.target
+    ('dca', 8192)
+    >>> handle.detach()
     """
 
     model: nn.Module = field(repr=False)
@@ -378,6 +386,10 @@ def attachment_of(model: nn.Module) -> Attachment | None:
     """Return the handle of an attached model, of its wrapper or of its inner model; None if none is attached.
 
     A deep copy of an attached model has its own handle.
+
+    >>> import torch
+    >>> attachment_of(torch.nn.Linear(2, 2)) is None
+    True
     """
     marks = (vars(module).get(_MARK) for module in model.modules())
     return next((handle for handle in marks if isinstance(handle, Attachment) and handle.attached), None)

@@ -193,6 +193,11 @@ class STRING(Extension):
     uses it within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
     Each key counts once here; the released prefill counts the key at d = shift twice, its decoding does not.
     Source: An et al. 2024, arXiv:2410.18745, section 4.1; github.com/HKUNLP/STRING.
+
+    >>> import torch
+    >>> far = STRING(shift=256, window=16).regions()[1]
+    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
+    560
     """
 
     shift: int
@@ -226,6 +231,11 @@ class LaMPE(Extension):
     both parts join. Logits are multiplied by `scale`. The paper chooses `mapped` from the current length by a sigmoid
     that is fitted to the model. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
     Source: 2025, arXiv:2508.02308, section 3; github.com/scar-on/LaMPE (512 exact tokens, 1,536 mapped, of 4,096).
+
+    >>> import torch
+    >>> far = LaMPE(window=32, mapped=96, length=1024).regions()[1]
+    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
+    103
     """
 
     window: int
@@ -327,6 +337,11 @@ class DualChunk(Extension):
     chunk at min(s + m mod s, c - 1) - n mod s, and of earlier chunks at c - 1 - n mod s. So distances below c - s
     across a chunk's edge are exact. `log_n` as in `ReRoPE`.
     Source: An et al. 2024, arXiv:2402.17463, section 3.1, eq. 3-8 (the paper's form; its code has chunk 3/4 c).
+
+    >>> import torch
+    >>> far = DualChunk(chunk=192, trained_length=256).regions()[2]
+    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
+    155
     """
 
     chunk: int
@@ -380,6 +395,11 @@ class JetLong(Extension):
     and decoding equals the full forward.
     Source: "Jet-Long: efficient long-context extension with dynamic bifocal RoPE" 2026, arXiv:2604.13010;
     github.com/jet-ai-projects/Jet-Long.
+
+    >>> import torch
+    >>> far = JetLong(group=4, window=16).regions()[1]
+    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
+    200
     """
 
     group: int
@@ -423,6 +443,11 @@ class ReRoPE(Extension):
     Relative position: d = m - n where d < window, else window + leak (d - window). `log_n`: the trained length for
     the logits' factor max(1, ln(m + 1) / ln(log_n)), or None. Without a leak no distance exceeds `window`.
     Source: Su 2023, "ReRoPE" and its reference code (`min(m - n, w)`, log-n in its results; "Leaky ReRoPE" has 1 / k).
+
+    >>> import torch
+    >>> far = ReRoPE(window=64).regions()[1]
+    >>> (far.query(torch.tensor([900])) - (far.key(torch.tensor([100])) if far.key else 0)).tolist()  # 800 tokens back
+    [64]
     """
 
     window: int
@@ -458,6 +483,11 @@ class SelfExtend(Extension):
     - floor(window / group). The largest, at m = N - 1, should stay within the trained length; the paper advises
     half to two thirds of it. `log_n` as in `ReRoPE`.
     Source: Jin et al. 2024, arXiv:2401.01325, section 3 and algorithm 1.
+
+    >>> import torch
+    >>> far = SelfExtend(group=8, window=64).regions()[1]
+    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
+    156
     """
 
     group: int
@@ -484,6 +514,9 @@ class StreamingLLM(Extension):
     Positions are those in the cache: a query meets the window's keys at m - n, and a sink n at
     min(m, sinks + window - 1) - n. Tokens between them are not seen, and `KVCache.drop` may drop them.
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
+
+    >>> StreamingLLM(window=252, sinks=4).retained
+    Retained(sinks=4, window=252)
     """
 
     window: int

@@ -27,6 +27,10 @@ class RopeCheck(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     Findings are in `findings`, and go to the logger "ropewalk.audit".
     **Raises:** `RopeError` when training begins, with `strict` if there is a finding of severity "error".
+
+    >>> callback = RopeCheck(strict=False)  # Trainer(..., callbacks=[callback])
+    >>> callback.findings
+    ()
     """
 
     def __init__(self, config: Any = None, *, strict: bool = True) -> None:

@@ -69,7 +69,16 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One problem of a config, and its cure."""
+    """One problem of a config or of a live model, and its cure.
+
+    - `code`: a short name of the kind of problem. `severity`: "error", "warning" or "note".
+    - `message`: the place, the value found and the expected one. `cure`: one instruction.
+    - `layer_type`: the layer type of the block, if layer types have blocks of their own.
+
+    >>> from ropewalk.audit import Finding
+    >>> Finding(code="dtype", severity="error", message="inv_freq is in bfloat16", cure="Keep it in float32.").severity
+    'error'
+    """
 
     code: str
     severity: Severity

@@ -104,7 +104,7 @@ def save(
     *,
     tokenizer: TextTokenizer | None = None,
 ) -> None:
-    """Write a model as a folder for `load`, atomically. transformers reads a decoder's folder, too.
+    """Write a model as a folder for `load`, atomically. transformers also loads a decoder's folder.
 
     **Arguments:**
     - `folder`: made, or replaced in one step if it holds only a checkpoint.
@@ -115,7 +115,7 @@ def save(
     rope that has no Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` reads and
     transformers does not. Weights keep their dtype.
 
-    **Raises:** `RopeError` if the folder holds files of another kind.
+    **Raises:** `RopeError` if the folder contains other files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -47,7 +47,7 @@ def doctor(
     - `methods`: names, or "all", which includes those in attention; None: those that a config can express. plain and
       crop are always measured.
     - `engine`: what will run the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
-      methods that it can run are recommended. None: any that reads a config.
+      methods that it can run are recommended. None: any that uses a config.
     - `measure`: "loss" (always), "copies" (passages of the text are asked for) and "retrieval", with commas.
     - `minutes`: the run ends after them with the best answer so far. None: 10 on a CPU,
       unless retrieval is measured; no limit elsewhere. `math.inf`: no limit.
@@ -61,7 +61,7 @@ def doctor(
 
       | field | default | |
       |---|---|---|
-      | `windows` | None: up to 16 | most windows to read, of all texts |
+      | `windows` | None: up to 16 | most windows to measure, of all texts |
       | `block` | None: an eighth of the tokens beyond | tokens of a block of positions |
       | `stride` | None: a quarter of the trained length | crop's stride |
       | `start_char` | 0 | character at which each text starts |
@@ -71,7 +71,7 @@ def doctor(
       | `retrieval_lengths` | None: from half the trained length to the target | lengths of the retrieval texts |
       | `retrieval_samples` | 4 | texts for each task and length |
       | `retrieval_chat` | False | format the questions with the model's chat template |
-      | `keep_going` | False | read every window under every method, also after it is decided |
+      | `keep_going` | False | measure every window under every method, also after the decision |
       | `chunk` | 2048 | tokens of one forward pass |
       | `workers` | None: as cores and memory allow | windows measured at the same time |
       | `device_map`, `tp_plan` | None | of transformers, for a model larger than one device, instead of `device` |

@@ -58,6 +58,10 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     **Raises:** `RopeError` when training begins, for a model that is not attached to a method with a target, or is
     sharded: measure what it saves by `ropewalk doctor`.
+
+    >>> callback = DoctorCallback(tokenizer=None, every=50)  # with the model's tokenizer: Trainer(callbacks=[callback])
+    >>> callback.readings
+    []
     """
 
     def __init__(self, tokenizer: Any, *, text: Path | None = None, every: int | None = None, windows: int = 1) -> None:

@@ -283,7 +283,7 @@ METHOD_TABLE: tuple[Method, ...] = (
     # The baseline that only forgets: fresh windows of the trained length.
     Method(
         name="crop",
-        changes="Nothing: reads windows of the trained length, and forgets older tokens.",
+        changes="Nothing: processes windows of the trained length and forgets older tokens.",
         costs="each window is read again from its beginning",
         not_in_config=DROPS_TOKENS,
         crops=True,

@@ -172,7 +172,7 @@ class Decoder(nn.Module):
 
         **Returns:** a model that shares the weights; `self` does not change. The models refuse each other's caches.
 
-        **Raises:** `RopeError` if no layer can have the extension, and for a rope if the model has another encoding.
+        **Raises:** `RopeError` if no layer can have the extension or, for a rope, with a different encoding.
 
         >>> from ropewalk.attention.extensions import ReRoPE
         >>> from ropewalk.rope.config import RopeConfig

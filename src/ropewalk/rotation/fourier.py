@@ -25,7 +25,7 @@ Rest = Literal["ones", "unrotated"]
 class FourierEmbedding(Float32Parameters):
     """FoPE's tables: in key head h, cos_d(t) = sum over D of cos(t f_D) C_h[D, d], and sin_d(t) likewise.
 
-    Only frequencies above 2 pi / max_position_embeddings take part: those that turn once within the trained length.
+    Only frequencies above 2 pi / max_position_embeddings take part: those that rotate once within the trained length.
     `rotate` applies the tables; they are no rotations, so its `inverse` is the transpose and undoes nothing, and the
     product of a query and a key depends on both positions.
 

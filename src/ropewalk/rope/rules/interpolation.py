@@ -87,6 +87,10 @@ class DynamicNTK(Scaling):
     For sequence length l and max_position_embeddings L, transformers uses factor * l/L - (factor - 1) (5, not 2, at
     l = 2L and factor 4). `variant="paper"` uses l/L for every factor.
     Source: emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3.
+
+    >>> ladder = Ladder(10000.0, 4, (0, 1), max_position_embeddings=1024)
+    >>> [[round(f, 6) for f in DynamicNTK().inv_freq(ladder, length)] for length in (1024, 2048)]
+    [[1.0, 0.01], [1.0, 0.005]]
     """
 
     factor: float = 1.0
@@ -214,6 +218,11 @@ class Llama3(Scaling):
     Pairs with at least `high_freq_factor` rotations within the trained length are unchanged; pairs with at most
     `low_freq_factor` are divided. There is no attention factor.
     Source: Meta's llama-models (Llama 3.1), `apply_scaling`; transformers' `llama3`.
+
+    >>> plain = Ladder(10000.0, 8, (0, 1, 2, 3))
+    >>> scaled = Llama3(4.0, 1.0, 4.0, original_max_position_embeddings=1024).inv_freq(plain, None)
+    >>> [round(f / g, 3) for f, g in zip(plain.inv_freq(), scaled)]  # the divisor of each pair
+    [1.0, 1.0, 2.454, 4.0]
     """
 
     factor: float

@@ -30,6 +30,10 @@ class LongRoPE(Scaling):
     `unscaled_tokens` is the number of leading tokens left unscaled (section 3.2, n-hat); no published checkpoint has
     any.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
+
+    >>> rule = LongRoPE((1.0, 1.0), (1.0, 4.0), original_max_position_embeddings=1024, factor=4.0)
+    >>> [rule.inv_freq(Ladder(10000.0, 4, (0, 1)), length) for length in (1024, 4096)]
+    [[1.0, 0.01], [1.0, 0.0025]]
     """
 
     short_factor: tuple[float, ...]

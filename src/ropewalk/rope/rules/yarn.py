@@ -32,6 +32,11 @@ class YaRN(Scaling):
     The attention factor multiplies queries and keys: `attention_factor` if given; else, if both `mscale` and
     `mscale_all_dim` are given, the ratio of their 0.1 m ln(factor) + 1; else 0.1 ln(factor) + 1.
     Source: Peng et al. 2023, arXiv:2309.00071, section 3.2, eq. 17-23 and 3.4; DeepSeek-V2's mscale.
+
+    >>> plain = Ladder(10000.0, 8, (0, 1, 2, 3))
+    >>> scaled = YaRN(4.0, original_max_position_embeddings=1024).inv_freq(plain, None)
+    >>> [round(f / g, 3) for f, g in zip(plain.inv_freq(), scaled)]  # the divisor of each pair
+    [1.0, 1.333, 2.0, 4.0]
     """
 
     factor: float
