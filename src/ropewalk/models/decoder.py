@@ -239,6 +239,7 @@ class Decoder(nn.Module):
             device=weight.device,
             ropes=self.config.ropes,
             extensions=self.config.extensions,
+            state_sizes=[_state_size(layer) for layer in self.layers],
             rotated=not self.config.remaps if rotated is None else rotated,
         )
 
@@ -269,6 +270,13 @@ class Decoder(nn.Module):
         if cache is not None:
             for extension in set(self.config.extensions):
                 check_unrotated(cache, extension, self.encoding)
+
+
+def _state_size(layer: nn.Module) -> int:
+    """Return how many numbers of each token the layer's encoding keeps in a cache."""
+    assert isinstance(layer, DecoderLayer)
+    encoding = layer.self_attn.position_encoding
+    return 0 if encoding is None else encoding.state_size
 
 
 def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:
