@@ -281,6 +281,12 @@ class Attention(nn.Module):
         return self._shared[0] if self._shared else self.encoding
 
     @property
+    def state_size(self) -> int:
+        """Return how many numbers of each token the encoding keeps in a cache."""
+        encoding = self.position_encoding
+        return 0 if encoding is None else encoding.state_size
+
+    @property
     def logit_rules(self) -> LogitRules:
         """Return the softcap and the sinks."""
         return LogitRules(self.softcap or 0.0, self.sinks)
