@@ -114,10 +114,10 @@ class AdditiveGRAPE(EncodingConfig):
     shared: ClassVar[bool] = False
 
     def build(self, sizes: Sizes) -> Encoding:
-        return _Slopes(self, sizes)
+        return _GatedSlopes(self, sizes)
 
 
-class _Slopes(Encoding):
+class _GatedSlopes(Encoding):
     adds_to_scores: ClassVar[bool] = True
     by_slots: ClassVar[bool] = True
 
