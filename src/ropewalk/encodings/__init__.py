@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ropewalk.encodings.absolute import LearnedAbsolute, NoPE, Sinusoidal
 from ropewalk.encodings.biases import FIRE, KERPLE, ALiBi, RelativeBias, T5Bias
-from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes
+from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes, TokenStates
 from ropewalk.encodings.grape import GRAPE, AdditiveGRAPE
 from ropewalk.encodings.path import PaTH
 from ropewalk.encodings.relative import TransformerXL, XPos
-from ropewalk.encodings.sequential import FoX, SelectiveRoPE, SequentialEncoding, TokenStates
+from ropewalk.encodings.sequential import FoX, SelectiveRoPE, SequentialEncoding
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 

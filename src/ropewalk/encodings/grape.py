@@ -146,7 +146,7 @@ class _GatedSlopes(Encoding):
             )
         exact = exact_dtype(q.dtype)
         of_queries = self._gates(torch.einsum("bshd,hd->bhs", q.to(exact), self._direction(self.v, exact)))
-        u = self._direction(self.u, exact).unflatten(0, (keys.shape[1], -1))
+        u = torch.unflatten(self._direction(self.u, exact), 0, (keys.shape[1], -1))
         of_keys = self._gates(torch.einsum("bkjd,kgd->bkgj", keys.to(exact), u).flatten(1, 2))
         omega = F.softplus(self.omega.to(exact)) * torch.tensor(self.slopes, dtype=exact, device=q.device)
         distance = places.distance if places.distance.ndim == 3 else places.distance[None]

@@ -33,7 +33,7 @@ class PaTH(EncodingConfig):
 
     - `rank`: rows of the bottleneck. `taps`: tokens of the convolution.
 
-    Source: Yang et al. 2025, arXiv:2505.16381; the layer of flash-linear-attention.
+    Source: Yang et al. 2025, arXiv:2505.16381; formula from the layer of flash-linear-attention.
 
     >>> path = PaTH().build(Sizes(8, 2, 4))
     >>> q, states = torch.randn(1, 3, 2, 4), path.states_of_row(torch.randn(1, 3, 8))
@@ -80,7 +80,7 @@ class _Householder(SequentialEncoding):
 
     def states(self, x: Tensor, taps: Sequence[Tensor]) -> Tensor:
         """Return w and beta of each key head, `[batch, seq, kv_heads * (head_dim + 1)]`."""
-        w = F.silu(self.convolution(taps)).unflatten(-1, (self.heads, self.head_dim))
+        w = torch.unflatten(F.silu(self.convolution(taps)), -1, (self.heads, self.head_dim))
         beta = 2 * self.beta(x).to(w.dtype).sigmoid()
         return torch.cat([F.normalize(w, dim=-1).flatten(-2), beta], -1)
 
@@ -91,8 +91,8 @@ class _Householder(SequentialEncoding):
         states = needed(states, self)
         assert keys is not None, "callers that have states have keys"
         exact = exact_dtype(q.dtype)
-        w, beta = states.values.to(exact).split([self.raw_size, self.heads], -1)
-        w = w.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        w, beta = torch.split(states.values.to(exact), [self.raw_size, self.heads], -1)
+        w = torch.unflatten(w, -1, (self.heads, self.head_dim)).transpose(1, 2)
         change = change_of_products(q.to(exact), keys.to(exact), w, beta.transpose(1, 2), states.queries, states.first)
         return q, (change / math.sqrt(self.head_dim)).to(q.dtype)
 

@@ -102,8 +102,8 @@ class ShortConvolution(nn.Module):
 class FoX(EncodingConfig):
     """A bias of log f summed over the tokens after the key, with a forget gate f = sigmoid(w x + b) for each head.
 
-    The gate of each token depends on its hidden state. A constant gate gives ALiBi. Without positions of its own, it
-    is causal. Source: Lin et al. 2025, arXiv:2503.02130, eq. 5 to 7; the layer of flash-linear-attention.
+    The gate of each token depends on its hidden state. A constant gate gives ALiBi. Attention must be causal.
+    Source: Lin et al. 2025, arXiv:2503.02130; formula from the layer of flash-linear-attention.
 
     >>> fox = FoX().build(Sizes(8, 2, 4))
     >>> states = fox.states_of_row(torch.zeros(1, 3, 8))
@@ -199,7 +199,7 @@ class _Selective(SequentialEncoding):
         self.convolution.reset_parameters()
 
     def raw(self, x: Tensor) -> Tensor:
-        by_head = x.unflatten(-1, (self.heads, -1)).to(exact_dtype(x.dtype))
+        by_head = torch.unflatten(x, -1, (self.heads, -1)).to(exact_dtype(x.dtype))
         normed = F.normalize(by_head, dim=-1).flatten(-2).to(self.down.weight.dtype)
         raw: Tensor = self.up(self.down(normed))
         return raw.to(exact_dtype(x.dtype))
@@ -213,7 +213,7 @@ class _Selective(SequentialEncoding):
         self, q: Tensor, k: Tensor, position_ids: Tensor, *, states: TokenStates | None = None
     ) -> tuple[Tensor, Tensor]:
         states = needed(states, self)
-        sums = states.at_queries(states.sums()).unflatten(-1, (self.kv_heads, self.pairs))
+        sums = torch.unflatten(states.at_queries(states.sums()), -1, (self.kv_heads, self.pairs))
         columns = [self.config.theta ** (-i / self.pairs) for i in range(self.pairs)]
         angles = sums * torch.tensor(columns, dtype=sums.dtype, device=sums.device)
         exact = exact_dtype(q.dtype)
