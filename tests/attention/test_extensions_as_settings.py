@@ -180,17 +180,17 @@ def test_logits_with_a_bias_are_not_scaled(extension):
     """A scale is defined for q.k alone: encodings that add to scores refuse it, however it comes; others take it."""
     config = replace(make_model(None).config, rope=None)
     for name in ENCODINGS:
-        coded, places = replace(config, encoding=name), Places(torch.arange(3), torch.arange(3))
-        model = Decoder(coded)
+        model = Decoder(replace(config, encoding=name))
         layer = model.layers[0].self_attn
-        adds = (model.encoding or layer.encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))).biased(
-            torch.zeros(1, 3, 4, 8), places
-        )[1]
-        if adds is None:
+        encoding = layer.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
+        if not encoding.sequential and name != "grape_additive":
+            places = Places(torch.arange(3), torch.arange(3))
+            assert (encoding.biased(torch.zeros(1, 3, 4, 8), places)[1] is None) != encoding.adds_to_scores
+        if not encoding.adds_to_scores:
             model.with_positions(extension=extension)
             continue
         for made in (
-            lambda coded=coded: Decoder(replace(coded, extension=extension)),
+            lambda name=name: Decoder(replace(config, encoding=name, extension=extension)),
             lambda model=model: model.with_positions(extension=extension),
             lambda layer=layer: layer.set_extension(extension),
             lambda name=name: Attention(24, HEADS, head_dim=HEAD_DIM, encoding=name, extension=extension),

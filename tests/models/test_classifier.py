@@ -13,7 +13,7 @@ from ropewalk.checkpoints.load import load_classifier, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.encodings import ENCODINGS, ROPE_NAMES
 
-NAMES = [name for name in (*ENCODINGS, *ROPE_NAMES) if name != "xpos"]
+NAMES = [name for name in (*ENCODINGS, *ROPE_NAMES) if name not in ("xpos", "fox", "path")]
 SEQ = 13
 
 

@@ -114,6 +114,8 @@ class KVCache:
     - `ropes`: the rules that rotate the keys, one or None per layer.
     - `extensions`: those that the layers use, one or None per layer (None: no layer has one). A layer with a different
       extension is refused, because an extension changes the keys and values of deeper layers.
+    - `state_sizes`: numbers that the layers' encodings keep for each token, one per layer (None: none do), stored in
+      float32, or in float64 if `dtype` is float64. See `ropewalk.encodings.SequentialEncoding`.
     - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
       positions need that, and `drop`, which moves later tokens to smaller positions. It costs one rotation of all keys
       for each call and layer.
@@ -142,6 +144,7 @@ class KVCache:
         device: torch.device | str = "cpu",
         ropes: Sequence[RopeConfig | None] | None = None,
         extensions: Sequence[Extension | None] | None = None,
+        state_sizes: Sequence[int] | None = None,
         step: int = 256,
         rotated: bool = True,
     ) -> None:
@@ -163,7 +166,12 @@ class KVCache:
         self.dtype, self.device = dtype, torch.device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
         self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
-        for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
+        self.state_sizes = (0,) * num_layers if state_sizes is None else tuple(state_sizes)
+        for name, of_layers in (
+            ("ropes", self.ropes),
+            ("extensions", self.extensions),
+            ("state_sizes", self.state_sizes),
+        ):
             if of_layers is not None and len(of_layers) != num_layers:
                 raise RopeError(
                     f"KVCache: `{name}` must have one entry per layer.",
@@ -183,9 +191,11 @@ class KVCache:
         self._capacity = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        for _ in range(num_layers):
+        self._states: list[Tensor] = []
+        for size in self.state_sizes:
             self._keys.append(self._empty(capacity or 0))
             self._values.append(self._empty(capacity or 0))
+            self._states.append(self._empty(capacity or 0, size))
         self._capacity = capacity or 0
 
     @property
@@ -215,7 +225,12 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
-        return sum(buffer.nbytes for buffer in [*self._keys, *self._values])
+        return sum(buffer.nbytes for buffers in self._buffers for buffer in buffers)
+
+    @property
+    def _buffers(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return keys, values and states, one buffer `[batch, heads, capacity, size]` per layer."""
+        return self._keys, self._values, self._states
 
     def __repr__(self) -> str:
         return (
@@ -279,13 +294,26 @@ class KVCache:
         """
         self._check_written(layer, keys, layout)
         for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
-            fresh = fresh.detach().to(self.dtype)
-            if layout.slots is None:
-                buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
-            else:
-                rows, columns, slots = layout.stored()
-                buffer[rows, :, slots] = fresh[rows, columns]
+            self._write(buffer, fresh, layout)
         return self.held(layer, layout)
+
+    def write_states(self, layer: int, states: Tensor, layout: TokenLayout, *, first: int = 0) -> Tensor:
+        """Store numbers `first .. first + size - 1` of each token's state, `[batch, seq, size]`.
+
+        **Returns:** a view of the numbers of all tokens so far, `[batch, layout.total, state_sizes[layer]]`.
+        """
+        buffer = self._states[layer]
+        self._write(buffer[..., first : first + states.shape[-1]], states[:, :, None], layout)
+        return buffer[:, 0, : layout.total]
+
+    def _write(self, buffer: Tensor, fresh: Tensor, layout: TokenLayout) -> None:
+        """Write `[batch, seq, heads, size]` into a buffer `[batch, heads, capacity, size]`."""
+        fresh = fresh.detach().to(buffer.dtype)
+        if layout.slots is None:
+            buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
+        else:
+            rows, columns, slots = layout.stored()
+            buffer[rows, :, slots] = fresh[rows, columns]
 
     def store(
         self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: TokenLayout
@@ -348,9 +376,10 @@ class KVCache:
         if capacity <= self._capacity:
             return
         longest = max(self._lengths)
-        for buffers in (self._keys, self._values):
+        for buffers in self._buffers:
             for layer, old in enumerate(buffers):
-                buffers[layer] = self._empty(capacity)
+                size = self.state_sizes[layer] if buffers is self._states else None
+                buffers[layer] = self._empty(capacity, size)
                 buffers[layer][:, :, :longest] = old[:, :, :longest]
         self._capacity = capacity
 
@@ -380,7 +409,7 @@ class KVCache:
         lengths = self._lengths
         for row, (drop, held) in enumerate(zip(counts, lengths, strict=True)):
             if drop:
-                for buffer in (*self._keys, *self._values):
+                for buffer in (*self._keys, *self._values, *self._states):
                     buffer[row, :, sinks : held - drop] = buffer[row, :, sinks + drop : held].clone()
         self._lengths = [held - drop for drop, held in zip(counts, lengths, strict=True)]
 
@@ -395,7 +424,7 @@ class KVCache:
             return
         index = torch.tensor(chosen, device=self.device)
         with torch.inference_mode(False), torch.no_grad():
-            for buffers in (self._keys, self._values):
+            for buffers in self._buffers:
                 for layer, old in enumerate(buffers):
                     buffers[layer] = old.index_select(0, index)
         held = self._lengths
@@ -421,9 +450,9 @@ class KVCache:
         if longest > self._capacity:
             self.reserve(math.ceil(longest / self.step) * self.step)
         index = torch.tensor(list(rows), device=self.device)
-        for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
+        for mine, theirs in zip(self._buffers, other._buffers, strict=True):
             for layer in range(self.num_layers):
-                mine[layer][index, :, :longest] = theirs[layer][:, :, :longest].to(self.dtype)
+                mine[layer][index, :, :longest] = theirs[layer][:, :, :longest].to(mine[layer].dtype)
         if self._seq_len is not None and other._seq_len is not None:
             fixed = list(self._seq_len)
             for row, length in zip(rows, other._seq_len, strict=True):
@@ -437,13 +466,16 @@ class KVCache:
     def _made_for(self) -> tuple[object, ...]:
         """Return what all caches of one model have in common."""
         sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
-        return (*sizes, self.rotated, self.ropes, self.extensions)
+        return (*sizes, self.rotated, self.ropes, self.extensions, self.state_sizes)
 
-    def _empty(self, capacity: int) -> Tensor:
+    def _empty(self, capacity: int, state_size: int | None = None) -> Tensor:
+        """Return a buffer for keys or values, or for states of `state_size` numbers."""
+        shape, dtype = (self.batch, self.num_key_value_heads, capacity, self.head_dim), self.dtype
+        if state_size is not None:
+            shape, dtype = (self.batch, 1, capacity, state_size), torch.promote_types(self.dtype, torch.float32)
         # Zeros, because masked numbers must be finite; not an inference tensor, so that it can be used anywhere.
         with torch.inference_mode(False):
-            shape = (self.batch, self.num_key_value_heads, capacity, self.head_dim)
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+            return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
         if self._seq_len is not None:
@@ -524,16 +556,18 @@ class StaticCache(KVCache):
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """Store and return as `KVCache.write`; under a compiler, return the whole capacity."""
-        to = layout.compiled_write
-        if to is None:
-            return super().write(layer, keys, values, layout)
-        self._check_written(layer, keys, layout)
-        index = to.targets[:, None, :, None].expand(-1, keys.shape[2], -1, keys.shape[3])
-        # NaN reaches the last slot, which every query that exceeds the capacity sees
-        values = values.masked_fill(to.exceeds[:, None, None, None], float("nan"))
-        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
-            buffer.scatter_(2, index, fresh.detach().to(self.dtype).transpose(1, 2))
-        return self.held(layer, layout)
+        if layout.compiled_write is not None:
+            # NaN reaches the last slot, which every query that exceeds the capacity sees
+            values = values.masked_fill(layout.compiled_write.exceeds[:, None, None, None], float("nan"))
+        return super().write(layer, keys, values, layout)
+
+    def _write(self, buffer: Tensor, fresh: Tensor, layout: TokenLayout) -> None:
+        """Write as `KVCache`; under a compiler by one scatter."""
+        if layout.compiled_write is None:
+            return super()._write(buffer, fresh, layout)
+        index = layout.compiled_write.targets[:, None, :, None].expand(-1, fresh.shape[2], -1, fresh.shape[3])
+        buffer.scatter_(2, index, fresh.detach().to(buffer.dtype).transpose(1, 2))
+        return None
 
     def commit(self, layout: TokenLayout) -> None:
         """Count a call's tokens as stored, after every layer has written them."""
@@ -560,5 +594,5 @@ class StaticCache(KVCache):
                 cure="Make it with capacity=prompt + new tokens.",
             )
 
-    def _empty(self, capacity: int) -> Tensor:
-        return super()._empty(capacity + 1)  # one more slot, for padding
+    def _empty(self, capacity: int, state_size: int | None = None) -> Tensor:
+        return super()._empty(capacity + 1, state_size)  # one more slot, for padding

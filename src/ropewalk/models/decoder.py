@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import check_unrotated
+from ropewalk.attention.attention import Attention, check_unrotated
 from ropewalk.attention.cache import KVCache, StaticCache
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import Branches, SequenceShard
@@ -239,6 +239,7 @@ class Decoder(nn.Module):
             device=weight.device,
             ropes=self.config.ropes,
             extensions=self.config.extensions,
+            state_sizes=[_attention_of(layer).state_size for layer in self.layers],
             rotated=not self.config.remaps if rotated is None else rotated,
         )
 
@@ -267,8 +268,14 @@ class Decoder(nn.Module):
                 cure="Make it with this model's new_cache, and run its tokens again.",
             )
         if cache is not None:
+            encoding = _attention_of(self.layers[0]).position_encoding
             for extension in set(self.config.extensions):
-                check_unrotated(cache, extension, self.encoding)
+                check_unrotated(cache, extension, encoding)
+
+
+def _attention_of(layer: nn.Module) -> Attention:
+    assert isinstance(layer, DecoderLayer)
+    return layer.self_attn
 
 
 def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:

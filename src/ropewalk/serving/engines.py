@@ -216,9 +216,9 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=(CONVERTER,),
-        text="It looks for the original length at the top of config.json and else takes 8,192; exported folders have "
-        "it there.",
-        versions="0274f0f",
+        text="Some versions look for the original length only at the top of config.json and else take 8,192; exported "
+        "folders have it there.",
+        versions="0274f0f; 0c1e570 reads the block too",
         source="llama.cpp's conversion/llama.py (`generate_extra_tensors`)",
         rules=("llama3",),
     ),
@@ -351,10 +351,15 @@ class Limit:
 
 LIMITS: tuple[Limit, ...] = (
     Limit(
-        engines=("vllm", "sglang"),
+        engines=("vllm",),
         reason="it fixes one base when it starts, so that the method extends nothing",
-        source="vllm's dynamic_ntk_scaling_rope.py at 3cfbaf3, sglang's rotary_embedding.py at 00a66eb "
-        "(`DynamicNTKScalingRotaryEmbedding`)",
+        source="0.33.0's dynamic_ntk_scaling_rope.py",
+        rules=("dynamic",),
+    ),
+    Limit(
+        engines=("sglang",),
+        reason="it fixes one base when it starts, that of factor x factor - (factor - 1), for prompts of every length",
+        source="0.5.23's rotary_embedding/rope_variant.py (`DynamicNTKScalingRotaryEmbedding`)",
         rules=("dynamic",),
     ),
     Limit(
