@@ -106,6 +106,7 @@ docs-serve: $(READY)
 figures: $(READY)
 	$(BIN)/ropewalk figure --all --out docs/figures
 	$(BIN)/python scripts/front_figure.py
+	$(BIN)/python scripts/docs_status.py --write
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -142,7 +142,7 @@ class Flex:
         if compiled:
             torch.compiler.reset()  # so that no limit on recompiling is reached
         self.request, self.aux = request, AuxRequest(lse=True)
-        self.call: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+        self.call: Any = torch.compile(flex_attention, dynamic=False) if compiled else _quietly(flex_attention)
         queries, keys = request.regions[0].q.shape[2], request.values.shape[2]
         device = str(request.values.device)
         self.masks = [create_block_mask(_seen(region), None, None, queries, keys, device=device)
@@ -156,6 +156,17 @@ class Flex:
                                  scale=self.request.scale, enable_gqa=True, return_aux=self.aux)  # fmt: skip
             parts.append((out, aux.lse))
         return merged(parts, sinks)
+
+
+def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return flex attention without its warning that it is not compiled."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            return function(*arguments, **options)
+
+    return call
 
 
 def _seen(region: AttentionRegion) -> Callable[..., Tensor]:
