@@ -43,6 +43,7 @@ LOOSE = 4.0  # times the bound of ours, for kernels that round more often
 ROWS = 33  # checked of each head
 MOST_MASKED = 40_000  # tokens up to which a mask of all pairs fits into memory
 SIDE = 4096  # of the matrices
+MOST_COMPILED = 64  # forms of flex attention in one case; beyond them torch would refuse
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,10 @@ class Flex:
     def __init__(self, request: AttentionRequest, *, compiled: bool) -> None:
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-        if compiled:
-            torch.compiler.reset()  # so that no limit on recompiling is reached
         self.request, self.aux = request, AuxRequest(lse=True)
-        self.call: Any = torch.compile(flex_attention, dynamic=False) if compiled else _quietly(flex_attention)
+        self.call: Any = (
+            torch.compile(flex_attention, dynamic=False, fullgraph=True) if compiled else _quietly(flex_attention)
+        )
         queries, keys = request.regions[0].q.shape[2], request.values.shape[2]
         device = str(request.values.device)
         self.masks = [create_block_mask(_seen(region), None, None, queries, keys, device=device)
@@ -318,6 +319,11 @@ def _leaf(x: Tensor) -> Tensor:
 def measure(case: Case, place: Place, seconds: float) -> Record:
     """Check every contender, then time those that are right; raise AssertionError if ours is wrong."""
     device = "cpu" if place.interpreter else place.device
+    if not place.interpreter:  # each region, size and kind of call is compiled by itself
+        from torch._dynamo import config as of_compiler
+
+        torch.compiler.reset()
+        of_compiler.recompile_limit = MOST_COMPILED
     request = request_of(case, device)
     made, skipped = contenders(case, place, request)
     timed = []
