@@ -128,6 +128,7 @@ def run_jobs(jobs: Sequence[Job], records: Records, place: Place, *, run: str, s
     for number, job in enumerate(jobs):
         left = seconds - (time.monotonic() - began)
         if left < job.least and number:
+            print(f"{len(jobs) - number} jobs are left: rerun the command", flush=True)
             return True
         print(f"job {job.key}", flush=True)
         started = time.monotonic()
