@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -63,6 +63,13 @@ $(OLDEST_ENV)/.ready: $(READY)
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
 
+# Check and time everything that needs a GPU, in MINUTES; each result is saved at once, and the same command resumes. MODEL is
+# SmolLM2's GGUF or its parts, TEXTS a folder of long texts. SMALL=1 runs it in Triton's interpreter with tiny sizes. It takes
+# this checkout's environment if there is one, else the machine's own Python, and installs nothing.
+gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu.py --minutes $(or $(MINUTES),9) $(if $(SMALL),--small) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS))
+
 # Write the conformance vectors anew: those of every config that vectors/ has.
 vectors: $(READY)
 	$(BIN)/ropewalk vectors --out vectors $(foreach file,$(wildcard vectors/*.json),$(wildcard tests/fixtures/*/$(notdir $(file))))
@@ -99,6 +106,7 @@ docs-serve: $(READY)
 figures: $(READY)
 	$(BIN)/ropewalk figure --all --out docs/figures
 	$(BIN)/python scripts/front_figure.py
+	$(BIN)/python scripts/docs_status.py --write
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from records import RESULTS, append, environment
-from timing import Timed, interleave
+from timing import Clock, Timed, interleave
 from torch import Tensor
 
 from ropewalk.builtin.texts import read_text
@@ -63,6 +64,56 @@ class Theirs:
         return logits
 
 
+def measure(
+    name: str,
+    folder: Path,
+    ids: Tensor,
+    kinds: Sequence[str],
+    *,
+    seconds: float,
+    device: str = "cpu",
+    clock: Clock | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Check and time each dtype behind `ids` `[1, tokens + 1]`; yield its record without the machine.
+
+    `folder` holds the model in transformers' form. Raises AssertionError if our log-probabilities are wrong.
+    """
+    from transformers import LlamaForCausalLM
+
+    ids, exact = ids.to(device), None
+    kinds = sorted(kinds, reverse=True)  # float32 first: the gate
+    for kind in dict.fromkeys(["float32", *kinds]):
+        dtype = getattr(torch, kind)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval().to(device)
+        theirs = Theirs(model, ids)
+        if exact is None:
+            exact = theirs.step().float().log_softmax(-1)
+        if kind not in kinds:
+            continue
+        ours = Ours(load(folder, dtype=dtype).eval().to(device), ids)
+        likeliest = exact.topk(LIKELIEST).indices
+        apart, their_apart = (
+            (side.step().float().log_softmax(-1) - exact)[likeliest].abs().mean().item() for side in (ours, theirs)
+        )
+        assert apart <= max(AGREED[kind], 1.5 * their_apart), f"{kind}: log-probabilities differ by {apart:.4f} nats"
+        timed = [Timed("ropewalk", [ours.step]), Timed("transformers", [theirs.step])]
+        found = interleave(timed, seconds=seconds, least=5, clock=clock)
+        yield {
+            "kind": "decode", "model": name, "tokens": ids.shape[1] - 1, "dtype": kind, "microseconds": found,
+            "mean_difference_of_log_probs": {"ropewalk": apart, "transformers": their_apart},
+            "over_transformers": round(found["ropewalk"]["p50"] / found["transformers"]["p50"], 3),
+        }  # fmt: skip
+
+
+def prepare(model: str, tokens: int, folder: Path) -> Tensor:
+    """Write the model in transformers' form; return the tokens of the built-in novel, int64 `[1, tokens + 1]`."""
+    source = load(model)
+    if source.tokenizer is None:
+        raise SystemExit("the model has no tokenizer")
+    save(source, folder)
+    return torch.tensor([source.tokenizer.encode(read_text(None)[1])[: tokens + 1]])
+
+
 def main() -> None:
     """Gate, time and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,39 +124,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    from transformers import LlamaForCausalLM
-
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
-        source = load(options.model)
-        if source.tokenizer is None:
-            raise SystemExit("the model has no tokenizer")
-        ids = torch.tensor([source.tokenizer.encode(read_text(None)[1])[: options.tokens + 1]])
-        save(source, Path(name))
-        del source
-        exact: Tensor | None = None
-        kinds = sorted(options.dtypes.split(","), reverse=True)  # float32 first: the gate
-        for kind in dict.fromkeys(["float32", *kinds]):
-            dtype = getattr(torch, kind)
-            theirs = Theirs(LlamaForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa").eval(), ids)
-            if exact is None:
-                exact = theirs.step().float().log_softmax(-1)
-            if kind not in kinds:
-                continue
-            ours = Ours(load(name, dtype=dtype).eval(), ids)
-            likeliest = exact.topk(LIKELIEST).indices
-            apart, their_apart = (
-                (side.step().float().log_softmax(-1) - exact)[likeliest].abs().mean().item() for side in (ours, theirs)
-            )
-            if not apart <= max(AGREED[kind], 1.5 * their_apart):
-                raise SystemExit(f"{kind}: log-probabilities differ by {apart:.4f} nats: nothing is recorded")
-            timed = [Timed("ropewalk", [ours.step]), Timed("transformers", [theirs.step])]
-            found = interleave(timed, seconds=options.seconds, least=5)
-            row = {
-                "kind": "decode", "model": Path(options.model).name, "tokens": options.tokens, "dtype": kind,
-                "microseconds": found, "mean_difference_of_log_probs": {"ropewalk": apart, "transformers": their_apart},
-                "over_transformers": round(found["ropewalk"]["p50"] / found["transformers"]["p50"], 3),
-                **environment(),
-            }  # fmt: skip
+        ids = prepare(options.model, options.tokens, Path(name))
+        kinds = options.dtypes.split(",")
+        for found in measure(Path(options.model).name, Path(name), ids, kinds, seconds=options.seconds):
+            row = {**found, **environment()}
             print({key: row[key] for key in ("tokens", "dtype", "microseconds", "over_transformers")}, flush=True)
             append(RESULTS / "decode.jsonl", row)
 

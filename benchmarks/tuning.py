@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -52,17 +53,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DATA = Path(os.environ.get("ROPEWALK_DATA", "../shared/data"))
-MODEL = os.environ.get("ROPEWALK_SMOLLM2", "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-TUNED_ON = DATA / "middlemarch.txt"
 CHOSEN_ON = DATA / "tinyshakespeare.txt"
-READ_ON = (DATA / "moby_dick.txt", DATA / "bleak_house.txt")
-TRAINED, TARGET, BLOCK = 8192, 16_384, 1024
 WITHIN = 0.03  # nats per token that an arm may cost within the trained length
 ARMS: dict[str, dict[str, Any]] = {
     "yarn-repeats": {"method": "yarn", "repeat_share": 0.3},
     "yarn": {"method": "yarn"},
-    "dca-repeats": {"method": "dca", "repeat_share": 0.3, "window": TRAINED},
-    "dca": {"method": "dca", "window": TRAINED},
+    "dca-repeats": {"method": "dca", "repeat_share": 0.3},
+    "dca": {"method": "dca"},
 }
 GRID = [
     {"lr": lr, "rank": rank, "train": train_parts}
@@ -72,9 +69,42 @@ GRID = [
 ]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The model, its lengths in tokens, the texts and the device. No arm sees the texts that are read."""
+
+    model: str = os.environ.get("ROPEWALK_SMOLLM2", "build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    trained: int = 8192
+    target: int = 16_384
+    block: int = 1024
+    tuned_on: Path = DATA / "middlemarch.txt"
+    read_on: tuple[Path, ...] = (DATA / "moby_dick.txt", DATA / "bleak_house.txt")
+    device: str = "cpu"
+    precision: str = "bfloat16"
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Plan:
+        """Return the plan with these fields, as JSON holds them."""
+        texts = {"tuned_on": Path, "read_on": lambda paths: tuple(map(Path, paths))}
+        return cls(**{name: texts.get(name, lambda value: value)(value) for name, value in fields.items()})
+
+    @property
+    def reach(self) -> Reach:
+        """Return the trained length and the target."""
+        return Reach(self.trained, self.target)
+
+    def open(self, source: str | Path) -> Reader:
+        """Return the reader of a checkpoint on the plan's device."""
+        return open_reader(source, dtype=getattr(torch, self.precision), device=self.device)
+
+    def of_arm(self, arm: str) -> dict[str, Any]:
+        """Return the settings of an arm; a method in attention trains in windows of the trained length."""
+        return {**ARMS[arm], **({"window": self.trained} if ARMS[arm]["method"] == "dca" else {})}
+
+
 def settings(of_arm: Mapping[str, Any], **more: Any) -> TuneSettings:
     """The settings of an arm; `more` replaces them."""
-    return TuneSettings(**{"text": (str(TUNED_ON),), "measure": False, "precision": "bfloat16", **of_arm, **more})
+    return TuneSettings(**{"text": (str(Plan.tuned_on),), "measure": False, "precision": "bfloat16", **of_arm, **more})
 
 
 def say(event: Event) -> None:
@@ -115,19 +145,20 @@ def choose(out: Path) -> None:
     write_json(out / "choose.json", rows)
 
 
-def train_arm(arm: str, out: Path, steps: int, chosen: Mapping[str, Any]) -> None:
+def train_arm(arm: str, out: Path, steps: int, chosen: Mapping[str, Any], plan: Plan) -> None:
     """Train one arm, or go on with it."""
     folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
     if result_of(folder).is_dir():
         return
-    source = source_of(MODEL, folder)
-    how = settings(ARMS[arm], target=TARGET, steps=steps, checkpoint_every=4, **chosen)
+    source = source_of(plan.model, folder)
+    machine = {"text": (str(plan.tuned_on),), "device": plan.device, "precision": plan.precision}
+    lengths = {"trained_length": plan.trained, "target": plan.target}
+    how = settings(plan.of_arm(arm), steps=steps, checkpoint_every=4, **lengths, **machine, **chosen)
     done, _ = train(source, folder, how, report=say)
     assert done is not None
-    write_json(
-        folder / "training.json", {"arm": arm, "settings": {**ARMS[arm], **chosen, "steps": steps}, **done.record}
-    )
+    used = {**plan.of_arm(arm), **chosen, "steps": steps}
+    write_json(folder / "training.json", {"arm": arm, "settings": used, **done.record})
 
 
 def result_of(folder: Path) -> Path:
@@ -135,48 +166,49 @@ def result_of(folder: Path) -> Path:
     return folder / "result"
 
 
-def windows_of(reader: Reader, count: int) -> list[tuple[str, torch.Tensor]]:
-    """Windows of `TARGET` tokens of the two novels, in turn, evenly spread over each."""
+def windows_of(reader: Reader, count: int, plan: Plan) -> list[tuple[str, torch.Tensor]]:
+    """Windows of the target's tokens of the texts, in turn, evenly spread over each."""
     assert reader.tokenizer is not None
-    texts = [(path.stem, reader.tokenizer.encode(read_text(path)[1])) for path in READ_ON]
+    texts = [(path.stem, reader.tokenizer.encode(read_text(path)[1])) for path in plan.read_on]
     found = []
     for number in range(count):
-        name, ids = texts[number % 2]
-        start = int((number // 2 + 0.5) / -(-count // 2) * (len(ids) - TARGET))
-        found.append((name, torch.tensor(ids[start : start + TARGET])))
+        name, ids = texts[number % len(texts)]
+        share = (number // len(texts) + 0.5) / -(-count // len(texts))
+        start = int(share * (len(ids) - plan.target))
+        found.append((name, torch.tensor(ids[start : start + plan.target])))
     return found
 
 
-def full(reader: Reader, window: torch.Tensor) -> list[float]:
+def full(plan: Plan, reader: Reader, window: torch.Tensor) -> list[float]:
     """The mean loss of each block of the window, each token given all before it."""
-    losses = np.concatenate([[np.nan], reader.window_losses(window, seq_len=TARGET)])
-    return [float(np.nanmean(block)) for block in losses.reshape(-1, BLOCK)]
+    losses = np.concatenate([[np.nan], reader.window_losses(window, seq_len=plan.target)])
+    return [float(np.nanmean(block)) for block in losses.reshape(-1, plan.block)]
 
 
-def cropped(reader: Reader, window: torch.Tensor) -> list[float]:
-    """The mean loss of each block beyond the trained length, each token given 4,096 to 8,191 tokens before it."""
-    step, found = TRAINED // 2, []
-    for end in range(TRAINED + step, TARGET + 1, step):
-        losses = reader.window_losses(window[end - TRAINED : end], first=step, seq_len=TARGET)
-        found += [float(block.mean()) for block in losses.reshape(-1, BLOCK)]
+def cropped(plan: Plan, reader: Reader, window: torch.Tensor) -> list[float]:
+    """The mean loss of each block beyond the trained length, each token given half of that length or more before it."""
+    step, found = plan.trained // 2, []
+    for end in range(plan.trained + step, plan.target + 1, step):
+        losses = reader.window_losses(window[end - plan.trained : end], first=step, seq_len=plan.target)
+        found += [float(block.mean()) for block in losses.reshape(-1, plan.block)]
     return found
 
 
-def read(out: Path, count: int, worker: int, workers: int) -> None:
+def read(out: Path, count: int, worker: int, workers: int, plan: Plan) -> None:
     """Read every window under every model; each result is a file, so that several processes share the work."""
-    source = open_reader(MODEL, dtype=torch.bfloat16)
-    reach, arms = Reach(TRAINED, TARGET), [arm for arm in ARMS if result_of(out / arm).is_dir()]
+    source = plan.open(plan.model)
+    reach, arms = plan.reach, [arm for arm in ARMS if result_of(out / arm).is_dir()]
     jobs: dict[str, Callable[[torch.Tensor], list[float]]] = {
-        "plain within": lambda window: full(source, window[:TRAINED]),
-        "crop": lambda window: cropped(source, window),
+        "plain within": lambda window: full(plan, source, window[: plan.trained]),
+        "crop": lambda window: cropped(plan, source, window),
     }
     for method in dict.fromkeys(ARMS[arm]["method"] for arm in arms):
-        jobs[method] = partial(full, under(source, method, reach))
+        jobs[method] = partial(full, plan, under(source, method, reach))
     for arm in arms:
-        tuned = under(open_reader(result_of(out / arm), dtype=torch.bfloat16), ARMS[arm]["method"], reach)
-        jobs[f"{arm} tuned"] = partial(full, tuned)
-        jobs[f"{arm} tuned crop"] = partial(cropped, tuned)
-    for number, (text, window) in enumerate(windows_of(source, count)):
+        tuned = under(plan.open(result_of(out / arm)), ARMS[arm]["method"], reach)
+        jobs[f"{arm} tuned"] = partial(full, plan, tuned)
+        jobs[f"{arm} tuned crop"] = partial(cropped, plan, tuned)
+    for number, (text, window) in enumerate(windows_of(source, count, plan)):
         if number % workers != worker:
             continue
         for name, job in jobs.items():
@@ -188,8 +220,8 @@ def read(out: Path, count: int, worker: int, workers: int) -> None:
                 print(f"window {number} of {text}, {name}: {losses[-1]:.3f} at the end", flush=True)
 
 
-def record_of(out: Path, path: Path) -> None:
-    """Write the record of what has been read, and its figure; only windows that every model has read count."""
+def summary(out: Path, plan: Plan) -> dict[str, Any]:
+    """Return the record of what has been read; only windows that every model has read count."""
     found: dict[str, dict[int, Any]] = {}
     for file in sorted((out / "read").glob("*.json")):
         number, _, name = file.stem.partition(" ")
@@ -200,8 +232,8 @@ def record_of(out: Path, path: Path) -> None:
             f"{len(whole)} windows are read under every model, and an interval needs two: go on with `read`."
         )
     losses = {name: np.array([rows[n]["losses"] for n in whole]) for name, rows in found.items()}
-    beyond = {name: of[:, -(TARGET - TRAINED) // BLOCK :].mean(1) for name, of in losses.items()}
-    within = {name: of[:, : TRAINED // BLOCK].mean(1) for name, of in losses.items() if "crop" not in name}
+    beyond = {name: of[:, -(plan.target - plan.trained) // plan.block :].mean(1) for name, of in losses.items()}
+    within = {name: of[:, : plan.trained // plan.block].mean(1) for name, of in losses.items() if "crop" not in name}
 
     def less(one: Any, other: Any) -> dict[str, Any]:
         mean, interval = difference(one.tolist(), other.tolist())
@@ -224,15 +256,23 @@ def record_of(out: Path, path: Path) -> None:
         arms[arm] = {**compared, **shown, "training": read_json(out / arm / "training.json")}
     chosen = json.loads((out / "choose.json").read_text()) if (out / "choose.json").is_file() else None
     record = {
-        "kind": "tuning", "model": Path(MODEL).name, "trained_length": TRAINED, "target": TARGET, "block": BLOCK,
-        "windows": [found["crop"][n]["text"] for n in whole], "texts_tuned_on": [TUNED_ON.name], "chosen": chosen,
+        "kind": "tuning", "model": Path(plan.model).name, "trained_length": plan.trained, "target": plan.target,
+        "block": plan.block, "windows": [found["crop"][n]["text"] for n in whole],
+        "texts_tuned_on": [plan.tuned_on.name], "chosen": chosen,
         "losses": {name: of.tolist() for name, of in losses.items()}, "arms": arms,
         "seconds": {name: [rows[n]["seconds"] for n in whole] for name, rows in found.items()},
-        "environment": environment_of("cpu", open_reader(MODEL).parameters),
+        "environment": environment_of(plan.device, plan.open(plan.model).parameters),
     }  # fmt: skip
-    write_json(path, finite(record))
+    written: dict[str, Any] = finite(record)
+    return written
+
+
+def record_of(out: Path, path: Path, plan: Plan) -> None:
+    """Write the record of what has been read, and its figure."""
+    record = summary(out, plan)
+    write_json(path, record)
     write_figure(figure_of(record), [path.with_suffix(ending) for ending in (".png", ".svg")])
-    for arm, row in arms.items():
+    for arm, row in record["arms"].items():
         print(arm, *(name for name in ("cheap_within", "below_crop", "below_its_crop") if row[name]), flush=True)
         for name, cell in row.items():
             if isinstance(cell, dict) and "ci" in cell:
@@ -279,17 +319,19 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8, help="Windows to read, of both novels.")
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="Processes that share the reading.")
+    parser.add_argument("--plan", type=json.loads, default={}, metavar="JSON", help="Fields of `Plan` that differ.")
     parser.add_argument("--record", type=Path, default=Path("benchmarks/results/tuning-smollm2.json"))
     options = parser.parse_args()
     chosen = {name: value for name in ("lr", "rank") if (value := getattr(options, name)) is not None}
+    plan = Plan.of(options.plan)
     if options.part == "choose":
         choose(options.out)
     elif options.part == "train":
-        train_arm(options.arm, options.out, options.steps, chosen)
+        train_arm(options.arm, options.out, options.steps, chosen, plan)
     elif options.part == "read":
-        read(options.out, options.windows, options.worker, options.workers)
+        read(options.out, options.windows, options.worker, options.workers, plan)
     else:
-        record_of(options.out, options.record)
+        record_of(options.out, options.record, plan)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
 Record = dict[str, Any]
 DRAWN = runpy.run_path(str(Path(__file__).with_name("docs_drawn.py")))
 EXTENSION = runpy.run_path(str(Path(__file__).with_name("docs_extension.py")))
+STATUS = runpy.run_path(str(Path(__file__).with_name("docs_status.py")))
 document, lines, table, where, milliseconds = (
     DRAWN[name] for name in ("document", "lines", "table", "where", "milliseconds")
 )
@@ -321,7 +322,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
     "classification-init": classification_init, "models": models, "verify": verify, "verify-faults": verify_faults,
-    "golden": golden, **EXTENSION["TABLES"],
+    "golden": golden, **EXTENSION["TABLES"], **STATUS["TABLES"],
 }  # fmt: skip
 
 

@@ -1,0 +1,277 @@
+"""Jobs of the steps `tests`, `decode`, `doctor` and `tuning`: pytest, and SmolLM2 in our decoder.
+
+With `interpreter` the model is `tiny` and the lengths are short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import decode
+import torch
+from gpu_jobs import Job, Place, Stopped, started
+from peers import Skip
+from records import CHECKOUT, Record
+from timing import Timed, interleave
+from torch import Tensor
+
+from ropewalk.checkpoints.load import load
+
+SECONDS = 6.0  # of a case of decoding
+PLAIN_OUTCOME = re.compile(r"^(tests/.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+WORKERS = 6  # processes of pytest on a GPU: the kernels of each test are compiled on the processor
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
+
+
+def tests(place: Place) -> list[Job]:
+    """Return the tests of the GPU, then those of every backend on it; interpreted: a few of both."""
+    if place.interpreter:
+        few = ["tests/backends/test_triton_attention.py::test_keys_are_split_where_queries_are_few",
+               "tests/backends/test_triton_attention.py::test_order_alone_is_left_to_torch"]  # fmt: skip
+        return [Job("tests/gpu", pytest_runner(place, ["tests/gpu"])), Job("a few", pytest_runner(place, few))]
+    backends = ["tests/backends", "-k", "cuda or triton", "-m", "not slow"]
+    return [
+        Job("tests/gpu", pytest_runner(place, ["tests/gpu"])),
+        Job("tests/backends", pytest_runner(place, backends)),
+    ]
+
+
+def pytest_runner(place: Place, selection: list[str]) -> Callable[[float], Record]:
+    """Return a function that runs pytest and counts outcomes; what has run counts, also if the time is up."""
+
+    def run(seconds: float) -> Record:
+        log = place.work / f"pytest-{selection[0].rpartition('/')[2].partition('::')[0]}.log"
+        command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *selection]
+        if not place.interpreter and _importable("xdist"):
+            command += ["-n", str(WORKERS)]
+        reason = ""
+        try:
+            said = started(command, place, seconds, log)
+        except Stopped as error:
+            said, reason = log.read_text(encoding="utf-8", errors="replace"), str(error)
+        except RuntimeError as error:
+            said, reason = log.read_text(encoding="utf-8", errors="replace"), str(error)
+        found = outcomes(said)
+        bad = sorted(name for name, outcome in found.items() if outcome in ("FAILED", "ERROR", "XPASS"))
+        ended = said.strip().rpartition("\n")[2].strip("= ")
+        record: Record = {"kind": "tests", "selection": selection, "outcomes": dict(Counter(found.values())),
+                          "bad": bad, "ended": ended}  # fmt: skip
+        if bad:
+            return {**record, "status": "wrong", "reason": f"{len(bad)} tests fail", "log": failures(said)}
+        if reason:
+            return {**record, "status": "stopped" if "stopped after" in reason else "failed", "reason": reason}
+        return record
+
+    return run
+
+
+def outcomes(said: str) -> dict[str, str]:
+    """Return the outcome of each test in pytest's verbose output, of one process or of several.
+
+    >>> outcomes("tests/a.py::b PASSED [ 50%]\\n[gw0] [100%] FAILED tests/a.py::c[x y]")
+    {'tests/a.py::b': 'PASSED', 'tests/a.py::c[x y]': 'FAILED'}
+    """
+    found: dict[str, str] = {}
+    for line in said.splitlines():
+        plain = PLAIN_OUTCOME.match(line)
+        if plain:
+            found[plain[1]] = plain[2]
+        elif line.startswith("[gw"):
+            outcome = re.search(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (tests/.+?)\s*$", line)
+            if outcome:
+                found[outcome[2]] = outcome[1]
+    return found
+
+
+def failures(said: str) -> str:
+    """Return pytest's reports of failures, at most 20,000 characters."""
+    begin = said.find("= FAILURES =")
+    return said[max(begin, 0) :][:20_000] if begin >= 0 else said[-5000:]
+
+
+def _importable(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decoding(place: Place) -> list[Job]:
+    """Return a job for each length and dtype, and one with CUDA graphs."""
+    if place.interpreter:
+        return [Job("decode, 16 tokens, float32", decode_runner(place, 16, "float32")),
+                Job("decode with CUDA graphs, 16 tokens", graphs_runner(place, 16))]  # fmt: skip
+    timed = [Job(f"decode, {tokens} tokens, {kind}", decode_runner(place, tokens, kind))
+             for tokens, kind in ((4096, "bfloat16"), (4096, "float32"), (32_768, "bfloat16"))]  # fmt: skip
+    return [timed[0], Job("decode with CUDA graphs, 4096 tokens", graphs_runner(place, 4096)), *timed[1:]]
+
+
+def prepared(place: Place, tokens: int) -> tuple[Path, Tensor, str]:
+    """Return the model's folder in transformers' form, `[1, tokens + 1]` ids and the model's name."""
+    model = model_of(place)
+    folder = place.work / "decode" / Path(model).stem
+    if not (folder / "ids.pt").is_file():
+        ids = decode.prepare(model, 1 << 16, folder)
+        torch.save(ids, folder / "ids.pt")
+    return folder, torch.load(folder / "ids.pt")[:, : tokens + 1], Path(model).name
+
+
+def model_of(place: Place) -> str:
+    """Return the model; raise `Skip` if there is none."""
+    if place.interpreter:
+        return "tiny"
+    if place.model is None:
+        raise Skip("no model: pass --model with SmolLM2's GGUF file, or a folder of its parts")
+    return place.model
+
+
+def decode_runner(place: Place, tokens: int, kind: str) -> Callable[[float], Record]:
+    """Return a function that times one token behind a cache, ours and transformers'."""
+
+    def run(seconds: float) -> Record:
+        folder, ids, name = prepared(place, tokens)
+        limit = 0.0 if place.interpreter else min(SECONDS, seconds)
+        with torch.inference_mode():
+            (found,) = decode.measure(name, folder, ids, [kind], seconds=limit, clock=place.clock(),
+                                      device="cpu" if place.interpreter else place.device)  # fmt: skip
+        return found
+
+    return run
+
+
+class Static(decode.Ours):
+    """Our decoder with a static cache; each step replays CUDA graphs."""
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
+        self.cache = model.new_cache(batch=1, seq_len=ids.shape[1], capacity=ids.shape[1], static=True)
+        model(ids[:, :-1], cache=self.cache)
+        self.call = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+
+    def step(self) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        logits: Tensor = self.call(self.last, cache=self.cache)[0, -1].clone()
+        self.cache.truncate(self.tokens)
+        return logits
+
+
+def graphs_runner(place: Place, tokens: int) -> Callable[[float], Record]:
+    """Return a function that times one token by CUDA graphs and without."""
+
+    def run(seconds: float) -> Record:
+        if place.interpreter:
+            raise Skip("CUDA graphs need a GPU")
+        folder, ids, name = prepared(place, tokens)
+        ids = ids.to(place.device)
+        with torch.inference_mode():
+            model = load(folder, dtype=torch.bfloat16).eval().to(place.device)
+            eager, static = decode.Ours(model, ids), Static(model, ids)
+            expected, found = (side.step().float().log_softmax(-1) for side in (eager, static))
+            likeliest = expected.topk(decode.LIKELIEST).indices
+            apart = (found - expected)[likeliest].abs().mean().item()
+            assert apart <= decode.AGREED["bfloat16"], f"log-probabilities differ by {apart:.4f} nats"
+            timed = [Timed("ropewalk", [eager.step]), Timed("ropewalk, CUDA graphs", [static.step])]
+            times = interleave(timed, seconds=min(SECONDS, seconds), clock=place.clock())
+        return {"kind": "graphs", "model": name, "tokens": tokens, "dtype": "bfloat16", "microseconds": times,
+                "mean_difference_of_log_probs": apart}  # fmt: skip
+
+    return run
+
+
+# -- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def doctor(place: Place) -> list[Job]:
+    """Return the doctor on SmolLM2 with every method, at 32,768 and at 131,072 tokens."""
+    if place.interpreter:
+        options = ["--trained-length", "64", "--methods", "plain,yarn,crop", "--measure", "loss", "--windows", "1"]
+        return [Job("doctor at 96", doctor_runner(place, 96, options), least=0.0)]
+    many = {32_768: "64", 131_072: "8"}
+    return [Job(f"doctor at {target}", doctor_runner(place, target, ["--methods", "all", "--windows", windows]), 45.0)
+            for target, windows in many.items()]  # fmt: skip
+
+
+def doctor_runner(place: Place, target: int, options: list[str]) -> Callable[[float], Record]:
+    """Return a function that runs the doctor and keeps its whole result."""
+
+    def run(seconds: float) -> Record:
+        out = place.work / f"doctor-{target}.json"
+        out.unlink(missing_ok=True)
+        machine = ["--device", "cpu"] if place.interpreter else ["--device", place.device, "--dtype", "bfloat16"]
+        texts = [] if place.texts is None else ["--text", str(place.texts)]
+        minutes = max(seconds - 25.0, 20.0) / 60
+        command = [sys.executable, "-m", "ropewalk", "doctor", model_of(place), "--target", str(target), *options,
+                   *machine, *texts, "--minutes", f"{minutes:.2f}", "--protocol", '{"keep_going": true}', "--state",
+                   str(place.work / f"doctor-{target}"), "--resume", "--json", str(out)]  # fmt: skip
+        started(command, place, seconds, place.work / f"doctor-{target}.log")
+        result = json.loads(out.read_text(encoding="utf-8"))
+        return {"kind": "doctor", "target": target, "model": Path(model_of(place)).name, "result": result}
+
+    return run
+
+
+# -- tuning -----------------------------------------------------------------------------------------------------------
+
+
+def tuning(place: Place) -> list[Job]:
+    """Return the training of each arm, and what the tuned models make of two other novels."""
+    arms, steps, windows = (["yarn"], 2, 2) if place.interpreter else (["yarn-repeats", "dca-repeats"], 120, 16)
+    train = [Job(f"train {arm}", lambda seconds, arm=arm: trained(place, arm, steps, seconds), 40.0) for arm in arms]
+    return [*train, Job("read", lambda seconds: read(place, arms, steps, windows, seconds), 20.0)]
+
+
+def trained(place: Place, arm: str, steps: int, seconds: float) -> Record:
+    """Train one arm, or resume it; return its record. A finished arm is only read."""
+    given = ["train", arm, "--steps", str(steps), "--lr", "4e-4", "--rank", "16"]  # those of tuning_smollm2.sh
+    part_of_tuning(place, given, seconds)
+    file = place.work / "tuning" / arm / "training.json"
+    return {"kind": "training", "arm": arm, **json.loads(file.read_text(encoding="utf-8"))}
+
+
+def read(place: Place, arms: list[str], steps: int, windows: int, seconds: float) -> Record:
+    """Measure the tuned models; arms that another machine has trained are trained here, too."""
+    end = time.monotonic() + seconds
+    for arm in arms:
+        trained(place, arm, steps, end - time.monotonic())
+    part_of_tuning(place, ["read", "--windows", str(windows)], end - time.monotonic())
+    record = place.work / "tuning.json"
+    part_of_tuning(place, ["record", "--record", str(record)], 120.0)
+    return {"kind": "tuning", "result": json.loads(record.read_text(encoding="utf-8"))}
+
+
+def part_of_tuning(place: Place, part: list[str], seconds: float) -> None:
+    """Run one part of `tuning.py`, which resumes."""
+    command = [sys.executable, str(CHECKOUT / "benchmarks" / "tuning.py"), *part]
+    command += ["--out", str(place.work / "tuning"), "--plan", json.dumps(plan_of(place))]
+    started(command, place, seconds, place.work / f"tuning-{part[0]}.log")
+
+
+def plan_of(place: Place) -> dict[str, Any]:
+    """Return the fields of tuning's plan that differ from its defaults."""
+    packaged = CHECKOUT / "src" / "ropewalk" / "builtin" / "text"
+    if place.interpreter:
+        stretches = [str(packaged / "stretches" / f"{name}.txt.gz") for name in ("middlemarch", "bleak_house")]
+        return {"model": "tiny", "trained": 32, "target": 64, "block": 16, "precision": "float32",
+                "tuned_on": str(packaged / "moby_dick.txt.gz"), "read_on": stretches}  # fmt: skip
+    texts = place.texts or Path(os.environ.get("ROPEWALK_DATA", "../shared/data"))
+    files = {
+        name: next(iter(sorted(texts.glob(f"{name}.txt*"))), None)
+        for name in ("middlemarch", "moby_dick", "bleak_house")
+    }
+    absent = [name for name, file in files.items() if file is None]
+    if absent:
+        raise Skip(f"no text of {', '.join(absent)} in {texts}: pass --texts")
+    return {"model": model_of(place), "device": place.device, "tuned_on": str(files["middlemarch"]),
+            "read_on": [str(files["moby_dick"]), str(files["bleak_house"])]}  # fmt: skip
