@@ -25,6 +25,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.precision import slow_dtype
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, WritableReader
 from ropewalk.readers.transformers import TransformersReader
@@ -181,7 +182,8 @@ class WritableLive(TransformersReader):
             rounded.model.save_pretrained(folder, max_shard_size=shard_bytes)
         written = {key: value for key, value in read_json(folder / "config.json").items() if key not in _STALE}
         self._write_companions(folder, source, length)
-        rounded.to(dtype=self.dtype)._check(folder, length)
+        slow = slow_dtype(self.dtype, str(self.device))
+        rounded.to(dtype=torch.float32 if slow else self.dtype)._check(folder, length)
         return written
 
     def _write_companions(self, folder: Path, source: Path | None, length: int) -> None:

@@ -1,11 +1,18 @@
-"""The dtypes of a device: float64 if it has that (MPS does not), and bfloat16 if it is fast."""
+"""The dtypes of a device: float64 if it has that (MPS does not), and half types if their products are fast."""
 
 from __future__ import annotations
 
+import os
+import warnings
+from importlib.util import find_spec
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ropewalk.optional import need
 
 AUTO = "auto"
+MEMORY = 1.5  # available bytes over those of the float32 weights that replace slow ones
 WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
@@ -19,30 +26,114 @@ def to_float64(x: Tensor) -> Tensor:
     return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()
 
 
-def bfloat16_instructions(device: str) -> str | None:
-    """Return the name of the instructions that multiply bfloat16 faster than float32 on a device, or None.
+_INSTRUCTIONS = {
+    torch.bfloat16: {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"},
+    torch.float16: {"amx_fp16": "AMX-FP16", "avx512_fp16": "AVX512-FP16"},
+}
+"""The capabilities of `torch.cpu` for products of a half type, the best first, and their names."""
 
-    Measured on an AMD EPYC (Zen 4, AVX512-BF16) for the products of `tiny`: 400 GFLOP/s, and 170 in float32.
+_UP_TO = {
+    "AVX512_CORE_BF16": ("avx512_bf16",),
+    "AVX512_CORE_FP16": ("avx512_bf16", "avx512_fp16"),
+    "AVX10_1_512": ("avx512_bf16", "avx512_fp16"),
+    "AVX512_CORE_AMX": ("avx512_bf16", "avx512_fp16", "amx_bf16"),
+    "AVX10_1_512_AMX": ("avx512_bf16", "avx512_fp16", "amx_bf16"),
+}
+"""The capabilities that oneDNN uses under a value of ONEDNN_MAX_CPU_ISA."""
+
+
+def half_instructions(dtype: torch.dtype, device: str) -> str | None:
+    """Return the name of the instructions by which torch multiplies bfloat16 or float16 on a device, or None.
+
+    >>> half_instructions(torch.float32, "cpu") is None
+    True
     """
     if device.startswith("cuda"):
         if not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False):
             return None
         return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    can = torch.cpu.get_capabilities() if device == "cpu" else {}
-    return "AMX" if can.get("amx_bf16") else "AVX512-BF16" if can.get("avx512_bf16") else None
+    if device != "cpu":
+        return None
+    can, limit = torch.cpu.get_capabilities(), os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    limited = _UP_TO.get(limit, () if limit.startswith(("SSE", "AVX")) and "AMX" not in limit else None)
+    return next(
+        (
+            name
+            for key, name in _INSTRUCTIONS.get(dtype, {}).items()
+            if can.get(key) and (limited is None or key in limited)
+        ),
+        None,
+    )
 
 
 def fast_bfloat16(device: str) -> bool:
-    """Return whether a device multiplies bfloat16 faster than float32: AVX512-BF16, AMX, CUDA from Ampere on."""
-    return bfloat16_instructions(device) is not None
+    """Return whether a device multiplies bfloat16 faster than float32: AMX, AVX512-BF16 of AMD, CUDA from Ampere on.
+
+    With AVX512-BF16, one core of an AMD EPYC (Zen 4) reaches 400 GFLOP/s for the products of `tiny`, and 170 in
+    float32. One core of an Intel Xeon without AMX reaches 79 GFLOP/s for matrices of 256 x 256, and 149 in float32.
+    """
+    instructions = half_instructions(torch.bfloat16, device)
+    if instructions == "AVX512-BF16":
+        return "AMD" in str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    return instructions is not None
 
 
 def slow_dtype(dtype: torch.dtype, device: str) -> bool:
-    """Return whether a processor multiplies bfloat16 more slowly than float32; False on accelerators.
+    """Return whether a processor multiplies a half type more slowly than float32; False on accelerators.
 
-    Measured on one core of an AMD EPYC with oneDNN limited to AVX2: 15 GFLOP/s, and 72 in float32.
+    Measured with oneDNN limited to AVX2, one core, in GFLOP/s: an AMD EPYC 15 in bfloat16 and 72 in float32, an Intel
+    Xeon 10 in bfloat16, 7 in float16 and 159 in float32. With AVX512-FP16, float16 is as fast as float32.
     """
-    return device == "cpu" and dtype == torch.bfloat16 and not fast_bfloat16(device)
+    if device != "cpu" or dtype not in _INSTRUCTIONS:
+        return False
+    return not fast_bfloat16(device) if dtype == torch.bfloat16 else half_instructions(dtype, device) is None
+
+
+def slow_dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Return the dtype of a model's weights that their device multiplies slowly, or None.
+
+    >>> slow_dtype_of(nn.Linear(2, 2)) is None
+    True
+    """
+    kinds = {(weight.dtype, str(weight.device)) for weight in model.parameters() if weight.is_floating_point()}
+    return next((dtype for dtype, device in sorted(kinds, key=str) if slow_dtype(dtype, device)), None)
+
+
+def warn_if_slow(model: nn.Module, call: str) -> None:
+    """Warn if a call gets a model in a dtype that its CPU multiplies slowly, and keeps that dtype."""
+    slow = slow_dtype_of(model)
+    if slow is not None:
+        warnings.warn(
+            f"{call}: {is_slow(slow)}, and the model's dtype does not change. float32 is several times faster: load "
+            "the model with dtype=torch.float32.",
+            stacklevel=3,
+        )
+
+
+def is_slow(dtype: torch.dtype) -> str:
+    """Return the statement that this CPU multiplies a dtype slowly.
+
+    >>> is_slow(torch.bfloat16)
+    'bfloat16 products are slow on this CPU'
+    """
+    return f"{name_of(dtype)} products are slow on this CPU"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype's name.
+
+    >>> name_of(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def memory_for(numbers: int) -> str | None:
+    """Return None if memory suffices for so many float32 numbers, else both sizes; None without psutil."""
+    if find_spec("psutil") is None:
+        return None
+    needed, free = MEMORY * 4 * numbers, int(need("psutil").virtual_memory().available)
+    return None if free > needed else f"needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -64,7 +155,9 @@ def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
     """
     if name != AUTO:
         return dtype_named(name), None
-    instructions = bfloat16_instructions(device)
+    instructions = half_instructions(torch.bfloat16, device)
     if instructions is None:
         return torch.float32, f"no fast instructions for bfloat16 on {device}"
+    if not fast_bfloat16(device):
+        return torch.float32, f"{device} multiplies bfloat16 more slowly, also with {instructions}"
     return torch.bfloat16, f"{device} multiplies it with {instructions}"
