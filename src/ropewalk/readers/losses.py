@@ -16,7 +16,7 @@ from ropewalk.attention.norm import HALF
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
-from ropewalk.models.precision import to_float64
+from ropewalk.models.precision import slow_dtype, to_float64
 from ropewalk.readers.reader import (
     ASK_TOKENS,
     CHUNK,
@@ -53,7 +53,9 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
     step = max(1, CACHED // len(weight)) if hidden.device.type == "cpu" else HEAD_ROWS
     for start in range(0, len(targets), HEAD_ROWS):
         part, wanted = hidden[start : start + HEAD_ROWS], targets[start : start + HEAD_ROWS]
-        if weight.dtype in HALF:
+        if slow_dtype(weight.dtype, str(weight.device)):
+            logits = wide_product(part, weight)
+        elif weight.dtype in HALF:
             near = (part.float() * weight[wanted].float()).sum(-1, keepdim=True).to(weight.dtype)
             logits = torch.addmm(near.expand(-1, len(weight)), part, weight.t(), beta=-1)
         else:
