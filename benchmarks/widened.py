@@ -2,9 +2,8 @@
 
 Correctness first: each result agrees with float32's to bfloat16's rounding. Then the layers of one block of
 SmolLM2-135M and of a 1B model (Llama 3.2's shapes) multiply 1 to 2,048 rows. `rate` is float32's time over ours: the
-bar is 0.9 from
-512 rows on. 1 row runs in the compiled kernel. A record is appended to `results/widened.jsonl`. Usage, for a machine
-with AVX2 only:
+bar is 0.9 from 512 rows on. 1 row runs in the compiled kernel. A record is appended to `results/widened.jsonl`. Usage,
+for a machine with AVX2 only:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 python benchmarks/widened.py \
         --instructions avx2 [--rows 1 64 512 2048] [--seconds 10]

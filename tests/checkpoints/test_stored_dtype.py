@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 import ropewalk as rw
 from ropewalk import extend
+from ropewalk.backends import widened
 from ropewalk.checkpoints.load import load, load_decoder, save
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.generate import generate
 from ropewalk.cli.options import with_options
-from ropewalk.models import precision
 from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.readers.adapters import open_reader
 from ropewalk.training.classification.score import predict
@@ -238,4 +238,4 @@ def test_training_chooses_float32() -> None:
 
     assert on_machine("cpu", "auto") == ("cpu", "float32")
     assert on_machine("cpu", "bfloat16") == ("cpu", "bfloat16")
-    assert not precision.fast_bfloat16("cpu")
+    assert not widened.fast_bfloat16("cpu")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ropewalk.attention.norm import LayerNorm, RMSNorm
+from ropewalk.backends.widened import slow_dtype
 from ropewalk.models import generation
-from ropewalk.models.precision import chosen_dtype, slow_dtype, to_float64
+from ropewalk.models.precision import chosen_dtype, to_float64
 from ropewalk.readers import decoder as likelihood
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.models.pretend_mps import PretendMPS

@@ -40,7 +40,6 @@ from ropewalk.measure.plan import trained_length_of
 from ropewalk.measure.scaling import GIVEN
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.config import Positions
-from ropewalk.models.decoder import Decoder
 from ropewalk.models.precision import dtype_named, slow_dtype_of
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
@@ -108,7 +107,7 @@ def _checkpoint(place: str | os.PathLike[str]) -> tuple[Reader, torch.dtype]:
 
 def _live(model: Model) -> tuple[Reader, torch.dtype]:
     """Return the reader of a loaded model, or of a float32 copy that is faster to check, and the model's dtype."""
-    reader = reader_of(model) if isinstance(model, Reader | Decoder) else reader_of(fast_copy(model)[0])
+    reader = reader_of(fast_copy(model)[0])
     weights = model[0] if isinstance(model, tuple) else model
     slow = slow_dtype_of(weights) if isinstance(weights, torch.nn.Module) else None
     return reader, slow or reader.dtype

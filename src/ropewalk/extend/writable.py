@@ -18,6 +18,7 @@ from torch import nn
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
 from ropewalk.attention.norm import HALF
+from ropewalk.backends.widened import slow_dtype
 from ropewalk.checkpoints.export import COMPANIONS, write_decoder
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.materialize import without_values
@@ -25,7 +26,6 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.precision import slow_dtype
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, WritableReader
 from ropewalk.readers.transformers import TransformersReader

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.norm import HALF
+from ropewalk.backends.widened import slow_dtype
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
-from ropewalk.models.precision import slow_dtype, to_float64
+from ropewalk.models.precision import to_float64
 from ropewalk.readers.reader import (
     ASK_TOKENS,
     CHUNK,
