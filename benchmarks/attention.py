@@ -2,11 +2,13 @@
 
 Correctness first: rows of every result are held against float64 in numpy, and nothing is recorded unless they agree.
 Then causal attention without gradients, one call of all tokens, in float32 and bfloat16, with the arithmetic of a
-square matrix product of the same dtype as the machine's peak. `backward`: the same with its gradients, as in training.
+square matrix product of the same dtype as the machine's peak, unless torch multiplies that dtype slowly. `backward`:
+the same with its gradients, as in training.
 `rules`: an `Attention` layer that reads 8,192 tokens in chunks of 1,024 through its cache, under each position rule,
 with a softcap and with sinks. Records are appended to `results/attention.jsonl`. Usage:
 
     python benchmarks/attention.py [--tokens 2048 8192 32768] [--seconds 20] [--no-rules] [--no-backward]
+        [--instructions avx2] [--out FILE]
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from records import RESULTS, append, environment
+from records import RESULTS, add_instructions, append, environment, slow_products, use_instructions
 from timing import Timed, interleave
 from torch import Tensor
 
@@ -52,8 +54,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
     parser.add_argument("--no-rules", action="store_true")
     parser.add_argument("--no-backward", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "attention.jsonl", help="append records to this file")
+    add_instructions(parser)
     options = parser.parse_args()
-    target = RESULTS / "attention.jsonl"
+    use_instructions(options.instructions)
+    target = options.out
     with torch.inference_mode():
         for shape in SHAPES:
             for tokens in options.tokens:
@@ -89,16 +94,21 @@ def one_call(shape: tuple[int, int, int], tokens: int, dtype: torch.dtype, secon
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     gate(q, k, v, ours())
-    a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
-    timed = [Timed("ropewalk", [ours]), Timed("sdpa", [theirs]), Timed("matrix product", [lambda: a @ b])]
+    timed = [Timed("ropewalk", [ours]), Timed("sdpa", [theirs])]
+    unmeasured = slow_products(dtype)
+    if unmeasured is None:
+        a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
+        timed.append(Timed("matrix product", [lambda: a @ b]))
     found = interleave(timed, seconds=seconds, least=3)
     times = {name: of["p50"] for name, of in found.items()}
     speed = 2.0 * heads * tokens * (tokens + 1) * head_dim / times["ropewalk"] / 1e3  # 4 flops, half of the square
-    peak = 2.0 * SIDE**3 / times["matrix product"] / 1e3
+    peak = None if unmeasured else 2.0 * SIDE**3 / times["matrix product"] / 1e3
     return {
         "kind": "attention", "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tokens": tokens,
         "dtype": str(dtype).removeprefix("torch."), "microseconds": found, "gflops": round(speed, 1),
-        "over_sdpa": round(times["ropewalk"] / times["sdpa"], 3), "share_of_matrix_product": round(speed / peak, 3),
+        "over_sdpa": round(times["ropewalk"] / times["sdpa"], 3),
+        "share_of_matrix_product": None if peak is None else round(speed / peak, 3),
+        **({} if unmeasured is None else {"unmeasured": f"matrix product: {unmeasured}"}),
     }  # fmt: skip
 
 

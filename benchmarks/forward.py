@@ -38,8 +38,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from forward_job import Job, Refused
-from records import RESULTS, append, environment
+from records import RESULTS, append, environment, slow_products
 
 from ropewalk.methods import METHODS
 
@@ -163,6 +164,7 @@ def main() -> None:
     if job.llama is None:
         contenders = [name for name in contenders if not name.startswith("llama.cpp")]
     kinds = sorted({name.split(" ")[1] for name in contenders} & {"float32", "bfloat16"})
+    kinds = [kind for kind in kinds if slow_products(getattr(torch, kind)) is None]
     peaks = {kind: job.call({"contender": "matrix product", "dtype": kind})["gflops"] for kind in kinds}
     print("matrix products, GFLOP/s:", {kind: round(peak) for kind, peak in peaks.items()}, flush=True)
     done: dict[tuple[str, int], float] = {}

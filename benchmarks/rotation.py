@@ -3,7 +3,8 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--preset quick] [--device cuda] [--figure results/rotation] [--from RECORDS]
+    python benchmarks/rotation.py [--preset quick] [--device cuda] [--instructions avx2] [--figure results/rotation]
+        [--from RECORDS]
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import peers as of_peers  # noqa: E402
 from peers import Contender, Skip, Tensors, Work  # noqa: E402
-from records import RESULTS, Record, append, environment, last_run  # noqa: E402
+from records import (  # noqa: E402
+    RESULTS,
+    Record,
+    add_instructions,
+    append,
+    environment,
+    last_run,
+    use_instructions,
+)
 from timing import Call, CudaClock, cpu_clock, host_clock, interleave  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
@@ -421,7 +430,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "rotation.jsonl", help="append records to this file")
     parser.add_argument("--figure", type=Path, help="FILE.png, FILE.svg, or FILE for both")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
+    add_instructions(parser)
     options = parser.parse_args(arguments)
+    use_instructions(options.instructions)
     if options.source is not None:
         records = last_run(options.source)
     else:

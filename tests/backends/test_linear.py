@@ -142,6 +142,7 @@ def test_what_goes_where() -> None:
     assert choose_linear(few, [weight], [None]) is cpu
     assert explain_linear(few, weight).splitlines()[1:] == [
         "cpu: runs",
+        "widened: float32 products are not slow on cpu",
         "reference: could, but comes later in the list",
     ]
     leaf = torch.nn.Parameter(weight)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import ropewalk as rw
 from ropewalk.checkpoints import sources
-from ropewalk.checkpoints.load import load, read_config, save, write_config
+from ropewalk.checkpoints.load import load, load_decoder, read_config, save, write_config
 from ropewalk.checkpoints.materialize import Widened
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
@@ -95,7 +95,7 @@ def test_dtype_is_kept_or_converted(tmp_path: Path) -> None:
     assert {p.dtype for p in load(tmp_path / "model").parameters()} == {torch.float32}
     assert {p.dtype for p in load(tmp_path / "model", dtype=torch.float16).parameters()} == {torch.float16}
     save(make().to(torch.bfloat16), tmp_path / "narrow")
-    assert {p.dtype for p in load(tmp_path / "narrow").parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load_decoder(tmp_path / "narrow").parameters()} == {torch.bfloat16}
     assert json.loads((tmp_path / "narrow" / "config.json").read_text())["dtype"] == "bfloat16"
 
 

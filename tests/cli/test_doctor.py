@@ -131,7 +131,7 @@ def test_auto_says_which_dtype_it_chose_and_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Printed and in the environment; the numbers are those of the dtype by its name."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able, "cpu_name": "AMD"})
     chosen = "bfloat16" if able else "float32"
     found = {}
     for dtype in ("auto", chosen):

@@ -149,7 +149,7 @@ def test_random_weights_are_unfit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("able", [True, False])
 def test_a_slow_dtype_of_a_live_model_is_reported(able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model in bfloat16 is measured in a float32 copy if that is faster, with a note for the reader."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able, "cpu_name": "AMD"})
     given = {"target": 64, "text": TEXT, "methods": "plain", "measure": "loss", "windows": 1, "state": tmp_path}
     own = model().bfloat16()
     run = prepare(own, settings_of(**given))

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import ropewalk as rw
 from ropewalk import extend
+from ropewalk.checkpoints.stored_dtype import stored_dtype
 from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend.writable import WritableLive
@@ -81,7 +82,7 @@ def test_it_is_measured_and_written_in_another_dtype(tmp_path: Path) -> None:
     ).measurement
     assert list(measured.results) == ["plain", "crop", "yarn"]
     assert measured.block_means("yarn") == own.block_means("yarn")
-    assert open_reader(tmp_path / "out").dtype == torch.bfloat16
+    assert stored_dtype(tmp_path / "out") == torch.bfloat16
 
 
 def test_what_no_config_says_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ropewalk.attention.norm import LayerNorm, RMSNorm
+from ropewalk.backends.widened import slow_dtype
 from ropewalk.models import generation
 from ropewalk.models.precision import chosen_dtype, to_float64
 from ropewalk.readers import decoder as likelihood
@@ -90,7 +91,11 @@ def test_norms_of_float32_round_nothing_to_their_weights_dtype(make: type) -> No
 
 @pytest.mark.parametrize(
     ("can", "instructions"),
-    [({}, None), ({"avx512_bf16": True}, "AVX512-BF16"), ({"avx512_bf16": True, "amx_bf16": True}, "AMX")],
+    [
+        ({}, None),
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "AVX512-BF16"),
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "AMX"),
+    ],
 )
 def test_auto_is_bfloat16_where_the_processor_has_it(
     can: dict[str, bool], instructions: str | None, monkeypatch: pytest.MonkeyPatch
@@ -102,3 +107,35 @@ def test_auto_is_bfloat16_where_the_processor_has_it(
     assert (instructions or "no fast instructions") in str(why)
     assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
     assert chosen_dtype("auto", "mps")[0] == torch.float32
+
+
+def test_instructions_that_are_slower_than_float32_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intel's AVX512-BF16 without AMX runs at half of float32's rate."""
+    can = {"avx512_bf16": True, "avx512_fp16": True, "cpu_name": "Intel Xeon"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    assert chosen_dtype("auto", "cpu") == (
+        torch.float32,
+        "cpu multiplies bfloat16 more slowly, also with AVX512-BF16",
+    )
+    slow = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if slow_dtype(dtype, "cpu")]
+    assert slow == [torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("limit", "slow"),
+    [
+        ("", set()),
+        ("AVX2", {torch.bfloat16, torch.float16}),
+        ("AVX512_CORE", {torch.bfloat16, torch.float16}),
+        ("avx512_core_bf16", {torch.float16}),
+        ("AVX512_CORE_AMX_FP16", set()),
+        ("ALL", set()),
+    ],
+)
+def test_the_limit_of_onednn_counts(limit: str, slow: set[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's products use no instructions beyond ONEDNN_MAX_CPU_ISA."""
+    can = {"avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True, "amx_fp16": True, "cpu_name": "AMD EPYC"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert {dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if slow_dtype(dtype, "cpu")} == slow
+    assert not slow_dtype(torch.bfloat16, "cuda")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.backends import widened
 from ropewalk.checkpoints.load import load
-from ropewalk.models import precision
 from ropewalk.readers.adapters import fast_copy, reader_of
 from tests.readers.random_models import random_model
 
@@ -21,8 +21,11 @@ def made(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["decoder", "transformers"])
 def test_a_copy_measures_as_the_model_in_float32(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tied weights stay tied, the model keeps its dtype, and the copy's losses are those of the model in float32."""
-    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: False)
+    """Tied weights stay tied, the model keeps its dtype, and the copy's losses are those of its weights in float32.
+
+    The frequencies that `.bfloat16()` has rounded are exact again, as in the model itself once it is attached.
+    """
+    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: False)
     model = made(kind)
     fast, sentence = fast_copy(model)
     assert sentence == "Measured in a float32 copy: bfloat16 products are slow on this CPU."
@@ -33,7 +36,10 @@ def test_a_copy_measures_as_the_model_in_float32(kind: str, monkeypatch: pytest.
     ids = torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(1))
     found = reader_of(fast).window_losses(ids)
     assert reader_of(fast).dtype == torch.float32
-    assert (found == reader_of(made(kind).float()).window_losses(ids)).all()
+    exact = load("tiny", dtype=torch.bfloat16).float() if kind == "decoder" else random_model("phi3")
+    for ours, theirs in zip(exact.parameters(), model.parameters(), strict=True):
+        ours.data.copy_(theirs)
+    assert (found == reader_of(exact).window_losses(ids)).all()
     (copied, tokenizer), _ = fast_copy((model, "a tokenizer"))  # type: ignore[misc]
     assert tokenizer == "a tokenizer"
     assert copied is not model
@@ -41,7 +47,7 @@ def test_a_copy_measures_as_the_model_in_float32(kind: str, monkeypatch: pytest.
 
 def test_without_memory_the_model_is_measured_and_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy needs 1.5 times its bytes."""
-    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: False)
     model = made("decoder")
     needed = 6 * sum(weight.numel() for weight in model.parameters())
     for free, copied in ((needed, False), (needed + 1, True)):
@@ -57,10 +63,10 @@ def test_without_memory_the_model_is_measured_and_the_sentence_says_so(monkeypat
 
 def test_a_fast_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does what is no model."""
-    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: True)
     model = made("decoder")
     assert fast_copy(model) == (model, None)
-    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: False)
     wide = model.float()
     assert fast_copy(wide) == (wide, None)
     assert fast_copy("tiny") == ("tiny", None)

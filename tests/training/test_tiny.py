@@ -17,7 +17,7 @@ import torch
 
 import ropewalk
 from ropewalk.builtin.texts import read_text
-from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.load import load, load_decoder
 from ropewalk.ledger import Ledger
 from ropewalk.measure.copies import SpanDesign, WindowSpans, gather_copies
 from ropewalk.measure.losses import run
@@ -50,7 +50,7 @@ def test_the_folder_is_at_most_8_mb_and_complete() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
     names = {path.name for path in FOLDER.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "training-log.jsonl", "README.md"}
-    assert {p.dtype for p in load("tiny").parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load_decoder("tiny").parameters()} == {torch.bfloat16}
 
 
 def test_transformers_reads_it_with_the_same_logits(tiny: Decoder, moby_dick: str) -> None:

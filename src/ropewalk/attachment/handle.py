@@ -35,6 +35,7 @@ from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
 from ropewalk.models.config import Positions
+from ropewalk.models.precision import warn_if_slow
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
 
@@ -324,6 +325,7 @@ def attach(
     **Returns:** an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
     **Raises:** `RopeError` if the model or its wrapper is attached already, if the model cannot be attached, if the
     method cannot be applied, or if a short forward before and after does not agree. The model then does not change.
+    **Warns:** if the weights are in a dtype that their CPU multiplies slowly, which `attach` does not change.
     **Numerics:** the forwards must agree within 1e-4 of the largest logit in float32, and within three times the
     model's own rounding noise in 16 bits. Weights on the meta device are not compared.
 
@@ -337,6 +339,19 @@ def attach(
     4.0
     >>> handle.detach()
     """
+    warn_if_slow(model, "attach")
+    return attach_silently(model, method, target=target, trained_length=trained_length, kernels=kernels)
+
+
+def attach_silently(
+    model: nn.Module,
+    method: str | Method | None = None,
+    *,
+    target: int | None = None,
+    trained_length: int | None = None,
+    kernels: bool = False,
+) -> Attachment:
+    """Attach a model like `attach`, without its warning of a slow dtype."""
     need("transformers", extra="transformers")
     chosen = method_named(method) if isinstance(method, str) else method
     _check_free(model)

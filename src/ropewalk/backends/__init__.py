@@ -8,14 +8,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ropewalk.backends import cpu, reference, triton
+from ropewalk.backends import cpu, reference, triton, widened
 from ropewalk.backends.request import Backend, LinearBackend
 from ropewalk.dispatch import PLAIN
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
 ATTENTION: tuple[Backend, ...] = BACKENDS
-LINEAR: tuple[LinearBackend, ...] = (cast(LinearBackend, cpu), cast(LinearBackend, reference))
+LINEAR: tuple[LinearBackend, ...] = (
+    cast(LinearBackend, cpu),
+    cast(LinearBackend, widened),
+    cast(LinearBackend, reference),
+)
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:

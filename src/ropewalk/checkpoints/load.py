@@ -15,6 +15,7 @@ from ropewalk.checkpoints.decoder_config import NATIVE, config_from_hf, config_t
 from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
 from ropewalk.checkpoints.materialize import FLOATS
 from ropewalk.checkpoints.sources import as_path, find, refuse_bare_weights
+from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
@@ -29,8 +30,9 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     **Arguments:**
     - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, a folder
       that `save` or `ropewalk classify train` wrote, a model of the hub as OWNER/NAME, or the built-in "tiny".
-    - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several) and gives float32 for
-      GGUF, which is dequantised.
+    - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several), except that float32
+      replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both. GGUF files, which are
+      dequantised, give float32.
 
     Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights are half-split
     as in Hugging Face's files; the permuted q and k of a GGUF file are put back. Weights are memory-mapped. A tensor
@@ -49,11 +51,12 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     path = find(source)
     if path.is_dir() and (path / "config.json").is_file() and is_classifier(read_json(path / "config.json")):
         return load_classifier(path, dtype=dtype)
-    return load_decoder(path, dtype=dtype)
+    _check_dtype(dtype)
+    return load_decoder(path, dtype=fast_dtype_or_warn(path, "load") if dtype is None else dtype)
 
 
 def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
-    """Load a language model like `load`; raise `RopeError` for a classifier."""
+    """Load a language model like `load`, but in the stored dtype by default; raise `RopeError` for a classifier."""
     path = find(source)
     _check_dtype(dtype)
     if path.is_file():
@@ -95,7 +98,7 @@ def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None
             facts={"folder": str(path)},
             cure="Pass the --out of `ropewalk classify train`.",
         )
-    return read_classifier(path, dtype)
+    return read_classifier(path, fast_dtype_or_warn(path, "load") if dtype is None else dtype)
 
 
 def save(

@@ -14,6 +14,8 @@ from ropewalk.errors import RopeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
+
     from ropewalk.models.prompts import Tokenizer
 
 
@@ -48,10 +50,15 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.", rich_help_panel="Sampling")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help=f"Dtype of the weights: {_DTYPES} [default: as stored].", rich_help_panel="Model"),
+        typer.Option(
+            help=f"Dtype of the weights: {_DTYPES} [default: as stored, if that is fast].",
+            rich_help_panel="Model",
+        ),
     ] = None,
 ) -> None:
     """Continue a prompt, and print the text while it is produced."""
+    from ropewalk.checkpoints.sources import find
+    from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
     from ropewalk.models.precision import chosen_dtype
     from ropewalk.readers.adapters import open_reader
 
@@ -60,9 +67,17 @@ def generate(
     if stop and not all(stop):
         raise RopeError("generate: a stop text must not be empty.", cure="Leave out --stop, or give it a text.")
     text = sys.stdin.read() if prompt == "-" else prompt
-    chosen, choice = (None, None) if dtype is None else chosen_dtype(dtype, "cpu")
-    if choice is not None:
-        typer.echo(f"generate: computed in {str(chosen).removeprefix('torch.')}: {choice}.", err=True)
+    chosen: torch.dtype | None
+    if dtype is not None:
+        chosen, choice = chosen_dtype(dtype, "cpu")
+        if choice is not None:
+            typer.echo(f"generate: computed in {str(chosen).removeprefix('torch.')}: {choice}.", err=True)
+    else:
+        path = find(model)
+        fast, sentence = fast_dtype(path)
+        chosen = fast or stored_dtype(path)
+        if sentence is not None:
+            typer.echo(f"generate: {sentence[0].lower()}{sentence[1:]} Pass --dtype to choose.", err=True)
     reader = open_reader(model, dtype=chosen)
     if reader.library != "ropewalk":
         typer.echo(f"generate: computed by {reader.library}.", err=True)

@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
-from ropewalk.readers.adapters import open_reader, reader_of
+from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 
@@ -248,6 +248,9 @@ def _reader(model: object, dtype: str | None, device: str | None) -> Reader:
                 facts={"dtype": dtype, "device": device},
                 cure="Move it before: model.to(...).",
             )
+        model, note = fast_copy(model)
+        if note is not None:
+            _LOG.warning("RopewalkLM: %s", note)
         return reader_of(model)
     if dtype not in (None, *DTYPES):
         raise RopeError("RopewalkLM: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose from {', '.join(DTYPES)}.")

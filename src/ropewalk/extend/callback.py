@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.diagnoses import diagnose
 from ropewalk.methods import METHODS, Reach
 from ropewalk.optional import need
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.adapters import fast_copy, reader_of
 from ropewalk.readers.tuned import Tuned
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if not state.is_world_process_zero:
             return
         reach = Reach(handle.trained_length, handle.target)
-        reader: Any = reader_of((_of_one_dtype(model), self.tokenizer))
+        reader: Any = reader_of((fast_copy(_of_one_dtype(model))[0], self.tokenizer))
         own = reader.under(METHODS["plain"].positions(handle.own, reach))
         with tempfile.TemporaryDirectory() as folder:
             found = diagnose(

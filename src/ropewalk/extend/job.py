@@ -26,7 +26,9 @@ from ropewalk.checkpoints.export import (
     refuse_inexpressible,
     same_rope,
 )
+from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
+from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card, record
@@ -38,10 +40,10 @@ from ropewalk.measure.plan import trained_length_of
 from ropewalk.measure.scaling import GIVEN
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.config import Positions
-from ropewalk.models.precision import dtype_named
+from ropewalk.models.precision import dtype_named, slow_dtype_of
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
-from ropewalk.readers.adapters import open_reader, reader_of
+from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader, WritableReader
 from ropewalk.rope.config import ropes_of_layer_types
@@ -66,14 +68,13 @@ class SourceModel:
         `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is unknown.
         """
         place = model if isinstance(model, str | os.PathLike) else None
-        reader = writable(
-            reader_of(model) if place is None else open_reader(Path(place) if isinstance(place, os.PathLike) else place)
-        )
+        opened, stored = _live(model) if place is None else _checkpoint(place)
+        reader = writable(opened)
         unknown = unsettled(reader.positions)
         answer = None if unknown is None or trained_length is None else settled_by_length(unknown, trained_length)
         if answer is not None:
             reader = reader.under(settled(reader.positions, answer, GIVEN))
-        return cls(reader=reader, name=reader.name, place=place, stored=reader.dtype)
+        return cls(reader=reader, name=reader.name, place=place, stored=stored)
 
     def in_float32(self, device: str, dtype: torch.dtype = torch.float32) -> SourceModel:
         """Return a copy in float32, or in another dtype, on a device, to measure and tune."""
@@ -88,6 +89,28 @@ class SourceModel:
                 cure="Put its tokenizer.json into the folder of the weights.",
             )
         return self.reader.tokenizer
+
+
+def _checkpoint(place: str | os.PathLike[str]) -> tuple[Reader, torch.dtype]:
+    """Return the reader of a checkpoint, and the dtype that it stores, in which it is written.
+
+    Our own families are read in that dtype: to write them computes nothing. Others are checked by forwards, which run
+    in float32 if the stored dtype is slow.
+    """
+    source = Path(place) if isinstance(place, os.PathLike) else place
+    path = find(source)
+    stored = stored_dtype(path)
+    dtype = stored if builds(path) else fast_dtype(path)[0] or stored
+    reader = open_reader(source, dtype=dtype)
+    return reader, reader.dtype if stored is None else stored
+
+
+def _live(model: Model) -> tuple[Reader, torch.dtype]:
+    """Return the reader of a loaded model, or of a float32 copy that is faster to check, and the model's dtype."""
+    reader = reader_of(fast_copy(model)[0])
+    weights = model[0] if isinstance(model, tuple) else model
+    slow = slow_dtype_of(weights) if isinstance(weights, torch.nn.Module) else None
+    return reader, slow or reader.dtype
 
 
 def reach_of(reader: Reader, settings: OutputSettings) -> Reach:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ropewalk.atomic_io import read_json, remove_folder, sha256, whole_folder, write_json
-from ropewalk.attachment import Attachment, attach
+from ropewalk.attachment import Attachment, attach_silently
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES
 from ropewalk.checkpoints.gguf_file import GGUFFile
@@ -199,7 +199,7 @@ def train(
     parts = parts_of(settings.train)
     half = "full" not in parts and precision == "bfloat16" and int(os.environ.get("WORLD_SIZE", 1)) == 1
     model, tokenizer = source.load(torch.bfloat16 if half and source.dtype == torch.bfloat16 else torch.float32)
-    handle = attach(model)
+    handle = attach_silently(model)
     trained = settings.trained_length or handle.trained_length
     if trained is None:
         raise RopeError(
@@ -294,10 +294,10 @@ def _attached(model: nn.Module, settings: TuneSettings, reach: Reach, *, kernels
     how: dict[str, Any] = {"target": reach.target, "trained_length": settings.trained_length}
     if kernels:
         try:
-            return attach(model, settings.method, kernels=True, **how)
+            return attach_silently(model, settings.method, kernels=True, **how)
         except RopeError:
             pass
-    return attach(model, settings.method, **how)
+    return attach_silently(model, settings.method, **how)
 
 
 @contextmanager

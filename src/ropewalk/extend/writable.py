@@ -18,6 +18,7 @@ from torch import nn
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
 from ropewalk.attention.norm import HALF
+from ropewalk.backends.widened import slow_dtype
 from ropewalk.checkpoints.export import COMPANIONS, write_decoder
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.materialize import without_values
@@ -181,7 +182,8 @@ class WritableLive(TransformersReader):
             rounded.model.save_pretrained(folder, max_shard_size=shard_bytes)
         written = {key: value for key, value in read_json(folder / "config.json").items() if key not in _STALE}
         self._write_companions(folder, source, length)
-        rounded.to(dtype=self.dtype)._check(folder, length)
+        slow = slow_dtype(self.dtype, str(self.device))
+        rounded.to(dtype=torch.float32 if slow else self.dtype)._check(folder, length)
         return written
 
     def _write_companions(self, folder: Path, source: Path | None, length: int) -> None:

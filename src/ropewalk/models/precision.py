@@ -1,11 +1,18 @@
-"""The dtypes of a device: float64 if it has that (MPS does not), and bfloat16 if it is fast."""
+"""The dtypes of a device: float64 if it has that (MPS does not), and half types if their products are fast."""
 
 from __future__ import annotations
 
+import warnings
+from importlib.util import find_spec
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ropewalk.backends.widened import fast_bfloat16, half_instructions, slow_dtype
+from ropewalk.optional import need
 
 AUTO = "auto"
+MEMORY = 1.5  # available bytes over those of the float32 weights that replace slow ones
 WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
@@ -19,30 +26,51 @@ def to_float64(x: Tensor) -> Tensor:
     return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()
 
 
-def bfloat16_instructions(device: str) -> str | None:
-    """Return the name of the instructions that multiply bfloat16 faster than float32 on a device, or None.
+def slow_dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Return the dtype of a model's weights that their device multiplies slowly, or None.
 
-    Measured on an AMD EPYC (Zen 4, AVX512-BF16) for the products of `tiny`: 400 GFLOP/s, and 170 in float32.
+    >>> slow_dtype_of(nn.Linear(2, 2)) is None
+    True
     """
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False):
-            return None
-        return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    can = torch.cpu.get_capabilities() if device == "cpu" else {}
-    return "AMX" if can.get("amx_bf16") else "AVX512-BF16" if can.get("avx512_bf16") else None
+    kinds = {(weight.dtype, str(weight.device)) for weight in model.parameters() if weight.is_floating_point()}
+    return next((dtype for dtype, device in sorted(kinds, key=str) if slow_dtype(dtype, device)), None)
 
 
-def fast_bfloat16(device: str) -> bool:
-    """Return whether a device multiplies bfloat16 faster than float32: AVX512-BF16, AMX, CUDA from Ampere on."""
-    return bfloat16_instructions(device) is not None
+def warn_if_slow(model: nn.Module, call: str) -> None:
+    """Warn if a call gets a model in a dtype that its CPU multiplies slowly, and keeps that dtype."""
+    slow = slow_dtype_of(model)
+    if slow is not None:
+        warnings.warn(
+            f"{call}: {is_slow(slow)}, and the model's dtype does not change. float32 is several times faster: load "
+            "the model with dtype=torch.float32.",
+            stacklevel=3,
+        )
 
 
-def slow_dtype(dtype: torch.dtype, device: str) -> bool:
-    """Return whether a processor multiplies bfloat16 more slowly than float32; False on accelerators.
+def is_slow(dtype: torch.dtype) -> str:
+    """Return the statement that this CPU multiplies a dtype slowly.
 
-    Measured on one core of an AMD EPYC with oneDNN limited to AVX2: 15 GFLOP/s, and 72 in float32.
+    >>> is_slow(torch.bfloat16)
+    'bfloat16 products are slow on this CPU'
     """
-    return device == "cpu" and dtype == torch.bfloat16 and not fast_bfloat16(device)
+    return f"{name_of(dtype)} products are slow on this CPU"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype's name.
+
+    >>> name_of(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def memory_for(numbers: int) -> str | None:
+    """Return None if memory suffices for so many float32 numbers, else both sizes; None without psutil."""
+    if find_spec("psutil") is None:
+        return None
+    needed, free = MEMORY * 4 * numbers, int(need("psutil").virtual_memory().available)
+    return None if free > needed else f"needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -64,7 +92,9 @@ def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
     """
     if name != AUTO:
         return dtype_named(name), None
-    instructions = bfloat16_instructions(device)
+    instructions = half_instructions(torch.bfloat16, device)
     if instructions is None:
         return torch.float32, f"no fast instructions for bfloat16 on {device}"
+    if not fast_bfloat16(device):
+        return torch.float32, f"{device} multiplies bfloat16 more slowly, also with {instructions}"
     return torch.bfloat16, f"{device} multiplies it with {instructions}"

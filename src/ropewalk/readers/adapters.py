@@ -14,12 +14,12 @@ from torch import nn
 
 from ropewalk.checkpoints.load import builds, load_decoder
 from ropewalk.checkpoints.sources import display_name, find
+from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.errors import RopeError
-from ropewalk.models.precision import slow_dtype
+from ropewalk.models.precision import is_slow, memory_for, name_of, slow_dtype_of
 from ropewalk.optional import need
 from ropewalk.readers.reader import Reader
 
-MEMORY = 1.5  # available bytes over those of a float32 copy that `fast_copy` makes
 Adapt = Callable[[object, str | None], Reader | None]
 
 
@@ -63,20 +63,15 @@ def fast_copy(model: object) -> tuple[object, str | None]:
         return (model if fast is model[0] else (fast, model[1])), sentence
     if not isinstance(model, nn.Module):
         return model, None
-    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
-    if not any(slow_dtype(weight.dtype, str(weight.device)) for weight in weights):
+    slow = slow_dtype_of(model)
+    if slow is None:
         return model, None
-    dtype = "bfloat16 products are slow on this CPU"
-    needed = sum(4 * weight.numel() for weight in weights)
-    free = int(need("psutil", "doctor").virtual_memory().available)
     plain = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in model.parameters())
-    if not plain or free <= MEMORY * needed:
-        why = f"a float32 copy needs {MEMORY * needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-        return (
-            model,
-            f"Measured in bfloat16: {dtype}, and float32 is several times faster{f'; {why}' if plain else ''}.",
-        )
-    return _in_float32(model), f"Measured in a float32 copy: {dtype}."
+    missing = memory_for(sum(weight.numel() for weight in model.parameters() if weight.is_floating_point()))
+    if not plain or missing is not None:
+        why = f"; a float32 copy {missing}" if plain else ""
+        return model, f"Measured in {name_of(slow)}: {is_slow(slow)}, and float32 is several times faster{why}."
+    return _in_float32(model), f"Measured in a float32 copy: {is_slow(slow)}."
 
 
 def _in_float32(model: nn.Module) -> nn.Module:
@@ -86,8 +81,10 @@ def _in_float32(model: nn.Module) -> nn.Module:
         for weight in model.parameters()
         if weight.is_floating_point()
     }
-    wide |= {
-        id(buffer): buffer.detach().float().clone() for buffer in model.buffers() if buffer.dtype == torch.bfloat16
+    wide |= {  # frequencies that a cast has rounded stay as they are: `attach` replaces them by their dtype
+        id(buffer): buffer.detach().float().clone()
+        for name, buffer in model.named_buffers()
+        if buffer.dtype in (torch.bfloat16, torch.float16) and "inv_freq" not in name
     }
     tokenizer = getattr(model, "tokenizer", None)  # shared: not every tokenizer can be copied
     other = copy.deepcopy(model, {**wide, id(tokenizer): tokenizer})
@@ -119,7 +116,8 @@ def open_reader(
     Our decoder computes the families that `load` supports, and transformers all others; see `Reader.library`.
 
     **Arguments:**
-    - `name`: in reports; defaults to that of the file or folder. `dtype`: None keeps the stored one (float32 for GGUF).
+    - `name`: in reports; defaults to that of the file or folder.
+    - `dtype`: None is that of `load`: the stored one, or float32 if this CPU multiplies the stored one slowly.
     - `device_map`, `tp_plan`: passed to transformers' `from_pretrained`, in place of `device`, for a model that is
       larger than one device. "auto" spreads its layers over this machine's devices, or its heads over the processes of
       a launch. transformers then computes every family.
@@ -129,6 +127,9 @@ def open_reader(
     path = find(source)
     name = display_name(source, path) if name is None else name
     options = {key: value for key, value in (("device_map", device_map), ("tp_plan", tp_plan)) if value is not None}
+    on_cpu = torch.device(device).type == "cpu" and not (options and torch.accelerator.is_available())
+    if dtype is None and on_cpu:
+        dtype = fast_dtype_or_warn(path, "readers")
     if not options and builds(path):
         return reader_of(load_decoder(path, dtype=dtype).to(device), name)
     if len(options) > 1 or (options and path.is_file()):

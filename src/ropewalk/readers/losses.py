@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.norm import HALF
+from ropewalk.backends.widened import slow_dtype
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
@@ -53,7 +54,9 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
     step = max(1, CACHED // len(weight)) if hidden.device.type == "cpu" else HEAD_ROWS
     for start in range(0, len(targets), HEAD_ROWS):
         part, wanted = hidden[start : start + HEAD_ROWS], targets[start : start + HEAD_ROWS]
-        if weight.dtype in HALF:
+        if slow_dtype(weight.dtype, str(weight.device)):
+            logits = wide_product(part, weight)
+        elif weight.dtype in HALF:
             near = (part.float() * weight[wanted].float()).sum(-1, keepdim=True).to(weight.dtype)
             logits = torch.addmm(near.expand(-1, len(weight)), part, weight.t(), beta=-1)
         else:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attachment import Attachment, attach, attachment_of
+from ropewalk.attachment import Attachment, attach_silently, attachment_of
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm, trained_length_of
@@ -64,7 +64,7 @@ class TransformersReader:
         if attachment_of(self.model) is None:
             self._own: Positions = positions_of(self.model, text_config_of(self.model))
             try:
-                attach(self.model)
+                attach_silently(self.model)
             except RopeError as refused:
                 self._refused = refused
         self._name = name or _name_of(model)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ropewalk.attention.extensions import Extension
 from ropewalk.builtin.texts import read_text
-from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Method, Reach
 from ropewalk.methods.ropes import trained_length_of
@@ -75,8 +75,7 @@ def model_header(model: Decoder) -> dict[str, Any]:
 
 
 def _built_in() -> Decoder:
-    model = load(MODEL)
-    assert isinstance(model, Decoder)
+    model = load_decoder(MODEL)
     config = model.config
     plain = (
         isinstance(config.rope, RopeConfig)

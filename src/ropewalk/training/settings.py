@@ -295,7 +295,7 @@ def on_machine(device: str, precision: str) -> tuple[str, str]:
     """Return device and precision, chosen if they are "auto"; raise `RopeError` for CUDA on a machine without it."""
     import torch
 
-    from ropewalk.models.precision import fast_bfloat16
+    from ropewalk.backends.widened import fast_bfloat16
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.checkpoints.sources import find
+from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.errors import RopeError
+from ropewalk.models.precision import warn_if_slow
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.verification.engine import TOP, Engine, NextTokens, Step, TokenTexts, TooLong
@@ -41,6 +43,7 @@ def open_engine(
     if engine == "llama.cpp":
         return llama_cpp_server(model, texts)
     if isinstance(engine, nn.Module) and hasattr(getattr(engine, "config", None), "to_dict"):
+        warn_if_slow(engine, "verify: the engine")
         return nullcontext(TransformersEngine(engine))
     if isinstance(engine, Engine):
         return nullcontext(engine)
@@ -66,7 +69,9 @@ class TransformersEngine:
 
     @classmethod
     def load(cls, source: str | Path) -> TransformersEngine:
-        """Load a Hugging Face folder in the dtype of its weights; nothing is downloaded.
+        """Load a Hugging Face folder in the dtype of its weights, or in float32 if this CPU multiplies that slowly.
+
+        Nothing is downloaded.
 
         **Raises:** `RopeError` for a file, or if transformers cannot load the folder.
         """
@@ -83,7 +88,8 @@ class TransformersEngine:
         try:
             with quietly():
                 load = transformers.AutoModelForCausalLM.from_pretrained
-                model = load(str(path), local_files_only=True, dtype="auto")
+                dtype = fast_dtype_or_warn(path, "verify: the engine")
+                model = load(str(path), local_files_only=True, dtype=dtype or "auto")
                 tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise RopeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.models.config import Positions
 from ropewalk.progress import Progress, SilentProgress, say, shown
-from ropewalk.readers.adapters import open_reader, reader_of
+from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import (
@@ -135,13 +136,18 @@ def our_side(
     state: str | Path | None = None,
     device_map: str | None = None,
 ) -> OurSide:
-    """Return our side of a check; see `verify`. It computes in float32, with `device_map` in the dtype of the weights.
+    """Return our side of a check; see `verify`.
+
+    It computes in float32, with `device_map` in the dtype of the weights if that is fast.
 
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
     if isinstance(model, str | Path):
         reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
     else:
+        model, note = fast_copy(model)
+        if note is not None:
+            warnings.warn(f"verify: {note}", stacklevel=3)
         reader = reader_of(model)
     tokenizer = reader.tokenizer
     if tokenizer is None:

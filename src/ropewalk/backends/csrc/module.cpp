@@ -64,7 +64,18 @@ std::vector<const Kernels*> runnable() {
     return found;
 }
 
-std::atomic<const Kernels*> chosen{nullptr};
+// For rotations, and for attention and linear layers.
+std::atomic<const Kernels*> chosen{nullptr}, of_products{nullptr};
+
+// The best kernels. Intel's AVX512-BF16 multiplies at half of float32's rate: on one core of a Xeon, attention in bfloat16
+// reaches 79 GFLOP/s with it, and 143 if the numbers are widened.
+void use_best() {
+    const std::vector<const Kernels*> found = runnable();
+    chosen = of_products = found.front();
+#ifdef ROPEWALK_X86
+    if (found.front() == &avx512_bf16_kernels() && __builtin_cpu_is("intel")) of_products = &avx512_kernels();
+#endif
+}
 
 std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
@@ -75,7 +86,7 @@ std::vector<std::string> instruction_sets() {
 void use_instruction_set(const std::string& name) {
     for (const Kernels* kernels : runnable())
         if (name == kernels->name) {
-            chosen = kernels;
+            chosen = of_products = kernels;
             return;
         }
     throw nb::value_error(("this processor cannot run " + name).c_str());
@@ -230,7 +241,7 @@ int64_t bytes_of(const Rotation& job) {
 void run(Rotation& job, int threads) {
     const int64_t bytes = bytes_of(job);
     if (bytes == 0) return;
-    const Kernels& kernels = kernels_in_use();
+    const Kernels& kernels = *chosen.load();
     for (int i = 0; i < job.sides; ++i) job.side[i].stream = streams(job, job.side[i]);
     const int64_t blocks = blocks_of(job);
     const int used = threads_for(bytes, threads);
@@ -421,10 +432,10 @@ bool huge_pages(nb::handle fresh) {
 
 }  // namespace
 
-const Kernels& ropewalk::kernels_in_use() { return *chosen.load(); }
+const Kernels& ropewalk::kernels_in_use() { return *of_products.load(); }
 
 NB_MODULE(_kernels, module) {
-    chosen = runnable().front();
+    use_best();
     module.doc() = "ropewalk's compiled kernels for CPU tensors.";
     module.def("use_exchange", &use_exchange);
     module.def("rotate", &rotate);

@@ -73,18 +73,6 @@ inline void store(bf16* p, Floats a, Floats b, bool stream) {
     store_half_line(p, _mm256_permute4x64_epi64(packed(a, b), 0xD8), stream);
 }
 
-// Twice 8 numbers in the order in which `packed` joins them, so that none crosses a lane: 0 to 3 and 8 to 11, the rest.
-inline void load_packed(const bf16* p, Floats& a, Floats& b) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), zero = _mm256_setzero_si256();
-    a.v = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, both));
-    b.v = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, both));
-}
-inline void load_packed(const float* p, Floats& a, Floats& b) {
-    a.v = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 8), 1);
-    b.v = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + 4)), _mm_loadu_ps(p + 12), 1);
-}
-inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store_half_line(p, packed(a, b), stream); }
-
 // 8 pairs of neighbours, as two vectors.
 inline void load_pairs(const bf16* p, Floats& even, Floats& odd) {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -93,8 +81,26 @@ inline void load_pairs(const bf16* p, Floats& even, Floats& odd) {
 }
 inline void store_pairs(bf16* p, Floats even, Floats odd, bool stream) {
     if (is_any_nan(even, odd)) even = quiet(even), odd = quiet(odd);
-    store_half_line(p, _mm256_blend_epi16(_mm256_srli_epi32(rounded(even), 16), rounded(odd), 0xAA), stream);
+    // All 16 are rounded at once: the upper halves, plus 1 if the lower half is above 0x8000, or equal and the upper odd.
+    const __m256i first = _mm256_castps_si256(even.v), second = _mm256_castps_si256(odd.v);
+    const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(first, 16), second, 0xAA);
+    const __m256i lower = _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xAA);
+    const __m256i above = _mm256_xor_si256(lower, _mm256_set1_epi16(-0x8000));  // of 0x8000, signed
+    const __m256i is_odd = _mm256_and_si256(upper, _mm256_set1_epi16(1));
+    const __m256i up = _mm256_cmpgt_epi16(_mm256_adds_epi16(above, is_odd), _mm256_setzero_si256());
+    store_half_line(p, _mm256_sub_epi16(upper, up), stream);
 }
+
+// Twice 8 numbers, the even places and the odd ones, so that bf16 is widened and narrowed within 32-bit words.
+inline void load_packed(const bf16* p, Floats& a, Floats& b) { load_pairs(p, a, b); }
+inline void load_packed(const float* p, Floats& a, Floats& b) {
+    const __m256 x = _mm256_loadu_ps(p), y = _mm256_loadu_ps(p + 8);
+    const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88));
+    const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0xDD));
+    a.v = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xD8));
+    b.v = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xD8));
+}
+inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store_pairs(p, a, b, stream); }
 inline void store(f16* p, Floats a, Floats b, bool stream) {
     store_half_line(p, _mm256_set_m128i(_mm256_cvtps_ph(b.v, 0), _mm256_cvtps_ph(a.v, 0)), stream);
 }

@@ -77,11 +77,6 @@ inline void store(bf16* p, Floats a, Floats b, bool stream) {
     store_line(p, _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), mixed), stream);
 }
 
-// Twice 16 numbers; here in their own order.
-template <typename T>
-inline void load_packed(const T* p, Floats& a, Floats& b) { a = Floats::load(p), b = Floats::load(p + 16); }
-inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store(p, a, b, stream); }
-
 // 16 pairs of neighbours, as two vectors.
 inline void load_pairs(const bf16* p, Floats& even, Floats& odd) {
     const __m512i both = _mm512_loadu_si512(p);
@@ -102,6 +97,22 @@ inline void store_pairs(bf16* p, Floats even, Floats odd, bool stream) {
     if (is_any_nan(even, odd)) even = quiet(even), odd = quiet(odd);
     store_line(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(rounded(even), 16), rounded(odd)), stream);
 }
+#ifdef __AVX512BF16__
+// Twice 16 numbers; here in their own order.
+template <typename T>
+inline void load_packed(const T* p, Floats& a, Floats& b) { a = Floats::load(p), b = Floats::load(p + 16); }
+inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store(p, a, b, stream); }
+#else
+// Twice 16 numbers, the even places and the odd ones, so that bf16 is widened and narrowed within 32-bit words.
+inline void load_packed(const bf16* p, Floats& a, Floats& b) { load_pairs(p, a, b); }
+inline void load_packed(const float* p, Floats& a, Floats& b) {
+    const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    a.v = _mm512_permutex2var_ps(x, even, y);
+    b.v = _mm512_permutex2var_ps(x, _mm512_add_epi32(even, _mm512_set1_epi32(1)), y);
+}
+inline void store_packed(bf16* p, Floats a, Floats b, bool stream) { store_pairs(p, a, b, stream); }
+#endif
 inline void store(f16* p, Floats a, Floats b, bool stream) {
     const __m256i low = _mm512_cvtps_ph(a.v, 0), high = _mm512_cvtps_ph(b.v, 0);
     store_line(p, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), stream);

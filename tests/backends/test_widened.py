@@ -1,0 +1,76 @@
+"""Products of half types in float32 tiles: against a float64 truth, and only where the CPU multiplies them slowly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ropewalk.backends import choose_linear, reference, widened
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.readers.adapters import reader_of
+from tests.backends.truth import Allowed, wide
+from tests.checkpoints.test_stored_dtype import no_half_products
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without instructions for half types, and tiles of few rows."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    monkeypatch.setattr(widened, "TILE", 200)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("outputs", [1, 6, 7, 20, 0])
+def test_a_product_is_rounded_once(dtype: torch.dtype, biased: bool, outputs: int) -> None:
+    """x W^T + b for whole tiles, a part of one, one row, none; rows of `x` in two dimensions."""
+    features = 33  # 6 rows of a weight in a tile
+    x = torch.randn(3, 5, features).to(dtype)
+    weight, bias = torch.randn(outputs, features).to(dtype), torch.randn(outputs).to(dtype) if biased else None
+    assert choose_linear(x, [weight], [bias]).name == "widened"
+    with no_half_products():
+        [out] = widened.multiply(x, [weight], [bias])
+    assert (out.dtype, out.shape) == (dtype, (3, 5, outputs))
+    a, b = wide(x), wide(weight)
+    extra = np.zeros(outputs) if bias is None else wide(bias)
+    sizes = np.abs(a) @ np.abs(b).T + np.abs(extra)
+    Allowed(a @ b.T + extra, (features + 4) * 2.0**-24 * sizes + 1e-40, dtype).check(out, "widened")
+
+
+def test_a_weight_that_is_not_contiguous_and_a_view_of_x() -> None:
+    """Strides of any kind, as those of a slice of fused weights."""
+    x, weight = torch.randn(40, 9, 2).bfloat16()[..., 0], torch.randn(9, 14).bfloat16().t()
+    [out] = widened.multiply(x, [weight], [None])
+    torch.testing.assert_close(out, (x.float() @ weight.float().t()).bfloat16(), atol=0, rtol=2**-7)
+
+
+def test_others_multiply_where_it_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32, gradients, autocast, a compiler, and a CPU with fast products."""
+    x, weight = torch.randn(20, 8).bfloat16(), torch.randn(4, 8).bfloat16()
+    asked = widened.reasons_not_to_multiply
+    assert asked(x, [weight], [None]) == []
+    assert "not slow" in asked(x.float(), [weight.float()], [None])[0]
+    assert "float32" in asked(x, [weight.float()], [None])[0]
+    assert asked(x, [weight.requires_grad_()], [None]) == ["a gradient is needed"]
+    with torch.no_grad():
+        assert asked(x, [weight], [None]) == []
+    with torch.autocast("cpu"):
+        assert "autocast" in asked(x, [weight.detach()], [None])[0]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "cpu_name": "AMD"})
+    assert choose_linear(x, [weight.detach()], [None]).name == reference.name
+
+
+def test_a_model_in_bfloat16_runs_no_slow_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its losses are as close to those of the weights in float32 as with torch's products, for more rows than 8."""
+    ids = torch.randint(3, 250, (100,), generator=torch.Generator().manual_seed(1))
+    narrow = reader_of(load_decoder("tiny", dtype=torch.bfloat16))
+    with no_half_products():
+        found = narrow.window_losses(ids)
+    exact = reader_of(load_decoder("tiny", dtype=torch.float32)).window_losses(ids)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "cpu_name": "AMD"})
+    theirs = reader_of(load_decoder("tiny", dtype=torch.bfloat16)).window_losses(ids)
+    ours, by_torch = (np.abs(np.asarray(losses) - np.asarray(exact)).mean() for losses in (found, theirs))
+    assert 0 < ours < 1.2 * by_torch

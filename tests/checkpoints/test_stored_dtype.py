@@ -1,0 +1,241 @@
+"""On a CPU that multiplies half types slowly, checkpoints are computed in float32 unless a dtype is named."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch.utils._python_dispatch import TorchDispatchMode
+from typer.testing import CliRunner
+
+import ropewalk as rw
+from ropewalk import extend
+from ropewalk.backends import widened
+from ropewalk.checkpoints.load import load, load_decoder, save
+from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.cli.generate import generate
+from ropewalk.cli.options import with_options
+from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
+from ropewalk.readers.adapters import open_reader
+from ropewalk.training.classification.score import predict
+from tests.readers.random_models import folder_of, random_model
+from tests.training.material import prose
+
+SLOW = "bfloat16 products are slow on this CPU"
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "_scaled_dot_product_flash_attention_for_cpu")
+
+
+class Products(TorchDispatchMode):
+    """Records torch's matrix products of half types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        halves = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16)]
+        if name in PRODUCTS and halves:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_half_products() -> Iterator[None]:
+    """Fail if torch multiplies a half type in the block."""
+    with warnings.catch_warnings(), Products() as products:
+        warnings.simplefilter("ignore")
+        yield
+    assert products.found == []
+
+
+@pytest.fixture(autouse=True)
+def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without instructions for half types."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model as a folder of bfloat16."""
+    path = tmp_path_factory.mktemp("own") / "narrow"
+    save(load_decoder("tiny"), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of bfloat16 of a family that transformers computes."""
+    path = folder_of("phi3", tmp_path_factory.mktemp("foreign") / "narrow")
+    random_model("phi3").bfloat16().save_pretrained(path)
+    return path
+
+
+def dtypes(model: Any) -> set[torch.dtype]:
+    """The dtypes of a model's weights."""
+    return {weight.dtype for weight in model.parameters()}
+
+
+def test_load_gives_float32_and_says_so(own: Path) -> None:
+    """The stored numbers, widened; a dtype that is named is taken, and the built-in model comes without a warning."""
+    with pytest.warns(UserWarning, match=f"load: narrow: Computed in float32: {SLOW}. Pass `dtype` to choose."):
+        wide = load(own)
+    assert dtypes(wide) == {torch.float32}
+    narrow = load_decoder(own)
+    assert dtypes(narrow) == {torch.bfloat16}
+    for name, weight in narrow.named_parameters():
+        assert torch.equal(wide.get_parameter(name), weight.float())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dtypes(load(own, dtype=torch.bfloat16)) == {torch.bfloat16}
+        assert dtypes(load("tiny")) == {torch.float32}
+
+
+def test_a_fast_dtype_is_kept(own: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU of AMD with AVX512-BF16."""
+    can = {"avx512_bf16": True, "cpu_name": "AMD EPYC"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dtypes(load(own)) == {torch.bfloat16}
+        assert open_reader(foreign).dtype == torch.bfloat16
+        assert fast_dtype(own) == (None, None)
+
+
+def test_a_classifier_too(tmp_path: Path) -> None:
+    """`load` and the reader of `classify predict`."""
+    config = TextClassifierConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        labels=["a", "b"], max_length=16, encoding=rw.RopeConfig(8, interleaved=False),
+    )  # fmt: skip
+    save(TextClassifier(config).half(), tmp_path / "narrow", tokenizer=TextTokenizer.bytes())
+    with pytest.warns(UserWarning, match="float16 products are slow"):
+        classifier = load(tmp_path / "narrow")
+    assert dtypes(classifier) == {torch.float32}
+    with no_half_products():
+        predict(classifier, ["x"])
+
+
+def test_without_memory_the_stored_dtype_stays(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 needs 1.5 times its bytes."""
+    count = sum(weight.numel() for weight in load_decoder(own).parameters())
+    for free, kept in ((6 * count, True), (6 * count + 1, False)):
+        monkeypatch.setattr("psutil.virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        dtype, sentence = fast_dtype(own)
+        assert (dtype is None) == kept
+        assert str(sentence).startswith("Computed in bfloat16: float32 is several" if kept else "Computed in float32:")
+
+
+def test_the_stored_dtype(own: Path, foreign: Path, tmp_path: Path) -> None:
+    """Of our families by the headers, without tables of angles; of others by config.json; unknown if quantized."""
+    from safetensors.torch import load_file, save_file
+
+    assert (stored_dtype(own), stored_dtype(foreign)) == (torch.bfloat16, torch.bfloat16)
+    weights, config = load_file(own / "model.safetensors"), json.loads((own / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert stored_dtype(tmp_path) is None  # no weights; the loader reports that
+    save_file(weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, tmp_path / "model.safetensors")
+    assert stored_dtype(tmp_path) == torch.bfloat16
+    save_file(weights | {"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    assert stored_dtype(tmp_path) == torch.float32
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"bits": 4}}))
+    assert stored_dtype(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", "dtype": "float16"}))
+    assert stored_dtype(tmp_path) == torch.float16
+
+
+def test_generate_says_so_once(own: Path) -> None:
+    """On standard error; `--dtype` chooses, and then nothing is said."""
+    app = typer.Typer()
+    app.command()(with_options(generate))
+
+    def run(*options: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return CliRunner().invoke(app, [str(own), "The", "--max-new-tokens", "3", *options], catch_exceptions=False)
+
+    said = f"generate: computed in float32: {SLOW}. Pass --dtype to choose.\n"
+    with Products() as products:
+        wide = run()
+    assert (wide.stderr, products.found) == (said, [])
+    assert run("--dtype", "float32").stdout == wide.stdout
+    assert run("--dtype", "bfloat16").stderr == ""
+
+
+def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:
+    """`open_reader` and what it computes; a dtype that is named runs in that dtype (so `Products` would see it)."""
+    ids = torch.arange(24) % 250
+    for folder in (own, foreign):
+        with pytest.warns(UserWarning, match=f"readers: narrow: Computed in float32: {SLOW}"):
+            reader = open_reader(folder)
+        assert reader.dtype == torch.float32
+        with no_half_products():
+            reader.window_losses(ids)
+    with Products() as products:
+        open_reader(foreign, dtype=torch.bfloat16).window_losses(ids)
+    assert products.found != []
+
+
+def test_verify_and_its_engine(foreign: Path) -> None:
+    """Both sides, also for live models on our side."""
+    with no_half_products():
+        assert rw.verify(foreign, "transformers").outcome.kind == "as expected"
+
+
+def test_apply_writes_what_is_stored(own: Path, foreign: Path, tmp_path: Path) -> None:
+    """The check of a written folder and the measurement run in float32; the files keep the stored dtype."""
+    with no_half_products():
+        for folder, name in ((own, "a"), (foreign, "b")):
+            done = extend.apply(folder, tmp_path / name, extend.ApplySettings(method="yarn", target=1024))
+            assert done.exported.dtype == torch.bfloat16
+            assert stored_dtype(tmp_path / name) == torch.bfloat16
+        model = random_model("phi3").bfloat16()
+        done = extend.apply(
+            (model, TextTokenizer.bytes()), tmp_path / "c", extend.ApplySettings(method="yarn", target=128)
+        )
+        assert done.exported.dtype == torch.bfloat16
+    assert dtypes(load(tmp_path / "a", dtype=None)) == {torch.float32}
+
+
+@pytest.mark.thorough
+def test_apply_measures_in_float32(foreign: Path, tmp_path: Path) -> None:
+    """`extend apply --measure`, and the doctor on a live model."""
+    text = tmp_path / "text.txt"
+    text.write_text(prose(4000))
+    with no_half_products():
+        settings = extend.ApplySettings(method="yarn", target=64, measure=True, windows=2, validation=text)
+        assert extend.apply(foreign, tmp_path / "out", settings).diagnoses
+        model = random_model("phi3").bfloat16()
+        found = rw.doctor((model, TextTokenizer.bytes()), target=64, methods=["yarn"], text=text, windows=1)
+        assert found.environment["dtype"] == "float32"
+
+
+def test_attach_warns_and_keeps_the_dtype() -> None:
+    """Once, with the cure; a model in float32 gives no warning."""
+    model = random_model("phi3").bfloat16()
+    with pytest.warns(UserWarning, match=f"attach: {SLOW}.* load the model with dtype=torch.float32") as seen:
+        rw.attach(model, "yarn", target=128)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert dtypes(model) == {torch.bfloat16}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rw.attach(random_model("phi3"), "yarn", target=128)
+
+
+def test_training_chooses_float32() -> None:
+    """Also `extend tune` and `classify train`, by the same function."""
+    from ropewalk.training.settings import on_machine
+
+    assert on_machine("cpu", "auto") == ("cpu", "float32")
+    assert on_machine("cpu", "bfloat16") == ("cpu", "bfloat16")
+    assert not widened.fast_bfloat16("cpu")
