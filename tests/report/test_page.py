@@ -32,11 +32,12 @@ RETRIEVAL: dict[str, list[float | None]] = {"passkey": [0.0, 0.5, 1.0], "vt": [N
 
 
 def test_the_loss_by_position_is_read_without_scrolling():
-    """More blocks than methods: a row for each block, and the recommended method is named in its column's head."""
+    """More blocks than methods: a row for each block, and the title names the recommended method."""
     found = checked(record(**FULL))
     table = by_block(found)
     assert len(table.rows) == len(found["blocks"]) == 8
-    assert list(table.heads) == ["positions", "plain", "yarn (recommended)", "pi", "crop"]
+    assert list(table.heads) == ["positions", "plain", "yarn", "pi", "crop"]
+    assert table.title == "Loss by position, nats per token; recommended: yarn"
     assert [row[2] for row in table.rows] == [f"{value:.3f}" for value in found["methods"][1]["loss_by_block"]]
     found["blocks"] = found["blocks"][:2]
     for method in found["methods"]:

@@ -250,8 +250,8 @@ def by_block(document: Document) -> Table:
     title = "Loss by position, nats per token"
     if len(columns) > len(spans):  # the shorter of the two is across: the table is read without scrolling sideways
         return Table(title, ["method", *spans], [[name, *values] for name, values in columns.items()], best=best)
-    heads = ["positions", *(f"{name} (recommended)" if name == best else name for name in columns)]
-    return Table(title, heads, [list(row) for row in zip(spans, *columns.values(), strict=True)])
+    full = f"{title}; recommended: {best}" if best in columns else title
+    return Table(full, ["positions", *columns], [list(row) for row in zip(spans, *columns.values(), strict=True)])
 
 
 def natures(document: Document) -> Table:

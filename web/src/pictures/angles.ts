@@ -13,7 +13,7 @@ const TURN = 2 * Math.PI;
 /** The angle of each pair at each position; angles that training never showed are red. */
 export const angles: Picture = {
   id: "angles",
-  title: "Angles, and those never seen in training",
+  title: "The angle map, and angles never seen in training",
   tryThis:
     "Dark blue is half a turn. Red marks angles that do not occur within the trained length (the line). Choose a method to see " +
     "which of them it removes.",

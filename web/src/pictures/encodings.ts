@@ -9,7 +9,7 @@ import { caption, layout } from "../ui/layout.ts";
 /** Each encoding's effect on the scores of equal tokens, by query and key. */
 export const encodings: Picture = {
   id: "encodings",
-  title: "Position encodings side by side",
+  title: "All encodings as surfaces",
   tryThis:
     "Step through the encodings. Diagonal stripes mean that only the distance counts. Blue is a lower score, red a higher one.",
   mount(root, { data, state }) {
