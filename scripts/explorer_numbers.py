@@ -21,7 +21,7 @@ from ropewalk.report.inline import record_entry
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "report" / "numbers"
 RESULTS = FOLDER.parents[3] / "benchmarks" / "results"
 RECORDS = {
-    "SmolLM2 135M to 16,384 tokens, four windows": "doctor-smollm2-135m-first",
+    "SmolLM2 135M to 16,384 tokens": "doctor-smollm2-16k",
     "SmolLM2 135M to 16,384 tokens, more methods": "doctor-smollm2-135m",
     "SmolLM2 135M to 32,768 tokens, one window": "doctor-smollm2-135m-32k",
     "tiny to 1,024 tokens": "doctor-tiny",

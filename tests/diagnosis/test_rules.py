@@ -181,7 +181,7 @@ def test_an_engine_is_not_told_to_run_what_it_cannot() -> None:
     assert (found.action, found.method, found.engine) == ("extend", "yarn", "vllm")
     assert found.beside is not None
     assert (found.beside.method, found.beside.length) == ("dca", 1024)
-    assert found.beside.sentence == "dca reads better by 0.400 nats per token (not in vllm)."
+    assert found.beside.sentence == "dca has a loss that is lower by 0.400 nats per token (not in vllm)."
     assert found.beside.call == 'rw.attach(model, "dca", target=1024)'
     alone = decide(table, YES, RunFacts(engine="python", runs=runs | {"dca"}, **APPLIED))
     assert (alone.method, alone.beside) == ("dca", None)

@@ -56,7 +56,7 @@ def test_what_decided_is_said() -> None:
     by_copies = decide(*EVERY["extend by copies"]).sentence
     assert by_copies.startswith("Extend with yarn to 1,024 tokens. Copies decide: it repeats passages")
     assert "worse by 0.050 (" in by_copies
-    assert "Up to 0.10 worse is tolerated" in by_copies
+    assert "A method that copies may be worse by up to 0.10." in by_copies
     by_loss = decide(*EVERY["extend by loss"]).sentence
     assert "Loss decides" in by_loss
     assert "better by 0.100 (" in by_loss
@@ -68,8 +68,8 @@ def test_what_decided_is_said() -> None:
         in part.sentence
     )
     cut = decide(*EVERY["cut"]).sentence
-    assert "yarn reads no better than crop (worse by 0.050 (" in cut
-    assert "ntk reads worse than crop: worse by 0.500 (" in cut
+    assert "yarn has no lower loss than crop (worse by 0.050 (" in cut
+    assert "ntk has a higher loss than crop: worse by 0.500 (" in cut
     assert "copies would decide, and they were not measured" in decide(*EVERY["not measured"]).headline
     mute = decide(EVERY["not measured"][0], MadeCopies(can_copy=False))
     assert "copies too little even within its trained length" in mute.headline

@@ -100,7 +100,7 @@ def test_copies_are_drawn_by_distance() -> None:
     lines = curves(figure)
     assert lines["plain"] == [0.1, 0.0]
     assert lines["yarn (recommended)"] == [2.0, 1.8]
-    assert lines["plain at its trained length"] == [2.4, 1.9]
+    assert lines["plain within its trained length"] == [2.4, 1.9]
     assert axes.get_xlim() == (0.0, 1024.0)
     assert axes.get_ylim()[1] < 5  # a wide interval is cut
     assert {text.get_text() for text in axes.texts} == {"trained length 256", "counts as copying"}

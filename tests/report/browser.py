@@ -34,9 +34,11 @@ def browser() -> Iterator[Any]:
 
 
 class Watched:
-    """A page whose requests are blocked and counted, and whose errors are noted."""
+    """A page whose requests are blocked and counted, and whose errors are noted; `until`: as in Playwright's `goto`."""
 
-    def __init__(self, browser: Any, address: str, *, width: int = 1280, dark: bool = False, **options: Any) -> None:
+    def __init__(
+        self, browser: Any, address: str, *, width: int = 1280, dark: bool = False, until: str = "load", **options: Any
+    ) -> None:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.context = browser.new_context(
@@ -47,7 +49,7 @@ class Watched:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.address = address
         self.context.route("**/*", self._asked)
-        self.page.goto(address)
+        self.page.goto(address, wait_until=until)
 
     def _heard(self, message: Any) -> None:
         if message.type in ("error", "warning"):

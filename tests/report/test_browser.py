@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from ropewalk.report.explorer import page_of as page_of_explorer
 from tests.report.browser import Watched, why_not
 from tests.report.pages import page_of
 from tests.report.records import EXTEND, copies, record
@@ -122,7 +127,7 @@ def test_a_readers_own_files(chromium, address, tmp_path):
     assert watched.page.locator("#loss select").input_value() == "own"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     picker.set_input_files(str(tmp_path / "config.json"))
-    watched.page.locator("#loss .note.wrong").get_by_text("no record of the doctor").wait_for()
+    watched.page.locator("#loss .note.wrong").get_by_text("not a record of the doctor").wait_for()
 
     watched.go("methods")
     field = watched.page.locator("#methods textarea")
@@ -178,6 +183,58 @@ def test_the_first_interaction_comes_within_a_second(chromium, address):
     watched.page.wait_for_selector("main section .controls")
     seconds = watched.page.evaluate("performance.now()") / 1000
     assert seconds < 5, f"{seconds:.2f} s"
+
+
+@contextmanager
+def served_in_two_parts(first: bytes, rest: bytes) -> Iterator[tuple[str, threading.Event]]:
+    """Serve a page whose second part is sent once the event is set; yield address and event."""
+    released = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(first) + len(rest)))
+            self.end_headers()
+            self.wfile.write(first)
+            self.wfile.flush()
+            released.wait(60)
+            self.wfile.write(rest)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", released
+    finally:
+        released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_pictures_work_before_the_model_is_received(chromium):
+    """While the model is on its way a slider moves its picture, and the model's picture names what it waits for."""
+    page_text = page_of_explorer()
+    cut = page_text.index('id="ropewalk-model">') + 10_000
+    with served_in_two_parts(page_text[:cut].encode(), page_text[cut:].encode()) as (address, released):
+        watched = Watched(chromium, f"{address}#live", until="commit")
+        page = watched.page
+        page.locator("#live .caption", has_text="still receiving").wait_for()
+        assert page.get_by_role("button", name="Load the model").is_disabled()
+        watched.go("clocks")
+        slider = page.locator("#clocks input[type=range]").first
+        slider.focus()
+        slider.press("ArrowRight")
+        page.locator("#clocks .caption", has_text="position 41,").wait_for()
+        assert page.evaluate("document.readyState") == "loading"
+        released.set()
+        page.get_by_role("button", name="Load the model").click()
+        page.wait_for_selector("#live .tokens span")
+        watched.assert_quiet()
 
 
 @pytest.fixture(scope="module")

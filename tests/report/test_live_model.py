@@ -162,11 +162,11 @@ def test_the_model_runs_in_the_page(chromium, address):
     page.get_by_role("button", name="Positions in bfloat16").click()
     settled(watched)
     assert last_losses(watched)[1] > 4
-    page.get_by_role("button", name="stretched by yarn").click()
+    page.get_by_role("button", name="extended by yarn").click()
     settled(watched)
     trained, changed = last_losses(watched)
     assert changed < trained - 1
-    page.get_by_role("button", name="stretched by crop").click()
+    page.get_by_role("button", name="extended by crop").click()
     settled(watched)
     assert "only the last" in page.locator("#live .loss").all_inner_texts()[1]
     watched.assert_quiet()

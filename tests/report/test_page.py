@@ -13,7 +13,7 @@ import pytest
 from ropewalk.errors import RopeError
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT
 from ropewalk.methods import METHODS
-from ropewalk.report.figures import drawings, grown_method, loss, natures
+from ropewalk.report.figures import by_block, drawings, grown_method, loss, natures
 from ropewalk.report.inline import contrast
 from ropewalk.report.record import checked, crop_differences
 from ropewalk.report.write import report_files
@@ -23,12 +23,29 @@ from tests.report.records import EXTEND, LOSSES, copies, looks, record, retrieva
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 YARN = {"rope_type": "yarn"}
 
-SECTIONS = ["Why", "To use it", "Methods", "Loss by position", "Copies by length and distance", "Retrieval",
+SECTIONS = ["Why", "How to use it", "Methods", "Loss by position", "Copies by length and distance", "Retrieval",
             "Frequencies before and after", "Wavelengths",
-            "Audit and lint of the config", "Protocol", "Versions and environment", "To reproduce it"]  # fmt: skip
+            "Checks of the config", "Protocol", "Versions and environment", "How to reproduce it"]  # fmt: skip
 FULL = {"verdict": EXTEND, "recommended": "yarn", "copies": copies(), "looks": looks("extend")}
 OLD = {"verdict": EXTEND, "recommended": "yarn", "use": use_rows()}
 RETRIEVAL: dict[str, list[float | None]] = {"passkey": [0.0, 0.5, 1.0], "vt": [None], "cwe": [None]}
+
+
+def test_the_loss_by_position_is_read_without_scrolling():
+    """More blocks than methods: a row for each block, and the title names the recommended method."""
+    found = checked(record(**FULL))
+    table = by_block(found)
+    assert len(table.rows) == len(found["blocks"]) == 8
+    assert list(table.heads) == ["positions", "plain", "yarn", "pi", "crop"]
+    assert table.title == "Loss by position, nats per token; recommended: yarn"
+    assert [row[2] for row in table.rows] == [f"{value:.3f}" for value in found["methods"][1]["loss_by_block"]]
+    found["blocks"] = found["blocks"][:2]
+    for method in found["methods"]:
+        method["loss_by_block"] = method["loss_by_block"][:2]
+    table = by_block(found)
+    assert table.best == "yarn"
+    assert [row[0] for row in table.rows] == ["plain", "yarn", "pi", "crop"]
+    assert [len(row) for row in table.rows] == [3] * 4
 
 
 def test_the_order_of_sections():
@@ -37,7 +54,7 @@ def test_the_order_of_sections():
     assert page.of("h2") == SECTIONS
     in_order = [
         "Extend with yarn to 64 tokens.", "loss holds:", "small: loss compared with crop", "small: copies by distance",
-        "Beyond 16 tokens it changes the loss", "To use it", "rope_parameters", "What each method does",
+        "Beyond 16 tokens it changes the loss", "How to use it", "rope_parameters", "What each method does",
     ]  # fmt: skip
     places = [page.words.index(words) for words in in_order]
     assert places == sorted(places)
@@ -66,7 +83,7 @@ def test_every_action_has_its_page(verdict, shown, hidden):
 def test_the_evidence_is_in_a_table():
     """Each comparison with its interval, its margin and its result."""
     page = text_of(record(**FULL))
-    assert "What the verdict rests on" in page.words
+    assert "Comparisons behind the verdict" in page.words
     cells = page.of("td")
     at = cells.index("beyond") - 2
     assert cells[at : at + 6] == ["yarn", "crop", "beyond", "better by 0.100 [0.050, 0.200]", "better", "shown"]
@@ -75,8 +92,8 @@ def test_the_evidence_is_in_a_table():
 def test_copies_where_they_were_measured():
     """The figure on the first screen, the table below; else a sentence in both places."""
     page = page_of(record(**FULL))
-    assert "gain of copied spans" in page.of("text")
-    assert "plain at its trained length" in page.of("text")
+    assert "gain on repeated passages (nats per token)" in page.of("text")
+    assert "plain within its trained length" in page.of("text")
     assert "plain may gain nothing even within its trained length" in page.words
     cells = page.of("td")
     at = cells.index("8 to 16")
@@ -189,7 +206,7 @@ def test_both_figures_have_a_form_for_phones():
     """Drawn for that width, one shown at a time by the style sheet; words of at least nine points."""
     page = page_of(record(**FULL))
     classes = page.values("class")
-    assert classes.count("desk") == classes.count("phone") == 3
+    assert classes.count("desk") == classes.count("phone") == 5
     boxes = {attrs["aria-label"]: attrs["viewbox"] for tag, attrs in page.tags if tag == "svg" and "viewbox" in attrs}
     assert all(float(box.split()[2]) > 300 for box in boxes.values() if box)
     phone = page.source[page.source.index('class="phone"') :]
@@ -288,9 +305,9 @@ def test_the_page_is_well_formed():
     assert page.values("lang") == ["en"]
     assert "width=device-width, initial-scale=1" in page.values("content")
     pictures = [attrs for tag, attrs in page.tags if tag == "svg"]
-    assert len(pictures) == 6  # the loss has a form for phones
+    assert len(pictures) == 8  # three have a form for phones
     assert all(attrs["role"] == "img" and len(attrs["aria-label"] or "") > 40 for attrs in pictures)
-    tables = 7 if "What the verdict rests on" in page.words else 6
+    tables = 7 if "Comparisons behind the verdict" in page.words else 6
     assert sum(tag == "table" for tag, _ in page.tags) == sum(tag == "caption" for tag, _ in page.tags) == tables
     assert page.source.count('<div class="scroll"') == tables  # each scrolls in a box of its own
     for words in ("prefers-color-scheme: dark", "@media print", "max-width: 44rem"):
@@ -388,7 +405,7 @@ def test_records_of_old():
     for method in found["methods"]:
         del method["inv_freq"], method["inv_freq_unscaled"]
     del found["environment"]
-    assert "or the record does not contain them" in page_of(found).words
+    assert "or the record contains no frequencies" in page_of(found).words
     assert "The record does not contain the command" in page_of(found).words
     assert "svg" not in {tag for tag, _ in text_of(found).tags}
 

@@ -25,6 +25,8 @@ for (const [index, picture] of PICTURES.entries()) {
   main.append(section);
   observer.observe(section);
 }
+const [first] = main.children;
+if (first !== undefined && state.picture === "") mount(first); // usable now: the observer waits for a frame
 showTarget();
 addEventListener("hashchange", showTarget);
 

@@ -73,8 +73,8 @@ export function lossDrawing(looks: readonly Look[], record: DoctorRecord, shown:
     summary: `${compared ? "Loss compared with crop" : "Loss"} by position of ${record.model}. ${inWords(record)}`,
     x: { label: "position in the window, tokens", domain: [0, record.target], format: shortTokens },
     y: compared
-      ? { label: "loss less crop's", domain: differenceRange(others), format: signed }
-      : { label: "loss in nats per token", domain: [low - 0.15, high + 0.15] },
+      ? { label: "loss minus crop’s, nats per token", domain: differenceRange(others), format: signed }
+      : { label: "loss, nats per token", domain: [low - 0.15, high + 0.15] },
     series,
     marks: [{ x: record.trained_length, label: "trained length" }],
     shade: [record.trained_length, record.target],
@@ -96,7 +96,7 @@ export function copiesDrawing(looks: readonly Look[], record: DoctorRecord, rows
     .sort((a, b) => a.distance - b.distance)
     .map(({ distance, gain }): Point => [distance, gain]);
   if (within.length > 0) {
-    series.push({ label: "plain at its trained length", color: "var(--quiet)", dash: "2 3", points: within });
+    series.push({ label: "plain within its trained length", color: "var(--quiet)", dash: "2 3", points: within });
   }
   const bound = record.copies?.bound ?? record.use?.find(({ needed }) => needed !== null)?.needed ?? null;
   if (bound !== null) {
@@ -105,9 +105,9 @@ export function copiesDrawing(looks: readonly Look[], record: DoctorRecord, rows
   const values = series.flatMap(({ points }) => points.map(([, y]) => y));
   const span = Math.max(0.1, ...values) - Math.min(0, ...values);
   return {
-    summary: `Gain of copied spans by their distance, for ${names.join(", ")}.`,
-    x: { label: "tokens back from the window's end", domain: [0, longest], format: shortTokens },
-    y: { label: "gain of copied spans", domain: [Math.min(0, ...values) - 0.15 * span, Math.max(0.1, ...values) + 0.25 * span] },
+    summary: `Gain on repeated passages by their distance, for ${names.join(", ")}.`,
+    x: { label: "tokens back from the window’s end", domain: [0, longest], format: shortTokens },
+    y: { label: "gain on repeated passages, nats per token", domain: [Math.min(0, ...values) - 0.15 * span, Math.max(0.1, ...values) + 0.25 * span] },
     series,
     marks: [{ x: record.trained_length, label: "trained length" }],
     shade: [record.trained_length, longest],

@@ -197,11 +197,11 @@ def python_call(model: str, method: str, target: int) -> str:
 _FOLDERS = re.compile(r"""(['"])/(?:[^'"/]+/)+([^'"/]+)(?=\1)""")
 
 QUESTIONS = {
-    PREDICTS: "whether the model predicts this text better than counting its tokens does",
-    GAINS: "whether {method} reads better than the model as it is",
+    PREDICTS: "whether the model predicts this text better than token frequencies do",
+    GAINS: "whether {method} has a lower loss than the model as it is",
     NEAR_CROP: f"whether {{method}} loses less than {NEAR:.2f} nats per token to crop at {{where}}",
-    READS: "whether {method} reads better than crop at {where}",
-    HOLDS: "whether the model as it is holds at {where}",
+    READS: "whether {method} has a lower loss than crop at {where}",
+    HOLDS: f"whether the model as it is loses less than {MARGIN:.2f} nats per token to crop at {{where}}",
     COPIES: "whether {method} copies, that is, repeats passages that it read {where}",
     COSTS_LITTLE: "whether {method} costs little within the trained length",
 }
@@ -243,11 +243,11 @@ def headline_and_reasons(
 
 
 def _tuned(evidence: Evidence) -> str:
-    """Say which of the two models of `readers.tuned.Tuned` is meant where."""
+    """Return which of the two models of `readers.tuned.Tuned` each name refers to."""
     method, trained = evidence.methods[0], evidence.table.trained
     return (
-        f"Here {method} and crop are the tuned model, crop under {method} in fresh windows of {trained:,} tokens; the "
-        "model as it is (plain) is the untuned one."
+        f"Here {method} and crop are the tuned model, crop with {method} in fresh windows of {trained:,} tokens. The "
+        "model as it is (plain) is not tuned."
     )
 
 
@@ -255,10 +255,10 @@ def _unfit(evidence: Evidence) -> list[str]:
     fit, table = evidence.fit, evidence.table
     shown = "does not predict" if fit.result == "refuted" else "is not shown to predict"
     return [
-        f"Nothing can be concluded: the model {shown} this text better than counting its tokens does.",
+        f"Nothing can be concluded: the model {shown} this text better than token frequencies do.",
         f"Within {min(table.trained, table.target):,} tokens its loss (how badly it predicts the text) is "
-        f"{table.mean(PLAIN, table.inside):.3f} nats per token, {better_or_worse(fit)} than that of the frequencies of "
-        "tokens alone. Give a text of the kind that the model was made for.",
+        f"{table.mean(PLAIN, table.inside):.3f} nats per token, {better_or_worse(fit)} than that of token "
+        "frequencies. Use a text of the kind that the model was trained on.",
     ]
 
 
@@ -272,7 +272,7 @@ def _keep(stretches: int, evidence: Evidence) -> list[str]:
     found = evidence.holds(stretches - 1)
     lines = [
         f"Keep the model as it is: it holds up to {length:,} tokens{_not_shown(length, table.target)}.",
-        f"Up to there its loss (how badly it predicts the text) is at most {MARGIN} nats per token above that of "
+        f"Up to that length its loss (how badly it predicts the text) is at most {MARGIN} nats per token above that of "
         f"{_crop(table)}. In the last part it is {better_or_worse(found)}.",
     ]
     return [*lines, *_copies_of(PLAIN, stretches, evidence)]
@@ -290,27 +290,27 @@ def _extend(method: str, stretches: int, evidence: Evidence) -> list[str]:
     lines = [f"Extend with {method} to {length:,} tokens{_not_shown(length, table.target)}."]
     loss = f"{better_or_worse(against)} nats per token"
     if copies and not read_better:
-        little = f" Up to {NEAR:.2f} worse is tolerated of a method that copies." if against.difference > 0 else ""
+        little = f" A method that copies may be worse by up to {NEAR:.2f}." if against.difference > 0 else ""
         lines += [
-            f"Copies decide: it repeats passages that it read up to {length:,} tokens before. That is beyond "
-            f"{_crop(table)}.",
+            f"Copies decide: it repeats passages that it read up to {length:,} tokens before. No copy from that far "
+            f"is possible with {_crop(table)}.",
             f"Its loss (how badly it predicts the text) beyond the trained length is {loss} than crop's.{little}",
         ]
     else:
         lines.append(
-            f"Loss decides (how badly the text is predicted): beyond the trained length it is {loss} than that of "
-            f"{_crop(table)}."
+            f"Loss decides (how badly the model predicts the text): beyond the trained length it is {loss} than that "
+            f"of {_crop(table)}."
         )
         lines += _copies_of(method, stretches, evidence)
     lines.append(
-        f"Against the model as it is, {method} is {better_or_worse(gain)} beyond {table.trained:,} tokens and "
+        f"Compared with the model as it is, {method} is {better_or_worse(gain)} beyond {table.trained:,} tokens and "
         f"{better_or_worse(cost)} within them."
     )
     return lines + _near(method, evidence)
 
 
 def _near(method: str, evidence: Evidence) -> list[str]:
-    """Say where a method copies near tokens worse than the model within its trained length."""
+    """Return a sentence if a method copies near tokens worse than the model within its trained length."""
     if not isinstance(evidence.copies, CopyMeasurement):
         return []
     near, control = evidence.copies.near(method), evidence.copies.control()
@@ -324,7 +324,7 @@ def _near(method: str, evidence: Evidence) -> list[str]:
 
 
 def _copies_of(method: str, stretches: int, evidence: Evidence) -> list[str]:
-    """Say whether a method is shown to copy up to the length of so many stretches."""
+    """Return whether a method is shown to copy up to the length of so many stretches, in sentences."""
     name = "the model as it is" if method == PLAIN else method
     if evidence.copies is None:
         return ["Copies were not measured."]
@@ -336,11 +336,11 @@ def _copies_of(method: str, stretches: int, evidence: Evidence) -> list[str]:
         return [f"It copies: it repeats passages that it read up to {length:,} tokens before."]
     if "refuted" in results:
         return [
-            f"But {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} tokens "
-            "before."
+            f"However, {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} "
+            "tokens before."
         ]
     return [
-        f"It is open whether {name} copies, that is, repeats passages from more than {evidence.table.trained:,} tokens "
+        f"Not shown: whether {name} copies, that is, repeats passages from more than {evidence.table.trained:,} tokens "
         "before."
     ]
 
@@ -365,10 +365,10 @@ def _refuted(evidence: Evidence) -> list[str]:
         if cost.result == "refuted":
             lines.append(f"{name} costs too much within the trained length: {better_or_worse(cost)} than without it.")
         elif near.result == "refuted":
-            lines.append(f"{name} reads worse than crop: {better_or_worse(near)}.")
+            lines.append(f"{name} has a higher loss than crop: {better_or_worse(near)}.")
         else:
             lines.append(
-                f"{name} reads no better than crop ({better_or_worse(near)}) and does not copy: it does not repeat "
+                f"{name} has no lower loss than crop ({better_or_worse(near)}) and does not copy: it does not repeat "
                 "passages from further back."
             )
     return lines
@@ -406,8 +406,8 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
     if evidence.candidates:
         best = evidence.candidates[0]
         lines.append(
-            f"{best} reads best beyond the trained length: {better_or_worse(evidence.gain(best))} than the model as it "
-            f"is, {better_or_worse(evidence.against_crop(best))} than crop."
+            f"{best} has the lowest loss beyond the trained length: {better_or_worse(evidence.gain(best))} than the "
+            f"model as it is, {better_or_worse(evidence.against_crop(best))} than crop."
         )
     return lines
 
@@ -424,8 +424,9 @@ def _scope(decision: Decision, evidence: Evidence, run: RunFacts) -> str:
     copies = evidence.copies.over_texts() if isinstance(evidence.copies, CopyMeasurement) else evidence.copies
     again = apply_rules(dataclasses.replace(evidence, between_texts=True, copies=copies))
     if (again.action, again.method) == (decision.action, decision.method) and again.stretches >= decision.stretches:
-        return f"It is shown between the texts too, so it holds for texts like these {count} ({windows}).{ranges}"
-    return f"This holds for the {count} texts that were read ({windows}), not yet for others like them.{ranges}"
+        alike = f"so it holds for texts like these {count} ({windows})"
+        return f"Intervals between texts give the same verdict, {alike}.{ranges}"
+    return f"This holds for the {count} texts that were read ({windows}). It is not shown for others like them.{ranges}"
 
 
 def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None = None) -> Verdict:
@@ -474,7 +475,9 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     if settling is not None:
         reasons.append(settling.sentence)
     elif still_open and decision.action == "undecided":
-        reasons.append("The difference is too small for any number of windows: both choices are about as good.")
+        reasons.append(
+            "The difference is too small for any number of windows to settle: both choices are about equally good."
+        )
     judged, fit = decision.method or PLAIN, evidence.fit.result == "shown"
     reach = copies.reach(judged) if isinstance(copies, CopyMeasurement) and fit else None
     return Verdict(
@@ -515,7 +518,7 @@ def _beside(evidence: Evidence, decision: Decision, run: RunFacts) -> Beside | N
         return None
     call = attach_call(best, evidence.table.target)
     what = [f"reaches {length:,} tokens"] if stretches > decision.stretches else []
-    what += [f"reads better by {nats(ahead)} nats per token"] if ahead >= MARGIN else []
+    what += [f"has a loss that is lower by {nats(ahead)} nats per token"] if ahead >= MARGIN else []
     where = "Python only" if run.engine is None else f"not in {run.engine}"
     sentence = f"{best} {' and '.join(what)} ({where})."
     return Beside(method=best, length=length, sentence=sentence, call=call)

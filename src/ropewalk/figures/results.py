@@ -183,7 +183,7 @@ def difference_by_position(
         _name_beyond(axes, off_scale(differences), above=high)
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")
-        axes.set_ylabel("loss less crop's")
+        axes.set_ylabel("loss minus crop's (nats per token)")
         step = max(1, len(blocks) // (4 if narrow else 8))
         axes.set_xticks([*(start for start, _ in blocks[::step]), last])
         length_ticks(axes)
@@ -251,7 +251,7 @@ def growing_answer(
     title: str = "The answer by number of windows",
     narrow: bool = False,
 ) -> Figure:
-    """Draw one method's loss less crop's, and its copies, after each planned number of windows, with intervals.
+    """Draw one method's loss minus crop's, and its copies, after each planned number of windows, with intervals.
 
     **Arguments:**
     - `looks`: filled points are of looks that decided, hollow ones of looks that did not.
@@ -285,7 +285,8 @@ def growing_answer(
                 axes.axhline(limit, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
                 axes.annotate(
                     said, (1, limit), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
-                    ha="right", fontsize=8, color=QUIET,
+                    ha="right", fontsize=9, color=QUIET,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
                 )  # fmt: skip
             if not found:
                 axes.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", color=QUIET)
@@ -294,9 +295,9 @@ def growing_answer(
             axes.set_xticks(numbers, [str(n) for n in numbers])
             axes.minorticks_off()
             axes.set_xlabel("windows")
-        left.set_ylabel("loss less crop's")
-        right.set_ylabel("copies (gain)")
-        caption(figure, title, "" if narrow else "filled: decided; hollow: not yet")
+        left.set_ylabel("loss minus crop's")
+        right.set_ylabel("gain on repeated passages")
+        caption(figure, title, "" if narrow else "filled: decided; hollow: undecided")
         return figure
 
 

@@ -10,6 +10,7 @@ from ropewalk.figures.style import (
     BLUE,
     GRID,
     INK,
+    NARROW,
     QUIET,
     RED,
     SHADE,
@@ -35,6 +36,7 @@ def wavelengths(
     target: int,
     scaled: Mapping[str, Sequence[float | None]] | None = None,
     title: str = "Wavelength of each pair",
+    narrow: bool = False,
 ) -> Figure:
     """Draw the wavelength of each pair, with the trained length and the target as lines.
 
@@ -43,11 +45,12 @@ def wavelengths(
     **Arguments:**
     - `unscaled`: tokens per turn of each pair; None for a pair that is not rotated.
     - `scaled`: the same for each method.
+    - `narrow`: for a phone's width.
     """
     with style():
         from matplotlib.ticker import MaxNLocator
 
-        figure, axes = new_figure()
+        figure, axes = new_figure(*(NARROW if narrow else ()))
         axes.set_yscale("log", base=2)
         pairs = len(unscaled)
         axes.set_xlim(-0.5, pairs - 0.5)
@@ -73,11 +76,13 @@ def wavelengths(
             lines.append(("trained length", trained_length, INK))
         for label, length, color in lines:
             axes.axhline(length, color=color, linewidth=1, linestyle="-" if label != "target" else "--")
+            below = narrow and label != "target"  # the two lines are close
             axes.annotate(
                 f"{label} {tokens(length)}",
                 (0, length),
-                xytext=(2, 3),
+                xytext=(2, -3) if below else (2, 3),
                 textcoords="offset points",
+                va="top" if below else "baseline",
                 fontsize=9,
                 color=color,
             )
@@ -86,18 +91,33 @@ def wavelengths(
         axes.set_ylabel("wavelength (tokens per turn)")
         length_ticks(axes, "y")
         if scaled:
-            figure.legend(loc="outside right center")
+            _legend(figure, narrow)
         return figure
 
 
+def _legend(figure: Figure, narrow: bool) -> None:
+    """Put the legend beside the axes, on a phone below them."""
+    if narrow:
+        figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+    else:
+        figure.legend(loc="outside right center")
+
+
 def frequency_ratios(
-    ratios: Mapping[str, Sequence[float | None]], *, factor: float, title: str = "What each method does to each pair"
+    ratios: Mapping[str, Sequence[float | None]],
+    *,
+    factor: float,
+    title: str = "What each method does to each pair",
+    narrow: bool = False,
 ) -> Figure:
-    """Draw each pair's new over old frequency by method (None for a pair that is not rotated), 1/`factor` marked."""
+    """Draw each pair's new over old frequency by method (None for a pair that is not rotated), 1/`factor` marked.
+
+    `narrow`: for a phone's width.
+    """
     with style():
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-        figure, axes = new_figure()
+        figure, axes = new_figure(*(NARROW if narrow else ()))
         axes.set_yscale("log", base=2)
         count = 1
         for name, values in ratios.items():
@@ -131,7 +151,7 @@ def frequency_ratios(
         axes.yaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 2**0.5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-        figure.legend(loc="outside right center")
+        _legend(figure, narrow)
         return figure
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WITHIN = "plain at its trained length"
+WITHIN = "plain within its trained length"
 _RECOMMENDED = " (recommended)"
 
 
@@ -57,7 +57,7 @@ def copies_by_distance(
     title: str = "Copies",
     narrow: bool = False,
 ) -> Figure:
-    """Draw the gain of copied spans by their distance from the end of the window, for each method.
+    """Draw the gain on repeated passages by their distance from the end of the window, for each method.
 
     A point without an interval is hollow. Intervals that leave the axes are cut.
 
@@ -73,7 +73,7 @@ def copies_by_distance(
         axes.axhline(0.0, color=QUIET, linewidth=0.8)
         within = dict(sorted((control or {}).items()))
         if within:
-            label = "plain, control" if narrow else WITHIN
+            label = "plain, trained length" if narrow else WITHIN
             axes.fill_between(
                 list(within), [gain.value for gain in within.values()], color=PALE, alpha=0.35, linewidth=0, zorder=1
             )
@@ -105,14 +105,14 @@ def copies_by_distance(
         )
         if bound is not None:
             axes.axhline(bound, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        note = "counts as copying" if bound is not None else "plain does not copy at its trained length: no bound"
+        note = "counts as copying" if bound is not None else "no bound: plain does not copy within its trained length"
         axes.annotate(
             note, (0, bound or 0.0), xycoords=("axes fraction", "data"), xytext=(3, 3), textcoords="offset points",
             fontsize=8, color=QUIET,
         )  # fmt: skip
         axes.set_title(title)
         axes.set_xlabel("tokens back from the window's end")
-        axes.set_ylabel("gain of copied spans")
+        axes.set_ylabel("gain on repeated passages (nats per token)" if not narrow else "gain (nats per token)")
         axes.set_xticks([length * part / 4 for part in range(5)])
         length_ticks(axes)
         if narrow:

@@ -67,7 +67,7 @@ def loss(document: Document) -> Iterator[Drawing]:
         return loss_by_position(blocks, losses, narrow=narrow, **named)
 
     if not found:
-        caption = "Loss at each position of a window: lower is better. Beyond the trained length: shaded."
+        caption = "Loss at each position of a window: lower is better. Positions beyond the trained length are shaded."
         last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
         alt = f"Lines of loss in nats per token by position. In the last block: {last}."
     else:
@@ -75,8 +75,8 @@ def loss(document: Document) -> Iterator[Drawing]:
         which = " (of the most important methods)" if len(found) - 1 > MOST_WHISKERS else ""
         beyond = [f"{name} ({better_or_worse(value)} at most)" for name, value in off_scale(found).items()]
         caption = (
-            "Loss minus crop's at each position of a window: below zero the method predicts better than crop, above "
-            "zero worse. Beyond the trained length: shaded."
+            "Loss minus crop's at each position of a window. Below zero the method predicts better than crop, above "
+            "zero worse. Positions beyond the trained length are shaded."
             + (f" Vertical lines: intervals{which}." if several else " One window gives no intervals here.")
             + (f" Off the scale: {', '.join(beyond)}." if beyond else "")
         )
@@ -142,10 +142,11 @@ def frequencies(document: Document) -> Iterator[Drawing]:
     factor = document["target"] / document["trained_length"]
     yield Drawing(
         "frequencies",
-        "1: the pair rotates as in training. Below 1: it rotates more slowly, so that longer distances stay within "
-        "the angles that training showed. Fast pairs, on the left, distinguish neighbouring tokens.",
+        "At 1 a pair rotates as in training. Below 1 it rotates more slowly, so that longer distances stay within the "
+        "angles that occurred in training. Fast pairs, on the left, distinguish neighbouring tokens.",
         f"Frequency of each pair with each method over without it, down to 1/{factor:g}: {', '.join(by_method)}.",
         frequency_ratios(by_method, factor=factor),
+        frequency_ratios(by_method, factor=factor, narrow=True),
     )
 
 
@@ -170,19 +171,26 @@ def turns(document: Document) -> Iterator[Drawing]:
         before = wavelengths_of(chosen["inv_freq_unscaled"])
         after = {chosen["name"]: wavelengths_of(chosen["inv_freq"])}
     slow = sum(length is None or length > trained for length in before)
-    yield Drawing(
-        "wavelengths",
-        "Each point is one pair of features and the tokens of its full turn. Pairs in the shaded part never complete "
-        "a turn in training: beyond the trained length they have angles that the model never saw.",
-        f"Tokens per turn of each of {len(before)} pairs, the trained length {trained:,} and the target {target:,}. "
-        f"{slow} pairs never complete a turn within the trained length.",
-        wavelengths(
+
+    def draw(narrow: bool) -> Any:
+        title = "wavelength of each pair"
+        return wavelengths(
             before,
             trained_length=trained,
             target=target,
             scaled=after,
-            title=f"{short_name(document)}: wavelength of each pair",
-        ),
+            title=title.capitalize() if narrow else f"{short_name(document)}: {title}",
+            narrow=narrow,
+        )
+
+    yield Drawing(
+        "wavelengths",
+        "Each point is one pair of features and the tokens of its full turn. Pairs in the shaded part never complete "
+        "a turn in training. Beyond the trained length they have angles that never occurred in training.",
+        f"Tokens per turn of each of {len(before)} pairs, the trained length {trained:,} and the target {target:,}. "
+        f"{slow} pairs never complete a turn within the trained length.",
+        draw(False),
+        draw(True),
     )
 
 
@@ -191,6 +199,7 @@ class Table:
     """A table: the first cell of a row is its heading.
 
     `best` is the heading of the highlighted row; `words` marks tables of prose; `papers` are arXiv numbers by heading.
+    `stacks`: on a phone the cells of a row are one below the other, instead of a table that scrolls sideways.
     """
 
     title: str
@@ -199,11 +208,12 @@ class Table:
     best: str | None = None
     words: bool = False
     papers: dict[str, str] = field(default_factory=dict)
+    stacks: bool = False
 
 
 def standings(document: Document) -> Table:
     """Return each method's losses within and beyond the trained length, their differences to plain, and its time."""
-    heads = ["method", "within", "beyond", "within, less plain", "beyond, less plain", "seconds"]
+    heads = ["method", "within", "beyond", "within, minus plain", "beyond, minus plain", "seconds"]
     rows = []
     for method in document["methods"]:
         apart = method["name"] != "plain"
@@ -219,20 +229,29 @@ def standings(document: Document) -> Table:
         )
     trained = document["trained_length"]
     return Table(
-        f"Loss within and beyond {trained:,} tokens, nats per token", heads, rows, best=document["recommended"]
+        f"Loss within and beyond {trained:,} tokens, nats per token",
+        heads,
+        rows,
+        best=document["recommended"],
+        stacks=True,
     )
 
 
 def by_block(document: Document) -> Table:
     """Return every method's mean loss in each block of positions."""
     named = labels(document)
-    heads = ["method", *(f"{start:,} to {end - 1:,}" for start, end in document["blocks"])]
-    rows = [
-        [named[method["name"]], *map(_loss, method["loss_by_block"])]
+    spans = [f"{start:,} to {end - 1:,}" for start, end in document["blocks"]]
+    best = recommended_label(document)
+    columns = {
+        named[method["name"]]: [_loss(value) for value in method["loss_by_block"]]
         for method in document["methods"]
         if method["name"] in named
-    ]
-    return Table("Loss by position, nats per token", heads, rows, best=recommended_label(document))
+    }
+    title = "Loss by position, nats per token"
+    if len(columns) > len(spans):  # the shorter of the two is across: the table is read without scrolling sideways
+        return Table(title, ["method", *spans], [[name, *values] for name, values in columns.items()], best=best)
+    full = f"{title}; recommended: {best}" if best in columns else title
+    return Table(full, ["positions", *columns], [list(row) for row in zip(spans, *columns.values(), strict=True)])
 
 
 def natures(document: Document) -> Table:
@@ -245,7 +264,9 @@ def natures(document: Document) -> Table:
             if known.source:
                 papers[known.name] = known.source
     heads = ["method", "what it changes", "extra cost per token", "in config.json"]
-    return Table("What each method does", heads, rows, best=document["recommended"], words=True, papers=papers)
+    return Table(
+        "What each method does", heads, rows, best=document["recommended"], words=True, papers=papers, stacks=True
+    )
 
 
 def _config_note(known: Method, method: Mapping[str, Any]) -> str:
@@ -369,10 +390,10 @@ def copies(document: Document) -> Iterator[Drawing]:
 
     yield Drawing(
         "copies",
-        f"How much better the model continues passages of the window than passages that it has not read. They are "
-        f"asked for at the window's end, after {length:,} tokens: plain may gain nothing even within its trained "
-        "length, because the window is longer than that."
-        + (" Grey: plain asked after its trained length." if within else "")
+        "How much better the model predicts a passage that it read before than one that it did not. It predicts the "
+        f"passages after {length:,} tokens, so plain may gain nothing even within its trained length: the window is "
+        "longer than that."
+        + (" Grey: plain after a window of its trained length." if within else "")
         + (" Hollow: too few passages for an interval." if any(row["interval"] is None for row in rows) else ""),
         "Gain in nats per token by distance: "
         + "; ".join(f"{row['method']} at {row['distance']:,.0f}: {signed(row['gain'])}" for row in rows)
@@ -398,12 +419,19 @@ def copies_table(document: Document) -> Table | None:
             f"{row['from']:,} to {row['to']:,}" if row["to"] > row["from"] else f"{row['distance']:,.0f}",
             signed(row["gain"], row["interval"]),
             f"{row['spans']:,}",
-            row["result"] + (", decides" if row["decides"] else ""),
+            _copies_result(row),
         ]
         for row in rows
     ]
-    heads = ["method", "length", "tokens back", "gain", "spans", "copies"]
-    return Table("Copies: gain in nats per token", heads, cells, best=document["recommended"])
+    heads = ["method", "length", "tokens back", "gain", "passages", "copies"]
+    return Table("Gain on repeated passages, nats per token", heads, cells, best=document["recommended"])
+
+
+def _copies_result(row: CopyRow) -> str:
+    """Return whether the gain counts as copying; empty if that was not tested at this distance."""
+    if row["decides"]:
+        return f"{row['result']}, decides"
+    return "" if row["result"] == "open" else row["result"]
 
 
 def looks(document: Document) -> Iterator[Drawing]:
@@ -442,9 +470,10 @@ def looks(document: Document) -> Iterator[Drawing]:
     said = "; ".join(f"{one['windows']}: {one['action']}" for one in entries)
     yield Drawing(
         "looks",
-        f"What was known of {method} after each number of windows: its loss less crop's, beyond the trained length, "
-        "and its copies. Vertical lines: intervals. Filled points: the answer was decided.",
-        f"Loss less crop's and copies of {method} by number of windows, with intervals. Answers: {said}.",
+        f"The evidence for {method} after each number of windows: its loss minus crop's beyond the trained length, and "
+        "its gain on repeated passages, in nats per token. Vertical lines: intervals. Filled points: the verdict was "
+        "decided. Hollow points: it was undecided.",
+        f"Loss minus crop's and copies of {method} by number of windows, with intervals. Answers: {said}.",
         draw(False),
         draw(True),
     )
@@ -492,7 +521,7 @@ def looks_table(document: Document) -> Table | None:
             ]
         )
     heads = ["windows", "seconds", "answer", f"{method}, compared with crop", f"copies of {method}"]
-    return Table("The answer by number of windows, nats per token", heads, rows)
+    return Table("The answer by number of windows, nats per token", heads, rows, stacks=True)
 
 
 _LONGEST = 6  # lengths that have curves

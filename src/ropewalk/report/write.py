@@ -50,7 +50,7 @@ def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, copied
 
     `copied`: how far back copies are shown, in a few words; empty where that is not shown.
     """
-    facts = [("asked for", f"{target:,} tokens"), ("trained length", f"{trained_length:,}")]
+    facts = [("target", f"{target:,} tokens"), ("trained length", f"{trained_length:,}")]
     if verdict["action"] in (None, "unfit"):
         return facts
     loss = verdict["reach_loss"]
@@ -68,15 +68,18 @@ def terms(document: Document) -> list[tuple[str, str]]:
     confidence = 100 * document["protocol"]["confidence"]
     length = document["blocks"][-1][1]
     return [
-        ("trained length", f"the longest texts in the model's training: {trained:,} tokens."),
-        ("window", f"a stretch of the text, {length:,} tokens, that the model reads from its start; here {windows}."),
-        ("loss", "how badly the model predicts each next token, on average; lower is better."),
-        ("crop", f"the model given only the last {trained:,} tokens: it forgets the rest, and needs no method."),
+        ("trained length", f"the longest text that the model was trained on: {trained:,} tokens."),
+        (
+            "window",
+            f"a part of the text, {length:,} tokens, that the model processes at once. Number of windows: {windows}.",
+        ),
+        ("loss", "how badly the model predicts the next token, on average. Lower is better."),
+        ("crop", f"the model with only the last {trained:,} tokens. It forgets the others and needs no method."),
         (
             "copies",
-            f"at the end of a window the model continues passages that stand in it, up to {target:,} tokens back.",
+            f"how far back passages may be that the model repeats at a window's end. Tested up to {target:,} tokens.",
         ),
-        ("interval", f"where the value lies if more windows of such text are read, in {confidence:g} % of all cases."),
+        ("interval", f"the range of values that the windows support, at {confidence:g} % confidence."),
     ]
 
 
@@ -97,7 +100,7 @@ def evidence_table(document: Document) -> Table | None:
     if not rows:
         return None
     heads = ["question", "method", "compared with", "where", "nats per token", "must be", "result"]
-    return Table("What the verdict rests on", heads, rows)
+    return Table("Comparisons behind the verdict", heads, rows)
 
 
 class Pictures(NamedTuple):
@@ -117,7 +120,7 @@ def render(document: Document, figures: Sequence[Pictures]) -> str:
     - `document`: what `checked` returns.
     - `figures`: each drawing with its SVG files; sections without a figure have only their tables.
 
-    **Returns:** the page's text .
+    **Returns:** the page's text.
     **Raises:** `RopeError` if jinja2 is missing.
     """
     jinja2 = need("jinja2", extra="figures")
@@ -157,7 +160,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "title": short_name(document),
         "action": found["action"] or "old",
         "headline": found["headline"],
-        "others": " ".join(found["reasons"]),
+        "reasons": found["reasons"],
         "reaches": reaches(
             found, document["trained_length"], document["target"], copied_span(document, found["method"] or "plain")
         ),

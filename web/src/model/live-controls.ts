@@ -50,10 +50,10 @@ export class LiveControls {
       key: "sample", label: "Text", value: String(FIRST_SAMPLE),
       choices: [...model.samples.map(({ name }, i) => ({ value: String(i), label: name })), { value: OWN, label: "Your own" }],
     }); // prettier-ignore
-    this.heading("Change its positions");
+    this.heading("Change the positions");
     this.rotation = controls.toggle({ key: "rotation", label: "Rotation", value: true });
     this.shift = controls.slider({
-      key: "shift", label: "Shift every position by", min: 0, max: SHIFTS.length - 1, value: 0,
+      key: "shift", label: "Add to every position", min: 0, max: SHIFTS.length - 1, value: 0,
       format: (i) => grouped(SHIFTS[i] ?? 0),
     }); // prettier-ignore
     this.angles = controls.select({
@@ -62,22 +62,22 @@ export class LiveControls {
     }); // prettier-ignore
     this.half = controls.toggle({ key: "half", label: "Activations in bfloat16", value: false });
     this.method = controls.select({
-      key: "method", label: "Stretched by", value: plain,
+      key: "method", label: "Extension method", value: plain,
       choices: model.methods.map(({ name, needsTuning, forgets }) => ({
         value: name,
-        label: name === plain ? "nothing" : name + (needsTuning ? " (needs tuning)" : forgets ? " (forgets)" : ""),
+        label: name === plain ? "none" : name + (needsTuning ? " (needs tuning)" : forgets ? " (forgets)" : ""),
       })),
     }); // prettier-ignore
     this.target = controls.select({
-      key: "target", label: "to", value: String(model.targets[0]),
+      key: "target", label: "Extended to", value: String(model.targets[0]),
       choices: model.targets.map((target) => ({ value: String(target), label: `${grouped(target)} tokens` })),
     }); // prettier-ignore
     controls.element.append(this.methodNote);
     this.heading("Continue the text");
     this.length = controls.slider({ key: "count", label: "Tokens", min: 1, max: 100, value: 24 });
     this.heat = controls.select({
-      key: "temperature", label: "Each token is", value: "0",
-      choices: [{ value: "0", label: "the likeliest" }, { value: "0.8", label: "drawn, temperature 0.8" }, { value: "1", label: "drawn, temperature 1" }],
+      key: "temperature", label: "Choose each token", value: "0",
+      choices: [{ value: "0", label: "greedily: the most likely" }, { value: "0.8", label: "by sampling, temperature 0.8" }, { value: "1", label: "by sampling, temperature 1" }],
     }); // prettier-ignore
     this.generateButton = controls.button("Generate", () => {});
     const { layers, heads } = model.config;
@@ -90,7 +90,7 @@ export class LiveControls {
     this.colourChoice = controls.select({
       key: "colour", label: "Colour tokens by", value: "attention",
       choices: [
-        { value: "attention", label: "attention of the chosen token" },
+        { value: "attention", label: "attention from the chosen token" },
         { value: "loss", label: "their loss" },
         { value: "change", label: "change of their loss" },
       ],
@@ -103,7 +103,7 @@ export class LiveControls {
     this.tryButton("Positions in bfloat16", { shift: String(SHIFTS.indexOf(10_000)), angles: "positions" });
     this.tryButton("Past the trained length", { sample: String(FAR_SAMPLE) });
     for (const { name } of model.methods.filter(({ name }) => STRETCHED.includes(name)))
-      this.tryButton(`… stretched by ${name}`, { sample: String(FAR_SAMPLE), method: name });
+      this.tryButton(`… extended by ${name}`, { sample: String(FAR_SAMPLE), method: name });
   }
 
   get element(): HTMLElement {

@@ -83,7 +83,7 @@ export class LiveView {
     this.sides.changed.title(different.length ? `Changed: ${different.join(", ")}` : "Changed");
     this.sides.trained.show(result.trained.next, this.lossText(result.trained));
     if (different.length) this.sides.changed.show(result.changed.next, this.lossText(result.changed));
-    else this.sides.changed.show([], "If you change its positions, the changed model reads the same text here.");
+    else this.sides.changed.show([], "Change a setting, and the changed model’s predictions for the same text appear here.");
     this.said.textContent = this.summary(result, setting, different);
     this.showLosses(result, different.length > 0);
     const asked = JSON.stringify([side, layer, head]);
@@ -102,10 +102,10 @@ export class LiveView {
     const { trainedLength } = this.model.config;
     const count = result.tokens.length;
     const long = count > trainedLength ? `, ${grouped(count - trainedLength)} more than the model was trained to` : "";
-    const left = result.leftOut ? ` Of a longer text, the last ${grouped(count)} are read.` : "";
+    const left = result.leftOut ? ` The text is longer: only its last ${grouped(count)} tokens are read.` : "";
     const change = `The largest change of a logit after the last token is ${significant(result.largestChange, 2)}.`;
     const only = setting.shift > 0 && setting.angles === "exact" && different.length === 1;
-    const why = only ? " A score depends only on the distance of query and key, so a shift changes only the last digits." : "";
+    const why = only ? " A score depends only on the distance between query and key, so a shift changes only the last digits." : "";
     return `${grouped(count)} tokens${long}, read in ${(result.milliseconds / 1000).toFixed(2)} s.${left} ${different.length ? change + why : ""}`.trim();
   }
 

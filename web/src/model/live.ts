@@ -11,8 +11,8 @@ export const live: Picture = {
   id: ID,
   title: "A model that runs in this page",
   tryThis:
-    "Load the model: it copies a list from its text. Without rotation it cannot. A shift of every position by a million " +
-    "changes nothing. Positions rounded to bfloat16 break the text.",
+    "Load the model: it repeats a list from its text. Without rotation it cannot. Adding a million to every position changes " +
+    "nothing; rounding positions to bfloat16 does.",
   mount: mountLive,
 };
 
@@ -20,14 +20,9 @@ export const live: Picture = {
 export function mountLive(root: HTMLElement, context: PageContext): () => void {
   let client: ModelClient | undefined;
   let ended = (): void => {};
-  const packed = document.getElementById("ropewalk-model")?.textContent?.trim() ?? "";
+  const about = h("p", { class: "caption" }, "The page is still receiving the model, its last and largest part.");
   const status = h("p", { "aria-live": "polite" });
-  if (!packed) {
-    layout(root, [h("p", { class: "notice caption" }, "This page was written without the model.")], h("div", { class: "controls" }));
-    return () => {};
-  }
-  const start = h("button", { type: "button", class: "plain start" }, "Load the model");
-  const about = `3.4 million parameters, trained on two novels; its ${(packed.length / 1e6).toFixed(1)} MB are part of this page.`;
+  const start = h("button", { type: "button", class: "plain start", disabled: true }, "Load the model");
   const failed = (reason: string): void => {
     status.className = "notice";
     status.textContent = `The model cannot run in this browser: ${reason}.`;
@@ -35,10 +30,10 @@ export function mountLive(root: HTMLElement, context: PageContext): () => void {
   };
   const load = (): void => {
     start.disabled = true;
-    status.textContent = "Loading…";
+    status.textContent = "Unpacking the model…";
     try {
       client = new ModelClient(
-        packed,
+        packedModel(),
         (model) => {
           ended = new LiveView(ID, root, context.state, client!, model).end;
         },
@@ -52,10 +47,34 @@ export function mountLive(root: HTMLElement, context: PageContext): () => void {
     context.state.set(ID, { on: "1" });
     load();
   });
-  layout(root, [h("p", { class: "caption" }, about), status], h("div", { class: "controls" }, start));
-  if (context.state.get(ID, "on") === "1") load();
+  layout(root, [about, status], h("div", { class: "controls" }, start));
+  const stopWaiting = whenReceived(() => {
+    const size = packedModel().length;
+    if (size === 0) {
+      about.classList.add("notice");
+      about.textContent = "This page was written without the model.";
+      start.remove();
+      return;
+    }
+    about.textContent = `3.4 million parameters, trained on two novels. Its ${(size / 1e6).toFixed(1)} MB are part of this page.`;
+    start.disabled = false;
+    if (context.state.get(ID, "on") === "1") load();
+  });
   return () => {
+    stopWaiting();
     ended();
     client?.stop();
   };
+}
+
+/** Return the model as Python packs it; empty if the page was written without it. */
+function packedModel(): string {
+  return document.getElementById("ropewalk-model")?.textContent?.trim() ?? "";
+}
+
+/** Call `then` once the browser has received the whole page; return a function that stops waiting. */
+function whenReceived(then: () => void): () => void {
+  if (document.readyState !== "loading") then();
+  else document.addEventListener("DOMContentLoaded", then, { once: true });
+  return () => document.removeEventListener("DOMContentLoaded", then);
 }

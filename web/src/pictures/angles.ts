@@ -13,9 +13,10 @@ const TURN = 2 * Math.PI;
 /** The angle of each pair at each position; angles that training never showed are red. */
 export const angles: Picture = {
   id: "angles",
-  title: "The angle map, and angles never seen",
+  title: "The angle map, and angles never seen in training",
   tryThis:
-    "Below the line of the trained length, red marks angles that no trained position has. Choose a method to see which of them it removes.",
+    "Dark blue is half a turn. Red marks angles that do not occur within the trained length (the line). Choose a method to see " +
+    "which of them it removes.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
@@ -24,7 +25,7 @@ export const angles: Picture = {
       key: "method", label: "Method", value: "plain", choices: names.map((value) => ({ value, label: value })),
     });
     const factor = controls.slider({ key: "factor", label: "Length, in trained lengths", min: 1, max: 16, step: 1, value: 4, format: (x) => `${x}×` });
-    const marked = controls.toggle({ key: "unseen", label: "Mark unseen angles", value: true });
+    const marked = controls.toggle({ key: "unseen", label: "Mark angles not seen in training", value: true });
     const heat = new Heat(360);
     const text = caption();
     layout(root, [heat.element, text], controls.element);
@@ -47,7 +48,7 @@ export const angles: Picture = {
       }
       const under = changed === null ? "plain RoPE" : `${method.value} at factor ${changed.factor}`;
       const summary =
-        `${preset.title}, ${tokens(length)} tokens under ${under}: ${hit} of ${pairs} pairs have angles that training never showed.` +
+        `${preset.title}, ${tokens(length)} tokens under ${under}: ${hit} of ${pairs} pairs have angles that never occur in training.` +
         (!known && method.value !== "plain" ? ` ${method.value} does not apply to this model.` : "");
       heat.update({
         summary: `Angle by position and pair. ${summary}`,

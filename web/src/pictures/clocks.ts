@@ -14,7 +14,8 @@ export const clocks: Picture = {
   id: "clocks",
   title: "The wall of clocks",
   tryThis:
-    "Drag the position: the first hand turns once in six tokens, the last hardly moves. Then raise theta.",
+    "Each clock shows the angle of one pair of features; the number below it is the pair’s. Drag the position: the first " +
+    "hand turns once in about six tokens, the last hardly moves. Then raise theta, the base of the frequencies.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 40, format: tokens });
@@ -44,7 +45,7 @@ export const clocks: Picture = {
       const summary =
         `At position ${tokens(at)}, the first clock has turned ${significant(at / (2 * Math.PI))} times and the last ` +
         `${significant(at / last)} times. ${slow} of ${DIM / 2} clocks (orange) never complete a turn within ` +
-        `${tokens(trained.value)} tokens, so beyond that length they have angles that the model never saw.`;
+        `${tokens(trained.value)} tokens. Beyond that length they have angles that never occurred in training.`;
       text.textContent = summary;
       wall.setAttribute("aria-label", `${DIM / 2} clocks. ${summary}`);
     });

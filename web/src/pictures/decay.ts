@@ -16,7 +16,8 @@ export const decay: Picture = {
   id: "decay",
   title: "Score against distance",
   tryThis:
-    "The score of equal vectors falls with distance. Choose random vectors: their mean does not. Then choose heads of a trained model: some rise.",
+    "If query and key are equal, their score falls with distance. Choose random vectors: their mean score does not fall. Then " +
+    "choose heads of a trained model: some rise.",
   mount(root, { data, state }) {
     const { heads } = data;
     const tiny = presetNamed(data, heads.model);
@@ -61,15 +62,15 @@ export const decay: Picture = {
         const series = headSeries(heads, distances, changed?.invFreq ?? heads.invFreq, chosen, data.methods.find(({ name }) => name === method.value)?.color);
         const values = series.flatMap(({ points }) => points.map(([, y]) => y));
         const [low, high] = [Math.min(...values), Math.max(...values)];
-        const summary = `Mean score of ${names[chosen]} over ${heads.text}, each head around its own mean; the other heads are faint.`;
+        const summary = `Mean score of ${names[chosen]} over ${heads.text}, minus the head’s own mean. The other heads are faint.`;
         chart.update({
           summary,
           x,
-          y: { label: "score before the softmax, around its mean", domain: [low, high] },
+          y: { label: "score before softmax, minus its mean", domain: [low, high] },
           series,
           marks: heads.trainedLength < length.value ? [{ x: heads.trainedLength, label: "trained length" }] : [],
         });
-        text.textContent = `${summary} Nothing forces a trained head to fall with distance: some rise, some oscillate.`;
+        text.textContent = `${summary} Training does not force a head’s score to fall with distance: some rise, some oscillate.`;
         return;
       }
       const invFreq = plain({ theta: theta.value, dim: dim.value });
@@ -88,7 +89,7 @@ export const decay: Picture = {
         what.value === "equal"
           ? `Equal vectors score 1 at distance 0 and ${significant(equal.at(-1)?.[1] ?? 0)} at ${tokens(length.value)}` +
             (first === undefined ? "; never below 0 here." : `; it falls below 0 near ${tokens(first)} tokens.`)
-          : `Random vectors: the bands contain half and nine tenths of ${DRAWS} draws. Their mean is 0 at every distance: rotation itself does not make scores decay.`;
+          : `The bands contain half and nine tenths of ${DRAWS} random draws. The mean score is 0 at every distance: rotation itself does not make scores decay.`;
     });
   },
 };

@@ -17,7 +17,8 @@ export const drag: Picture = {
   id: "drag",
   title: "Only the distance counts",
   tryThis:
-    "Drag the bar between the two tokens: both move, every hand rotates, and the score is unchanged. Then drag only one of them.",
+    "Drag the bar between the query (q) and the key (k): both move, every hand rotates, and the score is unchanged. Then drag " +
+    "only one of them: the score changes.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const query = controls.slider({ key: "m", label: "Query’s position m", min: 0, max: MOST, value: 260, format: tokens });
@@ -55,7 +56,7 @@ export const drag: Picture = {
       });
       text.textContent =
         `Query at ${tokens(m)}, key at ${tokens(n)}: ${distance} tokens apart, score ${significant(score, 4)}. ` +
-        "Rotation moves both by their positions, and the dot product depends only on the angle between them.";
+        "Each is rotated by its own position, and their dot product depends only on the angle between them.";
     });
   },
 };

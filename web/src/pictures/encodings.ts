@@ -11,7 +11,7 @@ export const encodings: Picture = {
   id: "encodings",
   title: "All encodings as surfaces",
   tryThis:
-    "Step through the encodings: diagonal stripes mean that only the distance counts. A learned table of absolute positions has none before training.",
+    "Step through the encodings. Diagonal stripes mean that only the distance counts. Blue is a lower score, red a higher one.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const chosen = controls.select({
@@ -53,7 +53,7 @@ export const encodings: Picture = {
       const learned = encoding?.learned ?? 0;
       text.textContent =
         `${encoding?.title}${encoding?.line ? `: ${encoding.line}` : "."} ` +
-        (learned > 0 ? `${significant(learned)} numbers are learned; they are shown before training.` : "Nothing is learned.");
+        (learned > 0 ? `${significant(learned)} numbers are learned. They are shown before training.` : "Nothing is learned.");
     });
   },
 };

@@ -13,7 +13,8 @@ export const grid: Picture = {
   id: "grid",
   title: "Two dimensions: axial and mixed",
   tryThis:
-    "Click a patch. Axial RoPE shows a cross: patches in the same row or column are similar at any distance. Choose “mixed” and rotate its directions.",
+    "Click a patch of the image. Under axial RoPE, patches in the same row or column are similar at any distance, which shows " +
+    "as a cross. Choose “mixed” and rotate its directions.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const kind = controls.select({
@@ -21,12 +22,12 @@ export const grid: Picture = {
       label: "Frequencies",
       value: "axial",
       choices: [
-        { value: "axial", label: "axial: rows and columns apart" },
+        { value: "axial", label: "axial: rows and columns separately" },
         { value: "mixed", label: "mixed directions (RoPE-Mixed)" },
         { value: "flat", label: "one dimension, row by row" },
       ],
     });
-    const size = controls.slider({ key: "size", label: "Patches of a side", min: 6, max: 40, value: 20 });
+    const size = controls.slider({ key: "size", label: "Patches per side", min: 6, max: 40, value: 20 });
     const theta = controls.slider({ key: "theta", label: "Theta", min: 2, max: 10_000, value: 100, log: true });
     const direction = controls.slider({ key: "direction", label: "Mixed: rotate all directions by", min: 0, max: 90, value: 20, format: (x) => `${x}°` });
     const spread = controls.slider({ key: "spread", label: "Mixed: spread of directions", min: 0, max: 180, step: 5, value: 0, format: (x) => `${x}°` });

@@ -14,7 +14,7 @@ export const loss: Picture = {
   id: "loss",
   title: "Loss and copies by length",
   tryThis:
-    "Switch “plain” off to see the methods beyond the trained length. Compare with “crop”, which forgets far tokens. Or load your own report.json.",
+    "“plain” is the model without an extension method; “crop” gives it only the last tokens, up to its trained length. A method is useful if its loss stays near crop’s and it still copies from far back. Or load your own report.json.",
   mount(root, { data, state }) {
     let own: DoctorRecord | null = null;
     const controls = new Controls(this.id, state);
@@ -38,7 +38,7 @@ export const loss: Picture = {
     const lossChart = new Chart(320);
     const useChart = new Chart(260);
     const text = caption();
-    const heading = h("h3", {}, "Copies");
+    const heading = h("h3", {}, "Copies: is a passage repeated from far back?");
     const protocol = h("p", { class: "note" });
     layout(root, [lossChart.element, text, heading, useChart.element, protocol], controls.element);
     const draw = () => {

@@ -16,14 +16,14 @@ export const methods: Picture = {
   id: "methods",
   title: "Every method, pair by pair",
   tryThis:
-    "Switch methods on and raise the factor: fast pairs (left) are unchanged, slow pairs (right) become slower. Or paste a config.json.",
+    "Switch methods on and raise the factor: most leave fast pairs (left) unchanged and slow the others down. Or paste a config.json.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
     const factor = controls.slider({ key: "factor", label: "Factor", min: 2, max: 32, step: 1, value: 4, format: (x) => `${x}×` });
     const chips = controls.chips({
       key: "shown",
-      label: "Methods",
+      label: "Methods that change frequencies",
       value: ["pi", "ntk", "yarn", "llama3"],
       choices: data.methods
         .filter(({ kind }) => kind === "frequencies")
@@ -32,7 +32,7 @@ export const methods: Picture = {
     const sliders = ruleSliders(controls);
     const attention = controls.chips({
       key: "attention",
-      label: "In attention",
+      label: "Methods in attention",
       value: ["self-extend", "dca"],
       choices: data.methods
         .filter(({ positions }) => positions.length > 0)
@@ -60,7 +60,7 @@ export const methods: Picture = {
       const summary =
         `${preset.title}${preset.trainedLength === null ? "" : `, trained to ${tokens(preset.trainedLength)} tokens`}: ` +
         (lines.length === 0 ? "no method is shown." : lines.map(({ label, points }) => `${label} multiplies the slowest pair by ${significant(points.at(-1)?.[1] ?? 1)}`).join("; ") + ".") +
-        (missing.length > 0 ? ` Not for this model: ${missing.join(", ")}.` : "") +
+        (missing.length > 0 ? ` Not applicable to this model: ${missing.join(", ")}.` : "") +
         (note ? ` ${note}` : "");
       ratios.update({
         summary: `Frequency ratio by pair. ${summary}`,

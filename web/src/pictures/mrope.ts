@@ -15,9 +15,10 @@ const AXES = [
 /** Text, an image and a video in one row: each token has three coordinates. */
 export const mrope: Picture = {
   id: "mrope",
-  title: "M-RoPE: text, image and video on one line",
+  title: "M-RoPE: text, image and video in one sequence",
   tryThis:
-    "Enlarge the image: it needs many tokens, but the text after it continues from its longer side. Then add frames to the video.",
+    "M-RoPE gives each token three positions: time, height and width. Enlarge the image: it needs many tokens, but the text " +
+    "after it continues from its longer side. Then add frames to the video.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const slider = (key: string, label: string, min: number, max: number, value: number) =>
@@ -27,7 +28,7 @@ export const mrope: Picture = {
     const width = slider("width", "Image: columns", 1, 16, 8);
     const between = slider("between", "Text between, tokens", 0, 40, 6);
     const frames = slider("frames", "Video: frames", 0, 16, 4);
-    const side = slider("side", "Video: patches of a side", 1, 8, 4);
+    const side = slider("side", "Video: patches per side", 1, 8, 4);
     const after = slider("after", "Text after, tokens", 1, 40, 10);
     const band = h("div", { class: "timeline", role: "img" });
     const chart = new Chart(330);
@@ -46,11 +47,11 @@ export const mrope: Picture = {
       band.replaceChildren(...segments.filter((one) => size(one) > 0).map(block));
       band.setAttribute("aria-label", segments.map((one) => `${one.kind}: ${size(one)} tokens`).join(", "));
       const summary =
-        `${placed.length} tokens, but the largest position is ${highest}: with one dimension it would be ${placed.length - 1}. ` +
-        `The image has ${size(segments[1])} tokens on ${Math.max(height.value, height.value === 0 ? 0 : width.value)} positions.`;
+        `${placed.length} tokens, but the largest position is only ${highest}. With one position per token it would be ${placed.length - 1}. ` +
+        `The image’s ${size(segments[1])} tokens use ${Math.max(height.value, height.value === 0 ? 0 : width.value)} positions.`;
       chart.update({
         summary: `Three coordinates of each token. ${summary}`,
-        x: { label: "token in the row", domain: [0, placed.length - 1], format: tokens },
+        x: { label: "token in the sequence", domain: [0, placed.length - 1], format: tokens },
         y: { label: "position", domain: [0, highest + 1], format: tokens },
         series: AXES.map((axis, i) => ({ ...axis, points: placed.map(({ position }, at): Point => [at, position[i] ?? 0]) })),
         marks: starts(segments),
@@ -67,7 +68,7 @@ function size(segment: Segment | undefined): number {
 
 /** Return a part of the row, as wide as its tokens. */
 function block(segment: Segment): HTMLElement {
-  const element = h("span", { class: segment.kind }, segment.kind);
+  const element = h("span", { class: segment.kind }, h("span", {}, segment.kind));
   element.style.flex = `${size(segment)} 1 0`;
   return element;
 }

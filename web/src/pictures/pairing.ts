@@ -13,7 +13,8 @@ export const pairing: Picture = {
   id: "pairing",
   title: "Interleaved and half-split",
   tryThis:
-    "Switch the convention and slide partners together. Then choose “the wrong pairing” and read what the model writes.",
+    "Features of one colour rotate as a pair. Switch the convention and slide partners together. Then choose “the wrong " +
+    "pairing” and read the model’s continuation.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const convention = controls.select({
@@ -48,10 +49,10 @@ export const pairing: Picture = {
         ...found.cases.map(({ name, loss: [mean] }) => bar(name, mean, mean / most, name === run.name)),
         bar("every token equally likely", found.uniform, found.uniform / most, false),
       );
-      sample.replaceChildren(h("span", { class: "prompt" }, found.prompt), run.continuation);
+      sample.replaceChildren(h("span", { class: "prompt" }, found.prompt), `${run.continuation}…`);
       text.textContent =
         `${found.model} was trained ${found.interleaved ? "interleaved" : "half-split"}. With ${run.name}: ` +
-        `${significant(run.loss[0])} nats per token (${found.note}). “Converted” reorders the rows of its query and key weights, which restores the loss.`;
+        `${significant(run.loss[0])} nats per token (${found.note}). “Converted” reorders the rows of its query and key weights, which restores the loss. Shorter bars are better.`;
     });
   },
 };

@@ -15,7 +15,7 @@ export const wavelengths: Picture = {
   id: "wavelengths",
   title: "Wavelengths and the trained length",
   tryThis:
-    "Choose a model. Then choose “Own numbers” and change theta: how many pairs complete a turn within the trained length?",
+    "Choose a model. Then choose “Own numbers” and change theta. How many pairs complete a turn within the trained length?",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const first = firstPreset(data);
@@ -71,16 +71,16 @@ function show(
   const summary =
     (trained === null
       ? "The config does not contain the trained length. "
-      : `${slow} of ${invFreq.length} pairs need more than the trained ${tokens(trained)} tokens for one turn. `) +
+      : `${slow} of ${invFreq.length} pairs need more than the trained length of ${tokens(trained)} tokens for one turn. `) +
     (still > 0 ? `${still} pairs are not rotated. ` : "") +
-    `The slowest needs ${tokens(Math.max(...lengths))} tokens.`;
+    `The slowest pair needs ${tokens(Math.max(...lengths))} tokens.`;
   const points = (values: readonly number[]): Point[] => values.map((f, i) => [i, f > 0 ? wavelength(f) : NaN]);
   const scaled = preset !== undefined && preset.plain.some((f, i) => f !== preset.invFreq[i]);
   const highest = Math.max(...points(preset?.plain ?? invFreq).map(([, y]) => y || 1), ...lengths, trained ?? 1);
   chart.update({
     summary: `Wavelength of each pair. ${summary}`,
     x: { label: "pair", domain: [0, invFreq.length - 1], format: (x) => String(Math.round(x)) },
-    y: { label: "tokens of one full turn", domain: [4, highest * 2], log: true, format: shortTokens },
+    y: { label: "tokens per turn", domain: [4, highest * 2], log: true, format: shortTokens },
     series: [
       ...(scaled ? [{ label: "without scaling", color: "var(--quiet)", dash: "3 3", points: points(preset.plain) }] : []),
       { label: scaled ? "with the model’s scaling" : "wavelength", color: "var(--accent)", dots: true, points: points(invFreq) },

@@ -9,7 +9,7 @@ const SETTINGS: readonly { type: string; key: Numeric; label: string; min: numbe
   { type: "yarn", key: "beta_slow", label: "YaRN: beta_slow (turns)", min: 0.25, max: 2, value: 1, step: 0.25 },
   { type: "llama3", key: "high_freq_factor", label: "Llama 3: high_freq_factor", min: 1, max: 16, value: 4, step: 0.5 },
   { type: "llama3", key: "low_freq_factor", label: "Llama 3: low_freq_factor", min: 0.25, max: 1, value: 1, step: 0.25 },
-  { type: "proportional", key: "partial_rotary_factor", label: "p-RoPE: share that turns", min: 0.05, max: 1, value: 0.75, step: 0.05 },
+  { type: "proportional", key: "partial_rotary_factor", label: "p-RoPE: share of rotated pairs", min: 0.05, max: 1, value: 0.75, step: 0.05 },
 ];
 
 /** Return sliders for the shown rules. */
