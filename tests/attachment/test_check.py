@@ -40,14 +40,14 @@ def outliers(tmp_path_factory) -> Path:
     return folder
 
 
-def test_readmes_five_lines(outliers, tmp_path, monkeypatch, capsys):
+def test_readmes_python(outliers, tmp_path, monkeypatch, capsys):
     """They run on a bfloat16 checkpoint with special tokens; the doctor gets a short text of ours."""
     (tmp_path / "text.txt").write_text("A line of text for the doctor, and more of it. " * 60)
     doctor = rw.doctor
     options = {"text": [str(tmp_path / "text.txt")], "methods": ("plain",), "measure": ("loss",)}
     options["protocol"] = Protocol(windows=2)
     monkeypatch.setattr(rw, "doctor", lambda model, target: doctor(model, target=target, **options), raising=False)
-    code = re.search(r"## Five lines of Python\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code = re.search(r"## Python\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = {}
     exec(code[1].replace("folder/", str(outliers)).replace("32768", "256"), names)
     assert capsys.readouterr().out.strip()

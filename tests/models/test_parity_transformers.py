@@ -73,9 +73,9 @@ def test_sharded_and_old_spelling(tmp_path: Path) -> None:
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    """bfloat16 is kept as stored, or widened on request to exactly what transformers computes in float32."""
+    """bfloat16 is kept on request, or widened on request to exactly what transformers computes in float32."""
     make("llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    ours = load(tmp_path)
+    ours = load(tmp_path, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert worst(load(tmp_path, dtype=torch.float32), theirs, input_ids()) < 1e-5

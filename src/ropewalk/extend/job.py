@@ -330,8 +330,9 @@ def export(
     >>> from ropewalk.checkpoints.load import load
     >>> from ropewalk.extend.writable import WritableDecoder
     >>> tiny = WritableDecoder(load("tiny"))
+    >>> how = {"method": "plain", "reach": Reach(256, 256), "dtype": torch.bfloat16}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     export(tiny, folder + "/x", method="plain", reach=Reach(256, 256), source="tiny").dtype
+    ...     export(tiny, folder + "/x", source="tiny", **how).dtype
     torch.bfloat16
     """
     place = check_out(out, source=source, overwrite=overwrite)

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from ropewalk.atomic_io import read_json, remove_folder, sha256, whole_folder, write_json
-from ropewalk.attachment import Attachment, attach_silently
+from ropewalk.attachment import Attachment
+from ropewalk.attachment.handle import attach_silently
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES
 from ropewalk.checkpoints.gguf_file import GGUFFile

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attachment import Attachment, attach_silently, attachment_of
+from ropewalk.attachment import Attachment, attachment_of
+from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm, trained_length_of
