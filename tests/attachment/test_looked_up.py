@@ -174,5 +174,5 @@ def test_refusals():
     model.transformer.h[1].attn.embed_positions[40, 1] += 0.1
     rw.attach(model).detach()  # no row of those that are compared
     model.transformer.h[1].attn.embed_positions[63, 1] += 0.1
-    with pytest.raises(rw.RopeError, match="not those that the config describes"):
+    with pytest.raises(rw.RopeError, match="differ from those of the config"):
         rw.attach(model)

@@ -233,7 +233,7 @@ def test_layers_with_short_windows_stay_out_of_attention_methods() -> None:
 
 def test_within_the_trained_length_no_method_in_attention_applies() -> None:
     """As those on frequencies."""
-    with pytest.raises(RopeError, match="`dca` extends, but the target is within"):
+    with pytest.raises(RopeError, match="`dca` needs a target beyond"):
         planned(tiny_decoder(), protocol(target=16), ["dca"])
     assert planned(tiny_decoder(), protocol(target=16), ["all"]).methods == ("plain",)
 

@@ -28,18 +28,18 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
 
     **Arguments:**
     - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, a folder
-      that `save` or `ropewalk classify train` wrote, a model of the hub as OWNER/NAME, or the built-in "tiny".
-    - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several) and gives float32 for
+      written by `save` or `ropewalk classify train`, a model of the hub as OWNER/NAME, or the built-in "tiny".
+    - `dtype`: of the weights. None: a folder's stored dtype (the widest, if there are several), and float32 for
       GGUF, which is dequantised.
 
-    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights are half-split
-    as in Hugging Face's files; the permuted q and k of a GGUF file are put back. Weights are memory-mapped. A tensor
-    that needs no conversion is never copied; others are converted one by one, so that memory peaks at little more than
-    one copy. Do not overwrite a file in place while it is mapped; `save` never does. Nothing is unpickled, and code
-    that a checkpoint brings (`auto_map`) is never run: the model computes what its family does.
+    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and folders written by `save`. Weights are
+    half-split as in Hugging Face's files; the permutation of q and k in a GGUF file is undone. Weights are
+    memory-mapped. A tensor that needs no conversion is never copied. Others are converted one by one, so the peak
+    memory is little more than one copy. Do not overwrite a file in place while it is mapped; `save` never does. Nothing
+    is unpickled, and code of a checkpoint (`auto_map`) is never run: the model is that of its family.
 
-    **Raises:** `RopeError` that names the file or tensor if it is missing, truncated, unexpected or of a wrong shape,
-    or if the architecture is unknown.
+    **Raises:** `RopeError`, with the name of the file or tensor, if it is missing, truncated, unexpected or of a wrong
+    shape, or if the architecture is unknown.
 
     >>> load("no/such/folder")
     Traceback (most recent call last):
@@ -63,9 +63,9 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
     content = read_json(path / "config.json")
     if is_classifier(content):
         raise RopeError(
-            "load: this folder holds a text classifier, but a language model is needed.",
+            "load: this folder contains a text classifier, but a language model is needed.",
             facts={"source": str(source)},
-            cure="rw.load reads both; `ropewalk classify predict` labels texts with it.",
+            cure="Use rw.load, which loads both, or `ropewalk classify predict` to label texts.",
         )
     return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
 
@@ -93,7 +93,7 @@ def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None
         raise RopeError(
             "load: there is no such folder.",
             facts={"folder": str(path)},
-            cure="Pass the --out of `ropewalk classify train`.",
+            cure="Pass the --out folder of `ropewalk classify train`.",
         )
     return read_classifier(path, dtype)
 
@@ -104,18 +104,18 @@ def save(
     *,
     tokenizer: TextTokenizer | None = None,
 ) -> None:
-    """Write a model as a folder for `load`, atomically. transformers reads a decoder's folder, too.
+    """Write a model as a folder for `load`, atomically. transformers loads a decoder's folder, too.
 
     **Arguments:**
-    - `folder`: made, or replaced in one step if it holds only a checkpoint.
+    - `folder`: created, or replaced in one step if it contains only a checkpoint.
     - `tokenizer`: saved in the same folder; defaults to `model.tokenizer`.
 
     A decoder's interleaved heads are written half-split, as in Hugging Face's families: the same function with its
     rows in a different order. A decoder that no family can express (LayerNorm, ReLU, two thetas, partial rotary, a
-    rope that has no Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` reads and
+    rope without a Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` supports and
     transformers does not. Weights keep their dtype.
 
-    **Raises:** `RopeError` if the folder holds files of another kind.
+    **Raises:** `RopeError` if the folder contains other files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -136,14 +136,14 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
         raise RopeError(
             "load: `dtype` must be a floating dtype of torch, or None.",
             facts={"dtype": dtype},
-            cure="For example torch.bfloat16; None keeps what is stored.",
+            cure="Pass for example torch.bfloat16, or None to keep the stored dtype.",
         )
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
     """Return the `DecoderConfig` of a checkpoint without its weights: a folder, config.json, .gguf, "tiny", or dict.
 
-    **Raises:** `RopeError` for a config that is missing, damaged or of an unknown architecture.
+    **Raises:** `RopeError` for a missing or damaged config, or an unknown architecture.
 
     >>> read_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
     ...              "num_hidden_layers": 2, "num_attention_heads": 2}).ropes[0].theta
@@ -161,7 +161,7 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderCo
 
 
 def write_config(config: DecoderConfig) -> dict[str, Any]:
-    """Return an equivalent config.json: of the first Hugging Face family that can express it, else of "ropewalk".
+    """Return an equivalent config.json: for the first Hugging Face family that can express it, else for "ropewalk".
 
     Families are half-split, so an interleaved config becomes `model_type` "ropewalk"; `save` re-orders the weights.
 

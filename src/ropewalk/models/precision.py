@@ -1,4 +1,4 @@
-"""The dtypes of a device: float64 if it has that (MPS does not), and bfloat16 if it is fast."""
+"""The dtypes of a device: float64 if supported (not on MPS), and bfloat16 if fast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def to_float64(x: Tensor) -> Tensor:
 
 
 def bfloat16_instructions(device: str) -> str | None:
-    """Return the name of the instructions that multiply bfloat16 faster than float32 on a device, or None.
+    """Return the name of a device's instructions for bfloat16 products faster than float32, or None.
 
     Measured on an AMD EPYC (Zen 4, AVX512-BF16) for the products of `tiny`: 400 GFLOP/s, and 170 in float32.
     """
@@ -57,7 +57,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
-    """Return the dtype for `name` on a device, and for "auto" the reason: bfloat16 if that is fast, else float32.
+    """Return the dtype for `name` on a device, and the reason for "auto": bfloat16 if fast, else float32.
 
     >>> chosen_dtype("float32", "cpu")
     (torch.float32, None)
