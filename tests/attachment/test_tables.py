@@ -320,7 +320,7 @@ def test_refusals(llama):
         rw.attach(torch.nn.Linear(2, 2))
     with pytest.raises(rw.RopeError, match="Pass target="):
         rw.attach(llama, "yarn")
-    with pytest.raises(rw.RopeError, match="within the trained length"):
+    with pytest.raises(rw.RopeError, match="beyond the trained length"):
         rw.attach(llama, "yarn", target=64)
     with rw.attachment.attached(llama), pytest.raises(rw.RopeError, match="already attached"):
         rw.attach(llama)

@@ -323,7 +323,7 @@ def test_ropes_that_no_block_says_are_refused() -> None:
     with pytest.raises(RopeError, match="one rope for all layers"):
         hub_rope((plain, dataclasses.replace(plain, theta=5e5)), "mixed", **HOW)
     follows = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, short_mscale=1.0, long_mscale=1.2))
-    with pytest.raises(RopeError, match="follow the length"):
+    with pytest.raises(RopeError, match="depend on the length"):
         hub_rope((follows,), "phimoe", **HOW)
     with pytest.raises(RopeError, match="no layer has a rope"):
         hub_rope((None, None), "none", **HOW)

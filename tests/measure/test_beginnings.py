@@ -136,7 +136,7 @@ def test_a_beginning_of_other_ropes_is_refused() -> None:
     found: list[Beginning] = []
     DecoderReader(model).reading_on(ids, keep=8, kept=found.append, chunk=CHUNK)
     scaled = model.with_positions(rope=ROPE.__class__(8, interleaved=False, scaling=Linear(4.0)))
-    with pytest.raises(RopeError, match="under another rope"):
+    with pytest.raises(RopeError, match="under a different rope"):
         window_losses(scaled, ids, after=(found[0], 8))
     with pytest.raises(RopeError, match="or there are too few"):
         window_losses(model, ids, after=(found[0], 12))

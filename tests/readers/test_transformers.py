@@ -162,7 +162,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         BertModel(BertConfig(**tiny)),
         T5ForConditionalGeneration(T5Config(d_model=16, num_layers=1, d_ff=8)),
     ):
-        with pytest.raises(RopeError, match=r"not a causal language model|no rotary embedding"):
+        with pytest.raises(RopeError, match=r"only causal language models|no rotary embedding"):
             TransformersReader(model)
     model = random_model("phi3")
     reader = TransformersReader(model)
