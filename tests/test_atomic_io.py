@@ -38,7 +38,7 @@ def test_a_link_stays_a_link(tmp_path):
 def test_a_folder_is_refused(tmp_path):
     """A folder, or no name at all, is an error before any work is done."""
     for path in (tmp_path, tmp_path / "..", type(tmp_path)("")):
-        with pytest.raises(RopeError, match="a folder where the file should be"):
+        with pytest.raises(RopeError, match="the path of the file is a folder"):
             check_writable(path)
 
 
@@ -50,7 +50,7 @@ def test_a_missing_folder_is_refused_before_any_work(tmp_path, monkeypatch):
     check_writable(tmp_path / "new" / "newer" / "file.json", new_folder=True)
     (tmp_path / "text").touch()
     for new_folder in (False, True):
-        with pytest.raises(RopeError, match="a file where the folder should be"):
+        with pytest.raises(RopeError, match="the path of the folder is a file"):
             check_writable(tmp_path / "text" / "file.json", new_folder=new_folder)
     assert {path.name for path in tmp_path.iterdir()} == {"text"}
     monkeypatch.setattr("ropewalk.atomic_io.os.access", lambda path, mode: False)

@@ -57,7 +57,7 @@ def test_a_folder_whose_head_is_just_being_written_is_joined(tmp_path) -> None:
     opened(tmp_path).add("a", {"value": 1})
     assert set(opened(tmp_path).results) == {"a"}
     (tmp_path / "other" / "notes").mkdir(parents=True)
-    with pytest.raises(RopeError, match="holds something else"):
+    with pytest.raises(RopeError, match="contains other files"):
         opened(tmp_path / "other")
 
 
@@ -75,18 +75,18 @@ def test_writers_see_each_other(tmp_path) -> None:
 def test_what_is_not_this_job_is_refused(tmp_path) -> None:
     """Another fingerprint, another kind, and a folder that holds something else; nothing is overwritten."""
     opened(tmp_path / "l").add("a", {"value": 1})
-    with pytest.raises(RopeError, match="results of another job"):
+    with pytest.raises(RopeError, match="results of a different job"):
         opened(tmp_path / "l", key="other")
-    with pytest.raises(RopeError, match="results of another job"):
+    with pytest.raises(RopeError, match="results of a different job"):
         Ledger(tmp_path / "l", kind="search", key="abc").resume()
     foreign = tmp_path / "mine"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("all of it")
     for resume in (True, False):
-        with pytest.raises(RopeError, match="holds something else"):
+        with pytest.raises(RopeError, match="contains other files"):
             opened(foreign, resume=resume)
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(RopeError, match="holds something else"):
+    with pytest.raises(RopeError, match="contains other files"):
         opened(tmp_path / "file")
     assert (foreign / "thesis.txt").read_text() == "all of it"
 
@@ -106,7 +106,7 @@ def test_a_lease_is_one_process_s(tmp_path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     with one.lease("a") as mine, other.lease("a") as theirs, other.lease("b") as another:
         assert (mine, theirs, another) == (True, False, True)
-        with pytest.raises(RopeError, match="another process is at work"):
+        with pytest.raises(RopeError, match="another process is computing these results"):
             opened(tmp_path, resume=False)
     with pytest.raises(ValueError, match="stop"), one.lease("a"):
         raise ValueError("stop")
@@ -149,7 +149,7 @@ def test_a_lease_of_another_machine_expires_by_age(tmp_path) -> None:
     lease_of(tmp_path, "a", "elsewhere-1-abc")
     with ledger.lease("a") as mine:
         assert not mine
-    with pytest.raises(RopeError, match="another process is at work"):
+    with pytest.raises(RopeError, match="another process is computing these results"):
         opened(tmp_path, resume=False)
     lease_of(tmp_path, "a", "elsewhere-1-abc", age=module.STALE_SECONDS + 10)
     with ledger.lease("a") as mine:
@@ -174,7 +174,7 @@ def test_a_clock_jump_robs_no_live_holder(tmp_path) -> None:
         lease_of(tmp_path, "a", opened(tmp_path)._writer, age=1e6)
         with opened(tmp_path).lease("a") as theirs:
             assert not theirs
-        with pytest.raises(RopeError, match="another process is at work"):
+        with pytest.raises(RopeError, match="another process is computing these results"):
             opened(tmp_path, resume=False)
 
 
@@ -252,7 +252,7 @@ def test_a_ledger_at_work_is_not_begun_again(tmp_path) -> None:
     """Between two jobs as well; it may be joined, and begun again afterwards."""
     ledger = opened(tmp_path)
     with ledger.at_work():
-        with pytest.raises(RopeError, match="another process is at work"):
+        with pytest.raises(RopeError, match="another process is computing these results"):
             opened(tmp_path, resume=False)
         assert len(opened(tmp_path)) == 0
     opened(tmp_path, resume=False)

@@ -1,6 +1,6 @@
 """ropewalk: rotary position embeddings, exact in every published variant.
 
-Importing the package costs nearly nothing: each public name is imported when it is first used, and torch with it.
+Importing the package is nearly free: each public name, and torch with it, is imported on first use.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _MOVED = {
     "stream": "models",
     "text_positions": "positions",
 }
-"""The module of each name of the top level in version 0.1; it still works there, with a warning."""
+"""The module of each top-level name of version 0.1; the old names still work, with a warning."""
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
@@ -113,5 +113,5 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    """Return every public name, used or not."""
+    """Return every public name, imported or not."""
     return sorted({*globals(), *__all__})

@@ -21,7 +21,7 @@ _MASK = threading.Lock()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; raises `RopeError` if it is missing, damaged or no object."""
+    """Return the object in a JSON file; raises `RopeError` if the file is missing or damaged, or contains no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -38,7 +38,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise RopeError(
-            f"load: {path.name} must hold a JSON object.", facts={"file": str(path)}, cure="Download the file again."
+            f"load: {path.name} must contain a JSON object.", facts={"file": str(path)}, cure="Download the file again."
         )
     return content
 
@@ -49,7 +49,7 @@ def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file atomically as `whole_file`, or write into a device or a pipe (/dev/stdout).
+    """Write a file atomically with `whole_file`; write directly into a device or a pipe (/dev/stdout).
 
     Raises `RopeError` if the file cannot be written.
     """
@@ -94,12 +94,12 @@ def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
     return RopeError(
         f"ropewalk: the {kind} cannot be written.",
         facts={kind: str(path), "error": str(error)},
-        cure="Free space on the disk, or choose a folder that you may write to.",
+        cure="Free space on the disk, or choose a folder with write permission.",
     )
 
 
 def check_writable(path: Path, *, new_folder: bool = False) -> None:
-    """Refuse, before any work is done, a path that no file can be written to.
+    """Check that a file can be written to `path`, before any work is done.
 
     Arguments:
     - `new_folder`: Allow a folder that does not exist yet, if it can be made.
@@ -109,9 +109,9 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
     try:
         if path.is_dir() or not path.name:
             raise RopeError(
-                "ropewalk: there is a folder where the file should be.",
+                "ropewalk: the path of the file is a folder.",
                 facts={"file": str(path)},
-                cure="Name a file.",
+                cure="Pass the path of a file.",
             )
         device = path.exists() and not path.is_file()
         folder = path.resolve().parent
@@ -119,9 +119,9 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
             folder = folder.parent
         if folder.exists() and not folder.is_dir():
             raise RopeError(
-                "ropewalk: there is a file where the folder should be.",
+                "ropewalk: the path of the folder is a file.",
                 facts={"path": str(path), "file": str(folder)},
-                cure="Name another folder.",
+                cure="Choose a different folder.",
             )
         if not folder.is_dir():
             raise RopeError(
@@ -137,12 +137,12 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
         raise RopeError(
             "ropewalk: the file cannot be written.",
             facts={"file": str(path), "error": error},
-            cure="Choose a folder that exists and that you may write to.",
+            cure="Choose an existing folder with write permission.",
         )
 
 
 def finite(value: Any) -> Any:
-    """Return the structure as JSON allows it: NaN and infinities become None, tuples become lists."""
+    """Return a copy for JSON: NaN and infinities become None, tuples become lists."""
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -176,14 +176,14 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
     folder = folder.resolve()
     if folder.is_file():
         raise RopeError(
-            "save: there is a file where the folder should be.",
+            "save: the path of the folder is a file.",
             facts={"path": str(folder)},
             cure="Choose another folder, or remove the file.",
         )
     foreign = sorted(p.name for p in folder.iterdir() if p.name not in may_replace) if folder.is_dir() else []
     if foreign:
         raise RopeError(
-            "save: the folder holds files that a checkpoint does not, and would lose them.",
+            "save: the folder contains files that are no part of a checkpoint; saving would delete them.",
             facts={"folder": str(folder), "files": foreign[:8]},
             cure="Save into a new folder.",
         )

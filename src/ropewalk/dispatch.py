@@ -31,17 +31,17 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
     if torch._C._get_tracing_state() is not None:
         reasons.append("torch.jit is tracing")
     if not reasons and x.is_neg():
-        reasons.append("it is a lazily negated view, as freqs_cis.conj().imag is")
+        reasons.append("it is a lazily negated view, such as freqs_cis.conj().imag")
     if not reasons and not torch._C._has_storage(x):
-        reasons.append("it has no memory of its own, as gradients have under is_grads_batched=True")
+        reasons.append("it has no memory of its own, like gradients under is_grads_batched=True")
     return reasons
 
 
 def constant_to_compilers(function: Function) -> Function:
     """Mark a function for compilers: they call it while tracing and put the result into the graph.
 
-    This equals `torch.compiler.assume_constant_result`, which also imports dynamo and so takes longer than `import
-    torch`. Returns the same function.
+    Equivalent to `torch.compiler.assume_constant_result`, without the import of dynamo, which takes longer than
+    `import torch`. Returns the same function.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

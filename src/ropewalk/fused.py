@@ -132,7 +132,7 @@ def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: f
     )
     if q.dtype != k.dtype or k.shape[-1] != size or not weights_fit or q.shape[0] != k.shape[0]:
         raise RopeError(
-            "qk_norm_rotate: `q` and `k` must have one dtype, batch and head_dim, and weights one float a feature.",
+            "qk_norm_rotate: `q` and `k` must have one dtype, batch and head_dim, and weights one float per feature.",
             facts={"q": q, "k": k, "q_weight": q_weight, "k_weight": k_weight, "joint": joint},
             cure="Weights are [head_dim], with joint=True [heads * head_dim], on the device of `q`.",
         )
@@ -174,9 +174,9 @@ def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, in
         right = scale is None or (scale.dtype == torch.float32 and scale.shape in ((1,), (heads,)))
         if not right or (scale is not None and (scale.device != k.device or k.dtype == torch.float64)):
             raise RopeError(
-                f"{where}: `key_scale` and `value_scale` must be float32 [kv_heads] or [1], and keys not float64.",
+                f"{where}: `key_scale` and `value_scale` must be float32 [kv_heads] or [1]; keys must not be float64.",
                 facts={"scale": scale, "kv_heads": heads, "k": k},
-                cure="It divides the numbers: for float8_e4m3fn pass the largest magnitude / 448.",
+                cure="The scale divides the values: for float8_e4m3fn pass the largest magnitude / 448.",
             )
     if overlaps_itself(keys) or overlaps_itself(values):
         raise RopeError(
@@ -188,7 +188,7 @@ def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, in
         raise RopeError(
             f"{where}: the buffers of keys and values share memory, and one would overwrite the other.",
             facts={"store.keys": keys, "store.values": values},
-            cure="Give each its own tensor, or its own part of one: torch.zeros(2, *shape).",
+            cure="Give each its own tensor, or its own slice of one: torch.zeros(2, *shape).",
         )
     capacity = keys.shape[at_tokens] * (1 if pages is None else keys.shape[0])
     right = slots.dtype == torch.int64 and slots.ndim == 2 and slots.device == k.device

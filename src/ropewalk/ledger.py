@@ -67,7 +67,7 @@ class Ledger:
       of everything that the results depend on.
 
     A result is a JSON object with a string key that names the job, such as "yarn/3". Floats are restored to the same
-    bits; NaN and infinities become null. Several processes may open ledgers on one folder: `refresh` reads what the
+    bits; NaN and infinities become null. Several processes may open ledgers on one folder: `refresh` loads what the
     others have added.
 
     >>> ledger = Ledger(None, kind="losses", key="abc")
@@ -103,7 +103,7 @@ class Ledger:
         return self._opened(self._begin)
 
     def resume(self) -> int:
-        """Read the folder's results and return their number.
+        """Load the folder's results and return their number.
 
         Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
         """
@@ -166,7 +166,7 @@ class Ledger:
             held = sum(map(_is_held, self._leases()))
             if held:
                 raise RopeError(
-                    f"{self.kind}: another process is at work on these results.",
+                    f"{self.kind}: another process is computing these results.",
                     facts={"folder": str(self.folder), "leases": held},
                     cure="Join it with --resume, or wait until it has ended"
                     f" (at most {STALE_SECONDS:.0f} seconds after it was killed on another machine).",
@@ -183,22 +183,22 @@ class Ledger:
             raise self._foreign()
         if head and (head.get("kind"), head.get("key")) != (self.kind, self.key):
             raise RopeError(
-                f"{self.kind}: the folder holds results of another job.",
+                f"{self.kind}: the folder contains results of a different job.",
                 facts={
                     "folder": str(self.folder),
                     "its kind and fingerprint": [head.get("kind"), head.get("key")],
                     "this run's": [self.kind, self.key],
                 },
-                cure="Name another folder, or begin again without --resume.",
+                cure="Choose a different folder, or start again without --resume.",
             )
         if not head:
             write_json(self.folder / HEAD, {"ledger": FORMAT, "kind": self.kind, "key": self.key})
         return self.refresh()
 
     def refresh(self) -> int:
-        """Read the results that other writers have added and return the number of all results.
+        """Load the results that other writers have added and return the number of all results.
 
-        If a job has two results, the first one read is kept: both contain the same numbers.
+        If a job has two results, the first one loaded is kept; both contain the same numbers.
         """
         if self.folder is None:
             return len(self.results)
@@ -245,7 +245,7 @@ class Ledger:
                 raise RopeError(
                     f"{self.kind}: a result cannot be written.",
                     facts={"file": str(path), "error": str(error)},
-                    cure="Free space on the disk, or name a folder that you may write to.",
+                    cure="Free space on the disk, or choose a folder with write permission.",
                 ) from error
 
     @contextmanager
@@ -262,7 +262,7 @@ class Ledger:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Hold a lease that no job has for the duration of the block, so that another process's `begin` raises."""
+        """Hold a lease for no job for the duration of the block, which makes another process's `begin` raise."""
         with self._held(f"writer {self._writer}"):
             yield
 
@@ -339,9 +339,9 @@ class Ledger:
 
     def _foreign(self) -> RopeError:
         return RopeError(
-            f"{self.kind}: the folder named for the results holds something else.",
+            f"{self.kind}: the results folder contains other files.",
             facts={"folder": str(self.folder)},
-            cure="Name a new folder.",
+            cure="Choose a new folder.",
         )
 
 

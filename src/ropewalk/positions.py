@@ -48,7 +48,7 @@ def positions_from(
     - `offsets`: position of each sequence's first token (flash-attention's `seqlen_offsets`): the number of its tokens
       in the cache. An int for all sequences, or int32 or int64 `[sequences]`.
     - `max_seqlen`: length of a padded batch, in tokens. With `cu_seqlens`, the most tokens of a sequence.
-    - `tokens`: number of packed tokens in the buffer; None takes the last of `cu_seqlens`, which a compiler cannot
+    - `tokens`: number of packed tokens in the buffer; None: the last of `cu_seqlens`, which a compiler cannot
       read. Tokens after the last sequence have position 0.
 
     **Returns:** int64 `[tokens]`; for a padded batch `[batch, max_seqlen]`, or `[max_seqlen]` if `offsets` is an int.
@@ -92,7 +92,7 @@ def page_slots(
     - `page_table`: int32 or int64 `[batch, pages]`, the page numbers of each sequence in order; below 0: no page.
     - `position_ids`: int32 or int64 `[seq]` or `[batch, seq]`, positions in the sequence; tokens with a position below
       0 are not stored.
-    - `page_size`: tokens of a page.
+    - `page_size`: tokens per page.
 
     **Returns:** int64 `[batch, seq]`: page * page_size + place in the page, or -1 without a page.
     **Raises:** `RopeError` for other shapes and dtypes, and, outside of compilers, for a position beyond the table.
@@ -106,14 +106,14 @@ def page_slots(
     right = right and (position_ids.ndim == 1 or position_ids.shape[0] in (1, page_table.shape[0]))
     if not right or size is None or size < 1:
         raise RopeError(
-            "page_slots: `page_table` is int32 or int64 [batch, pages], `position_ids` [seq] or [batch, seq].",
+            "page_slots: `page_table` must be int32 or int64 [batch, pages], `position_ids` [seq] or [batch, seq].",
             facts={"page_table": page_table, "position_ids": position_ids, "page_size": page_size},
-            cure="Pass the page numbers of each sequence in order, and the number of tokens of a page.",
+            cure="Pass the page numbers of each sequence in order, and the number of tokens per page.",
         )
     places = position_ids.to(torch.int64).expand(page_table.shape[0], position_ids.shape[-1])
     if not reasons_for_mathematics(places) and places.is_cpu and bool((places >= size * page_table.shape[1]).any()):
         raise RopeError(
-            "page_slots: a token lies beyond the pages of its sequence.",
+            "page_slots: a token is beyond the pages of its sequence.",
             facts={"position_ids": position_ids, "pages": page_table.shape[1], "page_size": size},
             cure="Add a page to the sequence first.",
         )
@@ -156,9 +156,9 @@ def _check_ends(ends: Tensor, max_seqlen: int | None, tokens: int | None) -> int
         return int(ends[-1]) if tokens is None else tokens
     if bool(wrong):
         raise RopeError(
-            "positions_from: `cu_seqlens` must begin at 0 and never fall, within `max_seqlen` and `tokens`.",
+            "positions_from: `cu_seqlens` must start at 0 and never decrease, within `max_seqlen` and `tokens`.",
             facts={"cu_seqlens": ends.tolist(), "max_seqlen": max_seqlen, "tokens": tokens},
-            cure="It is the cumulative sum of the lengths, after a 0.",
+            cure="Pass a 0, followed by the cumulative sum of the lengths.",
         )
     return int(ends[-1]) if tokens is None else tokens
 
@@ -174,9 +174,9 @@ def _check_offsets(offsets: Any, batch: int | None, device: torch.device | None)
         if whole is not None:
             return whole  # type: ignore[no-any-return]
     raise RopeError(
-        "positions_from: `offsets` must be a whole number, or int32 or int64, one for each sequence.",
+        "positions_from: `offsets` must be an int, or int32 or int64 [sequences].",
         facts={"offsets": offsets, "sequences": batch},
-        cure="Pass the tokens that each sequence's cache holds already, on the device of `cu_seqlens`.",
+        cure="Pass the number of tokens in each sequence's cache, on the device of `cu_seqlens`.",
     )
 
 
@@ -196,7 +196,7 @@ def _wrong_ends(cu_seqlens: object) -> RopeError:
     return RopeError(
         "positions_from: `cu_seqlens` must be int32 or int64 [sequences + 1].",
         facts={"cu_seqlens": cu_seqlens},
-        cure="torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) makes it from the lengths.",
+        cure="Build it from the lengths: torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).",
     )
 
 
@@ -266,7 +266,7 @@ def mrope_positions(
         raise RopeError(
             "mrope_positions: there are more grids than images and videos among the tokens.",
             facts=left,
-            cure="Pass only the grids of this batch, in its order.",
+            cure="Pass only the grids of this batch, in order.",
         )
     positions = torch.tensor(rows, dtype=torch.int64, device=token_types.device).reshape(*token_types.shape, 3)
     offsets = torch.tensor(deltas, dtype=torch.int64, device=token_types.device)
@@ -335,7 +335,7 @@ def _checked_grids(name: str, grids: Any, merge: int) -> list[Grid]:
             raise RopeError(
                 f"mrope_positions: `{name}` needs (frames, height, width) of each, in patches that merge evenly.",
                 facts={name: grids, "spatial_merge_size": merge},
-                cure="transformers' processors return image_grid_thw and video_grid_thw.",
+                cure="Pass image_grid_thw and video_grid_thw of transformers' processors.",
             )
         merged.append((sizes[0], sizes[1] // merge, sizes[2] // merge))
     return merged
@@ -400,7 +400,7 @@ def grid_positions(
         )
     if normalized and start:
         raise RopeError(
-            "grid_positions: `start` and `normalized` exclude each other.",
+            "grid_positions: `start` and `normalized` are mutually exclusive.",
             facts={"start": start, "normalized": True},
             cure="Leave one of them out.",
         )
@@ -489,8 +489,8 @@ def positions_for_rank(
 
     **Returns:** int64 `[tokens / cp]`; without `cu_seqlens` these are also the tokens' indices, and the results of all
     ranks are a permutation of 0 .. tokens - 1.
-    **Raises:** `RopeError` for an unknown layout, and if the parts are not equal (torch silently uses contiguous parts
-    then, pytorch#183968).
+    **Raises:** `RopeError` for an unknown layout, and if the parts are not equal (torch would silently use contiguous
+    parts, pytorch#183968).
 
     >>> [positions_for_rank("head-tail", 8, rank=rank, cp=2).tolist() for rank in (0, 1)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]

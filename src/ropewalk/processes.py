@@ -99,11 +99,11 @@ class Launch:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this process prints and writes the files that the command line names."""
+        """Return whether this process prints and writes the files named on the command line."""
         return self.rank == 0
 
     def cores(self) -> int:
-        """Return this process's share of the cores that it may run on, at least 1."""
+        """Return this process's share of the available cores, at least 1."""
         there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, there // self.local_ranks)
 
@@ -165,7 +165,7 @@ class Launch:
         return f"{name}/{self._names[name]}"
 
     def says_first(self, message: str) -> bool:
-        """Return whether no other process has printed the message, so that a common error is printed once."""
+        """Return whether this process is the first one to print the message: a common error is printed only once."""
         try:
             return (
                 not self.several or int(self.store.add("said/" + hashlib.sha256(message.encode()).hexdigest(), 1)) == 1
@@ -199,7 +199,7 @@ class Launch:
             raise RopeError(
                 "ropewalk: the store of the processes cannot be reached.",
                 facts={"MASTER_ADDR": self.address, "MASTER_PORT": self.port, "error": str(error).splitlines()[0]},
-                cure="Rank 0 has ended, or the port is taken. Run the command again, with --resume where it has that.",
+                cure="Rank 0 has ended, or the port is taken. Rerun the command, with --resume if it has that option.",
             ) from error
 
 
@@ -219,7 +219,7 @@ def joined(launch: Launch | None = None) -> Iterator[Launch]:
     - `launch`: defaults to the launch that the environment describes (torchrun's variables).
 
     Each process uses its share of the machine's cores, and on CUDA the device of its local rank. SIGTERM, which
-    torchrun sends when a process has died, ends the work as Ctrl-C does, and leases are released.
+    torchrun sends when a process has died, ends the work like Ctrl-C and releases leases.
 
     >>> with joined() as launch:
     ...     launch.rank
@@ -281,7 +281,7 @@ def process_group(launch: Launch) -> Iterator[None]:
 
     if not dist.is_available():
         raise RopeError(
-            "ropewalk: this build of torch has no torch.distributed.", cure="Install another build of torch."
+            "ropewalk: this build of torch has no torch.distributed.", cure="Install a different build of torch."
         )
     if dist.is_initialized():  # the caller's own
         yield

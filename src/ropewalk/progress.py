@@ -124,7 +124,7 @@ class ProgressBar:
         self._bar.advance(self._tasks[key], tokens)
 
     def advance_to(self, tokens: int, key: str | None = None) -> None:
-        """Set the number of those that are done."""
+        """Set the number of finished tokens."""
         self._bar.update(self._tasks[key], completed=tokens)
 
     def note(self, text: str, key: str | None = None) -> None:
@@ -169,7 +169,7 @@ class NotebookBar:
         self._bar.close()
 
     def expect(self, tokens: int) -> None:
-        """Begin a stage."""
+        """Begin a stage of several pieces."""
         self._bar.reset(total=tokens)
 
     def begin(self, description: str, tokens: int) -> None:
@@ -187,7 +187,7 @@ class NotebookBar:
 
 @dataclass
 class _Piece:
-    """A piece of work: its description, its tokens (0: unknown), those that are done, and when it began."""
+    """A piece of work: its description, its tokens (0: unknown), the number of finished tokens, and its start time."""
 
     description: str
     tokens: int
@@ -224,10 +224,10 @@ class LinesProgress:
         self._end.set()
         self._thread.join()
         if self.clock() - self._began >= self.every:
-            self._print(self._said())
+            self._print(self._take_waiting())
 
     def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces with `tokens` tokens in total, from which the time left follows."""
+        """Begin a stage of several pieces with `tokens` tokens in total, used to estimate the time left."""
         with self._lock:
             self._stage = _Piece("", tokens, self.clock())
             self._pieces.clear()
@@ -246,12 +246,12 @@ class LinesProgress:
                     piece.done += tokens
 
     def line(self, text: str) -> None:
-        """Print a line with the next ones."""
+        """Print a line together with the next report."""
         with self._lock:
             self._waiting.append(text)
 
     def state(self) -> str | None:
-        """Return the line on what is done and how long the rest may take; None if no piece is unfinished."""
+        """Return a line with the finished work and the time left; None if no piece is unfinished."""
         with self._lock:
             pieces = [piece for piece in self._pieces.values() if piece.done < piece.tokens or not piece.tokens]
             if not pieces:
@@ -268,13 +268,13 @@ class LinesProgress:
         """Print until the end."""
         while not self._end.wait(self.every):
             state = self.state()
-            self._print([*self._said(), *([] if state is None else [state])])
+            self._print([*self._take_waiting(), *([] if state is None else [state])])
 
-    def _said(self) -> list[str]:
-        """Return the lines that wait, and let them wait no longer."""
+    def _take_waiting(self) -> list[str]:
+        """Return the waiting lines, and clear them."""
         with self._lock:
-            said, self._waiting = self._waiting, []
-            return [text if text.startswith(f"{self.name}: ") else f"{self.name}: {text}" for text in said]
+            texts, self._waiting = self._waiting, []
+            return [text if text.startswith(f"{self.name}: ") else f"{self.name}: {text}" for text in texts]
 
     def _print(self, lines: list[str]) -> None:
         """Print lines on standard error, without control characters; a closed one is no error."""
@@ -299,8 +299,8 @@ def _time_left(work: _Piece, now: float) -> str:
 def shown(name: str, given: Progress | bool | None = None, *, lines: bool = False) -> Iterator[Progress]:
     """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a bar.
 
-    The bar is tqdm's in a notebook and rich's if standard error is a terminal. If there is neither, or the package is
-    missing, `lines` prints a line every ten seconds, and nothing is shown without it. `name` begins each line. Raises
+    The bar is tqdm's in a notebook and rich's if standard error is a terminal. Otherwise, or if the package is missing,
+    `lines=True` prints a line every ten seconds and `lines=False` shows nothing. `name` begins each line. Raises
     `RopeError` if `given` is no progress.
 
     >>> with shown("doctor", False) as progress:
@@ -309,7 +309,7 @@ def shown(name: str, given: Progress | bool | None = None, *, lines: bool = Fals
     if not isinstance(given, bool | None):
         if not isinstance(given, Progress):
             raise RopeError(
-                f"{name}: `progress` is True, False, None, or an object with `begin` and `advance`.",
+                f"{name}: `progress` must be True, False, None, or an object with `begin` and `advance`.",
                 facts={"progress": type(given).__name__},
                 cure="Leave it out for a bar on a terminal and in a notebook, or pass False for none.",
             )

@@ -71,21 +71,21 @@ def moderated_interval(
     """Return the mean of a paired difference and its interval, also for a single window.
 
     The units are windows, or the means of texts if there are several texts. Neighbouring blocks of a window are nearly
-    independent, so the deviation of blocks gives a prior for the deviation between units, which few units alone do not
-    show. From `STUDENT_FROM` units on there is no prior, and the interval is Student's t over units.
+    independent. Their deviation gives a prior for the deviation between units, which few units do not show. From
+    `STUDENT_FROM` units on there is no prior, and the interval is Student's t over units.
 
     **Arguments:**
     - `blocks`: `[windows, blocks]`, the difference of two methods in nats per token, in every block of a region.
     - `weights`: `[blocks]`, the number of tokens in each block.
-    - `part`: the blocks whose mean is wanted; all by default. The deviation is always that of all blocks.
-    - `texts`: for each window the number of its text. The interval for one text is about that text, the interval for
-      several is about texts like these.
+    - `part`: the blocks to average; all by default. The deviation is always that of all blocks.
+    - `texts`: the number of each window's text. With one text the interval describes that text; with several, it
+      describes texts like these.
     - `confidence`: of the two-sided interval.
-    - `share`: the number of disjoint windows that contain as much text as these, divided by the number of windows;
+    - `share`: the number of disjoint windows with as much text as these, divided by the number of windows;
       below 1 if windows of one text overlap.
 
     **Returns:** the mean over units, in nats per token, and the interval's lower and upper end.
-    **Raises:** `RopeError` for blocks that leave fewer than two degrees of freedom, and for arguments that do not fit.
+    **Raises:** `RopeError` for blocks with fewer than two degrees of freedom, and for arguments that do not fit.
     **Source:** Smyth 2004, "Linear models and empirical Bayes methods", Stat. Appl. Genet. Mol. Biol. 3, with a prior
     from blocks instead of genes.
 
@@ -194,7 +194,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, Int
 
 
 def signed(value: float, interval: Sequence[float] | None = None) -> str:
-    """Format a difference with its interval; what rounds to zero has no sign.
+    """Format a difference with its interval; a value that rounds to zero has no sign.
 
     >>> signed(-0.5, (-0.6, -0.4))
     '-0.500 [-0.600, -0.400]'

@@ -39,11 +39,11 @@ def test_a_second_handle_through_a_wrapper_is_refused():
         handle = rw.attach(first)
         for second in (model, model.model, wrapper):
             assert attachment_of(second) is handle
-            with pytest.raises(rw.RopeError, match="attached already"):
+            with pytest.raises(rw.RopeError, match="already attached"):
                 rw.attach(second, "yarn", target=256)
         handle.detach()
     inner = rw.attach(model.model, "yarn", target=256)
-    with pytest.raises(rw.RopeError, match="attached already"):
+    with pytest.raises(rw.RopeError, match="already attached"):
         handle.set_positions(handle.own)  # of a handle that was detached
     inner.detach()
     assert torch.equal(outputs_of(model, IDS), own)

@@ -164,7 +164,7 @@ def test_refusals():
         table = handle._modules[0].module.embed_positions
         with pytest.raises(TypeError):
             torch.cat([table, table])
-        with pytest.raises(rw.RopeError, match="another device"):
+        with pytest.raises(rw.RopeError, match="not on the device of its inputs"):
             table.to(torch.device("meta"))
         with pytest.raises(rw.RopeError, match="does not go through transformers' attention functions"):
             handle.set_positions(METHODS["log-n"].positions(handle.own, Reach(8, 256)))
@@ -174,5 +174,5 @@ def test_refusals():
     model.transformer.h[1].attn.embed_positions[40, 1] += 0.1
     rw.attach(model).detach()  # no row of those that are compared
     model.transformer.h[1].attn.embed_positions[63, 1] += 0.1
-    with pytest.raises(rw.RopeError, match="not those that the config describes"):
+    with pytest.raises(rw.RopeError, match="differ from those of the config"):
         rw.attach(model)

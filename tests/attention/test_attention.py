@@ -295,7 +295,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RopeError, match=r"`document_ids` must be integers"):
         module(x, document_ids=torch.ones(2, 5))
     cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
-    with pytest.raises(RopeError, match="packed documents do not work with a cache"):
+    with pytest.raises(RopeError, match="packed documents do not support a cache"):
         module(x, document_ids=torch.ones(2, 5, dtype=torch.long), cache=cache)
     from ropewalk.rope.scaling import DynamicNTK
 

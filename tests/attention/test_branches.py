@@ -130,15 +130,15 @@ def test_what_cannot_branch_is_refused() -> None:
     """Parents that come later, another number of tokens, several rows, no cache, own positions, an outgrown length."""
     model, ids = tiny_decoder(), random_ids(9)[None]
     for parents in ([], [0], [-1, 1], [-2]):
-        with pytest.raises(RopeError, match="follows an earlier one"):
+        with pytest.raises(RopeError, match="must follow an earlier one"):
             Branches(parents)
-    with pytest.raises(RopeError, match="branches continue one row"):
+    with pytest.raises(RopeError, match="branches must continue one row"):
         model(ids, cache=model.new_cache(), branches=Branches([-1]))
-    with pytest.raises(RopeError, match="branches continue one row"):
+    with pytest.raises(RopeError, match="branches must continue one row"):
         model(ids.expand(2, -1), cache=model.new_cache(2), branches=Branches(PARENTS))
-    with pytest.raises(RopeError, match="branches continue a cache"):
+    with pytest.raises(RopeError, match="branches need a cache"):
         model(ids, branches=Branches(PARENTS))
-    with pytest.raises(RopeError, match="branches continue a cache"):
+    with pytest.raises(RopeError, match="branches need a cache"):
         model(ids, cache=model.new_cache(), branches=Branches(PARENTS), position_ids=torch.arange(9))
     growing = tiny_decoder(dataclasses.replace(ROPE, scaling=DynamicNTK(4.0)))
     cache: KVCache = growing.new_cache(seq_len=20)

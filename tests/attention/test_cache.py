@@ -204,7 +204,7 @@ def test_made_in_inference_mode_used_outside() -> None:
 def test_what_is_refused() -> None:
     """Wrong batches, layers and shapes are named."""
     cache = make(2)
-    with pytest.raises(RopeError, match="the batch must be the cache's"):
+    with pytest.raises(RopeError, match="the batch differs from the cache's"):
         cache.lay_out(3, 1)
     layout = cache.lay_out(2, 2)
     with pytest.raises(RopeError, match="no such layer"):

@@ -96,7 +96,7 @@ def test_a_rule_of_the_caller_is_known_everywhere(tmp_path, monkeypatch):
 @pytest.mark.rejects
 def test_a_name_is_taken_once():
     """A second rule of one name would be read in place of the first."""
-    with pytest.raises(rw.RopeError, match="an extension of this name exists"):
+    with pytest.raises(rw.RopeError, match="an extension with this name exists"):
         type("ReRoPE", (Extension,), {"__module__": "elsewhere"})
     assert Extension.registry["ReRoPE"] is ReRoPE
     with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
@@ -204,7 +204,7 @@ def test_encodings_refuse_remapped_positions(extension):
     """There is no rope whose positions could be remapped."""
     config = replace(make_model(None).config, rope=None)
     for name in ENCODINGS:
-        with pytest.raises(rw.RopeError, match="remaps the positions of causal attention with a rope"):
+        with pytest.raises(rw.RopeError, match="needs causal attention with a rope"):
             Decoder(replace(config, encoding=name, extension=extension))
         with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
             Decoder(replace(config, encoding=name)).with_positions(extension=extension)
@@ -215,7 +215,7 @@ def test_encodings_that_write_positions_down_refuse_an_unrotated_cache():
     """Their embeddings or keys would keep the old positions."""
     config = replace(make_model(None).config, rope=None, encoding="sinusoidal")
     model = Decoder(config)
-    with pytest.raises(rw.RopeError, match="writes positions"):
+    with pytest.raises(rw.RopeError, match="adds positions"):
         model(torch.tensor([[1, 2]]), cache=model.new_cache(rotated=False))
     moved = Decoder(replace(config, encoding="alibi")).eval()
     with torch.no_grad():

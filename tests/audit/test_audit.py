@@ -73,7 +73,7 @@ def test_reach_of_scaled_ropes() -> None:
         (dataclasses.replace(LLAMA31, trained=Trained(True)), Layers(), "trained to 131,072 tokens, beyond it"),
         (dataclasses.replace(LLAMA3, rotary_dim=32), Layers(), "only 32 of 128 features"),  # Pythia's quarter
         (dataclasses.replace(LLAMA3, scaling=Proportional(0.25)), Layers(), "some pairs do not rotate"),
-        (LLAMA3, Layers(window=512), "no further than 512 tokens"),
+        (LLAMA3, Layers(window=512), "at most 512 tokens"),
         (LLAMA3, Layers(other_signal="only a slice of each head rotates"), "only a slice"),
     ],
 )
@@ -92,7 +92,9 @@ def test_a_window_bounds_what_a_pair_shows() -> None:
     found = audit(LLAMA3, layers=Layers(window=512))
     assert found.pairs_never_turning == int((2 * np.pi / ladder(5e5, 128) > 512).sum())
     assert audit(LLAMA3, layers=Layers(window=10_000)).pairs_never_turning == 29
-    assert f"Its layers see at most 512 tokens: {found.pairs_never_turning} of 64" in " ".join(audit_sentences(found))
+    assert f"Its layers attend to at most 512 tokens: {found.pairs_never_turning} of 64" in " ".join(
+        audit_sentences(found)
+    )
 
 
 YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddings=16384)
@@ -109,7 +111,7 @@ YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddi
         ),
         (
             dataclasses.replace(YARN, trained=Trained(False)),
-            "the yarn scaling to 16,384 tokens being an option for inf",
+            "without the yarn scaling to 16,384 tokens, an option for inf",
         ),
         (
             YARN,
@@ -213,4 +215,4 @@ def test_frequencies_that_turn_back() -> None:
     assert (found.theta, found.rope_parameters) == (None, {})
     assert found.wavelengths == pytest.approx(forwards.wavelengths)
     assert found.pairs_never_turning == forwards.pairs_never_turning
-    assert "frequencies of its own" in audit_sentences(found)[0]
+    assert "its own frequencies" in audit_sentences(found)[0]

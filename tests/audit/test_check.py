@@ -198,7 +198,7 @@ FAULTS: list[tuple[str, Callable[[], nn.Module], Callable[[nn.Module], None], st
     ("theta", small("deepseek_v3"), built_with(block={"rope_theta": 1e6}), "frequencies", "theta 1000000 in place"),
     ("theta", small("llama4_text"), built_with(block={"rope_theta": 1e4}), "frequencies", "theta"),
     ("stale", scaled(DYNAMIC, 64), long_forward, "stale-state", "after a sequence of 200 tokens"),
-    ("stale", scaled(LONG, 256, "phi3"), long_forward, "stale-state", "was left behind"),
+    ("stale", scaled(LONG, 256, "phi3"), long_forward, "stale-state", "this is the state after"),
     ("long factors", scaled(LONG, 256, "phi3"), always_long, "tables", "long_factor"),
     ("swapped", local_and_global, swapped("sliding_attention_inv_freq", "full_attention_inv_freq"), "frequencies",
      "the rope of full_attention layers"),

@@ -268,7 +268,7 @@ def test_nobody_is_told_to_change_what_a_model_was_trained_with() -> None:
     """The same block asks one thing of a model whose scaling it is, and another of one that was given it."""
     shipped = changed(QWEN25, {"attention_factor": 1.5}, model_type="gpt_oss", head_dim=64)
     cures = [{f.code: f.cure for f in lint(config, ropes=ropes_of(config))} for config in (shipped, QWEN25)]
-    assert "keep it" in cures[0]["attention-factor"]
+    assert "Keep it" in cures[0]["attention-factor"]
     local = changed(shipped, layer_types=["sliding_attention", "full_attention"])
     assert "local-layers-scaled" not in codes(local, known=True)
 

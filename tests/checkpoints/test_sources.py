@@ -73,7 +73,7 @@ def test_a_file_with_one_slash_is_not_a_name_of_the_hub(here: Path) -> None:
 def test_a_name_of_the_hub_is_told_how_to_fetch_it(here: Path) -> None:
     """OWNER/NAME where there is no such folder."""
     message = message_of("meta-llama/Llama-3.2-1B")
-    assert "HF_HUB_OFFLINE is set, and the cache does not hold it" in message
+    assert "HF_HUB_OFFLINE is set, and the model is not in the cache" in message
     assert "hf download meta-llama/Llama-3.2-1B" in message
 
 
@@ -82,7 +82,7 @@ def test_a_name_of_the_hub_is_told_how_to_fetch_it(here: Path) -> None:
 def test_a_file_of_pickles_is_refused_with_the_way_to_convert_it(reader, name: str, tmp_path: Path) -> None:
     """By its suffix, or by its first bytes; it is never opened as a pickle."""
     torch.save({"weight": torch.zeros(2)}, tmp_path / name)
-    with pytest.raises(RopeError, match="pickles are refused") as refused:
+    with pytest.raises(RopeError, match="Pickles are not supported") as refused:
         reader(str(tmp_path / name))
     assert "save_pretrained" in str(refused.value)
     assert "weights_only=True" in str(refused.value)
@@ -92,8 +92,8 @@ def test_a_plain_pickle_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     """Not every pickle is one of torch's zip files."""
     for protocol in (2, 3, 4, 5):
         (tmp_path / "weights").write_bytes(pickle.dumps({}, protocol))
-        assert "pickles are refused" in message_of(tmp_path / "weights")
-    with pytest.raises(RopeError, match="pickles are refused"):
+        assert "Pickles are not supported" in message_of(tmp_path / "weights")
+    with pytest.raises(RopeError, match="Pickles are not supported"):
         load_classifier(tmp_path / "weights")
 
 
@@ -118,8 +118,8 @@ def test_a_safetensors_file_is_told_to_be_its_folder(reader, name: str, tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"Call me Ishmael.", "a text, not a checkpoint.*belongs to --text"),
-        ("Ca fé".encode()[:4], "a text, not a checkpoint"),  # a character that the end of the sample cuts
+        (b"Call me Ishmael.", "a text file, not a checkpoint.*a text with --text"),
+        ("Ca fé".encode()[:4], "a text file, not a checkpoint"),  # a character that the end of the sample cuts
         (b"\x89PNG\x00\x80\xff", "not a checkpoint.*first bytes"),
         (b"", "is empty"),
     ],

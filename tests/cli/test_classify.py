@@ -116,7 +116,7 @@ def test_every_setting_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
         (["predict", "nowhere", "TRAIN"], "no such folder"),
         (["predict", "MODEL", "nowhere.csv"], "cannot be read"),
         (["predict", "MODEL", "TRAIN"], "no such column"),
-        (["predict", "MODEL", "TRAIN", "--text-column", "question", "--out", "."], "folder where the file"),
+        (["predict", "MODEL", "TRAIN", "--text-column", "question", "--out", "."], "path of the file is a folder"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(

@@ -143,7 +143,7 @@ def test_a_missing_folder_for_json_is_refused(tmp_path, capsys):
     [
         ("deepseek_v32", "rotates the first 64 of 128 features, half-split (its attention: interleaved)"),
         ("glm_moe_dsa", "rotates the first 64 of 128 features, interleaved (its attention: interleaved)"),
-        ("mistral_large4", "which only the weights contain; the numbers here are those without factors"),
+        ("mistral_large4", "in the weights only; these numbers are without factors"),
     ],
 )
 def test_learned_factors_and_indexers_are_named(
@@ -174,4 +174,4 @@ def test_fope_is_refused_with_its_class(tmp_path: Path, capsys: pytest.CaptureFi
     text = {"model_type": "interns1_pro_text", "head_dim": 128, "rope_theta": 5e6, "max_position_embeddings": 262144}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "interns1_pro", "text_config": text}))
     assert inspect(tmp_path) == 2
-    assert "FourierEmbedding.from_hf(config) makes them" in capsys.readouterr().err
+    assert "FourierEmbedding.from_hf(config) builds them" in capsys.readouterr().err

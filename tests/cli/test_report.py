@@ -69,4 +69,4 @@ def test_a_folder_where_the_page_should_be(tmp_path, capsys):
     """Refused before any work."""
     (tmp_path / "index.html").mkdir()
     assert report(tmp_path / "absent.json", "--out", tmp_path) == 2
-    assert "a folder where the file should be" in capsys.readouterr().err
+    assert "the path of the file is a folder" in capsys.readouterr().err

@@ -254,7 +254,7 @@ def test_a_run_that_others_are_at_is_not_begun_again(tmp_path: Path) -> None:
     settings = settings_of(target=64, text=TEXT, methods="pi", windows=1, state=tmp_path)
     run = prepare(model(), settings)
     with run.at_work():
-        with pytest.raises(RopeError, match="another process is at work"):
+        with pytest.raises(RopeError, match="another process is computing these results"):
             prepare(model(), settings)
         assert prepare(model(), dataclasses.replace(settings, resume=True)).resumed == 0
     prepare(model(), settings)

@@ -97,7 +97,7 @@ def test_two_rules_that_follow_the_length_are_refused(tmp_path: Path) -> None:
     own = {"rope_type": "yarn", "rope_theta": 1e4, "finetuned": True, **OWN["yarn"]}
     source = checkpoint(tmp_path / "source", rope_parameters=own)
     model = extended(source, "dynamic")
-    with pytest.raises(RopeError, match="follow the length in a way that no config"):
+    with pytest.raises(RopeError, match=r"no config\.json can express how"):
         export(model, tmp_path / "out", method="dynamic", source=source, **HOW)
     export(model, tmp_path / "out", method="dynamic", source=source, native=True, **HOW)
     again = load(tmp_path / "out").config.ropes[0]
@@ -323,7 +323,7 @@ def test_ropes_that_no_block_says_are_refused() -> None:
     with pytest.raises(RopeError, match="one rope for all layers"):
         hub_rope((plain, dataclasses.replace(plain, theta=5e5)), "mixed", **HOW)
     follows = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, short_mscale=1.0, long_mscale=1.2))
-    with pytest.raises(RopeError, match="follow the length"):
+    with pytest.raises(RopeError, match="depend on the length"):
         hub_rope((follows,), "phimoe", **HOW)
     with pytest.raises(RopeError, match="no layer has a rope"):
         hub_rope((None, None), "none", **HOW)
@@ -360,7 +360,7 @@ def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
     config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
                            num_attention_heads=4, rope=rope, norm="layernorm", hidden_act="relu")  # fmt: skip
     model = under(Decoder(config), "pi")
-    with pytest.raises(RopeError, match="none of the supported families"):
+    with pytest.raises(RopeError, match="no supported family"):
         export(model, tmp_path / "out", method="pi", **HOW)
 
 

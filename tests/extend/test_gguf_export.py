@@ -215,11 +215,11 @@ def test_the_way_to_cut_text_is_found_or_refused() -> None:
         assert found["tokenizer.ggml.pre"] == name
         assert found["tokenizer.ggml.tokens"][-1] == "[PAD699]"
         assert found["tokenizer.ggml.token_type"][-1] == 5
-    with pytest.raises(RopeError, match="splits text in an unknown way"):
+    with pytest.raises(RopeError, match="has an unknown pre-tokenizer"):
         vocabulary_metadata(trained_tokenizer(split(" ", behavior="isolated")), 700)
     with pytest.raises(RopeError, match="neither byte-level BPE"):
         vocabulary_metadata(TextTokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))), 1)
-    with pytest.raises(RopeError, match="ids that the embedding has no rows for"):
+    with pytest.raises(RopeError, match="ids beyond the rows of the embedding"):
         vocabulary_metadata(trained_tokenizer(split(regex(CUTS["gpt-2"][0]), behavior="isolated")), 100)
     with pytest.raises(RopeError, match="has no merges"):
         vocabulary_metadata(TextTokenizer.bytes(), 300)
@@ -241,7 +241,7 @@ def test_a_sentencepiece_vocabulary(prefix: bool) -> None:
         assert again.encode(text, add_special=True) == source.encode(text, add_special=True)
     content = json.loads(source.tokenizer.to_str())
     content["model"]["merges"] = content["model"]["merges"][1:]
-    with pytest.raises(RopeError, match="that its merges never make"):
+    with pytest.raises(RopeError, match="that its merges never produce"):
         vocabulary_metadata(TextTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), 1, (2,)), 280)
 
 
@@ -272,7 +272,7 @@ def test_models_that_llama_cpp_would_compute_otherwise_are_refused(tmp_path: Pat
     mistral = checkpoint_with_merges(tmp_path / "mistral", "mistral", sliding_window=8)
     with pytest.raises(RopeError, match="no sliding window"):
         written(mistral, tmp_path)
-    with pytest.raises(RopeError, match="rotates other layers"):
+    with pytest.raises(RopeError, match="rotates different layers"):
         written(checkpoint_with_merges(tmp_path / "smollm3", "smollm3"), tmp_path)
 
 

@@ -136,12 +136,12 @@ def test_a_beginning_of_other_ropes_is_refused() -> None:
     found: list[Beginning] = []
     DecoderReader(model).reading_on(ids, keep=8, kept=found.append, chunk=CHUNK)
     scaled = model.with_positions(rope=ROPE.__class__(8, interleaved=False, scaling=Linear(4.0)))
-    with pytest.raises(RopeError, match="under another rope"):
+    with pytest.raises(RopeError, match="under a different rope"):
         window_losses(scaled, ids, after=(found[0], 8))
-    with pytest.raises(RopeError, match="or fewer of them"):
+    with pytest.raises(RopeError, match="or there are too few"):
         window_losses(model, ids, after=(found[0], 12))
     unrotated = under_method(model, "dca", trained=TRAINED, target=TARGET)
-    with pytest.raises(RopeError, match="cache must hold rotated keys"):
+    with pytest.raises(RopeError, match="cache must contain rotated keys"):
         window_losses(unrotated, ids, chunk=CHUNK, keep=8, kept=found.append)
 
 

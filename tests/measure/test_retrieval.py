@@ -343,11 +343,11 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path, asked: list[QuestionS
     path = tmp_path / "state"
     run(state=path)
     for change in ({"seed": 1}, {"text": ("other", TEXT[1] + " More.")}, {"haystack": "text"}):
-        with pytest.raises(RopeError, match="results of another job"):
+        with pytest.raises(RopeError, match="results of a different job"):
             run(state=path, resume=True, **change)
     (tmp_path / "ledger.json").write_text('{"of": "somebody"}')
     for resume in (True, False):
-        with pytest.raises(RopeError, match="holds something else"):
+        with pytest.raises(RopeError, match="contains other files"):
             run(state=tmp_path, resume=resume)
 
 
@@ -381,7 +381,7 @@ def test_a_state_of_another_tokenizer_is_refused(tmp_path: Path, asked: list[Que
     other.tokenizer.model = pair
     assert other.encode(TEXT[1]) == tokenizer().encode(TEXT[1])
     assert other.encode("12") != tokenizer().encode("12")
-    with pytest.raises(RopeError, match="results of another job"):
+    with pytest.raises(RopeError, match="results of a different job"):
         measure_retrieval({"plain": reader()}, other, state=path, resume=True, **GIVEN)
 
 

@@ -106,7 +106,7 @@ def test_within_the_trained_length_only_plain_applies() -> None:
     model, of = tiny_decoder(), protocol(target=12, block=4)
     found = measure(model, of)
     assert list(found.results) == ["plain"]
-    for name, message in [("yarn", "the target is within the trained length"), ("crop", "only beyond the trained")]:
+    for name, message in [("yarn", "needs a target beyond the trained length"), ("crop", "only beyond the trained")]:
         with pytest.raises(RopeError, match=message):
             planned(model, of, [name])
 
@@ -233,7 +233,7 @@ def test_layers_with_short_windows_stay_out_of_attention_methods() -> None:
 
 def test_within_the_trained_length_no_method_in_attention_applies() -> None:
     """As those on frequencies."""
-    with pytest.raises(RopeError, match="`dca` extends, but the target is within"):
+    with pytest.raises(RopeError, match="`dca` needs a target beyond"):
         planned(tiny_decoder(), protocol(target=16), ["dca"])
     assert planned(tiny_decoder(), protocol(target=16), ["all"]).methods == ("plain",)
 

@@ -82,7 +82,7 @@ def test_another_form_of_a_method_is_another_job(tmp_path: Path, monkeypatch: py
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
     """Another fingerprint."""
     ledger_at(tmp_path / "s", "one").add("plain/x/0", WindowResult((1.0,), 1.0, 0.1).to_json())
-    with pytest.raises(RopeError, match="results of another job"):
+    with pytest.raises(RopeError, match="results of a different job"):
         ledger_at(tmp_path / "s", "two")
     assert len(ledger_at(tmp_path / "absent", "one")) == 0
 

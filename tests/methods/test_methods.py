@@ -174,9 +174,9 @@ def test_whether_a_scaling_belongs_to_the_model_can_be_open() -> None:
 
 def test_what_cannot_be_applied_is_refused() -> None:
     """A target within the trained length, a rope whose slow pairs stand still, an unknown name."""
-    with pytest.raises(RopeError, match="`yarn` extends, but the target is within the trained length"):
+    with pytest.raises(RopeError, match="`yarn` needs a target beyond the trained length"):
         method_named("yarn").positions(FOUR, Reach(256, 256))
-    with pytest.raises(RopeError, match="`dca` extends, but"):
+    with pytest.raises(RopeError, match="`dca` needs a target"):
         method_named("dca").positions(FOUR, Reach(256, 256))
     with pytest.raises(RopeError, match="pairs do not rotate"):
         method_named("pi").rope(dataclasses.replace(ROPE, scaling=Proportional(0.5)), REACH)

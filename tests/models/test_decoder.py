@@ -227,7 +227,7 @@ def test_what_is_refused() -> None:
         model(torch.tensor([1, 2]))
     with pytest.raises(RopeError, match="`input_ids` must be integers"):
         model(torch.ones(1, 2))
-    with pytest.raises(RopeError, match=r"not in the vocabulary(.|\n)*highest +50"):
+    with pytest.raises(RopeError, match=r"outside the vocabulary(.|\n)*highest +50"):
         model(torch.tensor([[0, 50]]))
     for changes, message in (
         ({"hidden_act": "swish"}, "unknown `hidden_act`"),

@@ -282,7 +282,7 @@ def test_what_is_refused() -> None:
         ([[1], []], {}, "a prompt is empty"),
         ([], {}, "a prompt is empty"),
         ("hello", {}, "has no tokenizer"),
-        ([[1, 50]], {}, "not in the vocabulary"),
+        ([[1, 50]], {}, "outside the vocabulary"),
         (torch.ones(1, 2), {}, "must be integers"),
         (torch.ones(1, 2).bool(), {}, "must be integers"),
         (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),

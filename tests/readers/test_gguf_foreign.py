@@ -77,7 +77,7 @@ def test_what_would_be_lost_in_silence_is_refused(tmp_path: Path) -> None:
     for key, value, words in (
         ("attention.scale", 0.5, "unknown key"),
         ("rope.dimension_count", 4, "different rotary width"),
-        ("rope.scaling.type", "cubic", "unknown way"),
+        ("rope.scaling.type", "cubic", "unknown rope scaling"),
     ):
         with pytest.raises(RopeError, match=words):
             foreign_config(write_foreign(model, tmp_path / "odd.gguf", {key: value}))

@@ -58,7 +58,7 @@ def test_greedy_is_said_of_greedy_continuations() -> None:
 def test_nothing_comes_before_the_first_token() -> None:
     """An empty context is refused, and so is an empty continuation."""
     for pair in (([], [1]), ([1], [])):
-        with pytest.raises(RopeError, match="nothing comes before"):
+        with pytest.raises(RopeError, match="contexts and continuations must have at least one token"):
             continuation_log_probs(tiny_decoder(), [pair])
     with pytest.raises(RopeError, match="at least 1"):
         continuation_log_probs(tiny_decoder(), [([1], [2])], batch=0)

@@ -79,7 +79,7 @@ def test_progress_counts_every_token() -> None:
 @pytest.mark.parametrize(("tokens", "first", "chunk"), [(1, 1, 8), (10, 0, 8), (10, 10, 8), (10, 1, 0)])
 def test_impossible_calls_are_refused(tokens: int, first: int, chunk: int) -> None:
     """A single token has no loss, and nothing comes before token 0."""
-    with pytest.raises(RopeError, match="at least two, and `first` among them"):
+    with pytest.raises(RopeError, match="at least two, and `first` one of them"):
         window_losses(tiny_decoder(), random_ids(tokens), first=first, chunk=chunk)
 
 
@@ -153,7 +153,7 @@ def test_crop_scores_every_token_once(tokens: int, trained: int, stride: int) ->
 
 def test_crop_refuses_a_stride_that_sees_nothing() -> None:
     """A stride of the whole window would score tokens without any context."""
-    with pytest.raises(RopeError, match="stride must lie between 1 and trained_length - 1"):
+    with pytest.raises(RopeError, match="stride must be between 1 and trained_length - 1"):
         cropped_losses(reader_of(tiny_decoder()), random_ids(40), trained_length=16, stride=16)
 
 

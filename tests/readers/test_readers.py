@@ -114,7 +114,7 @@ def test_a_prefix_stays_as_it_was(dynamic: bool) -> None:
     assert fork.log_probs(asked) == pytest.approx(first, abs=1e-6)
     assert fork.top(2) == best
     assert prefix.log_probs(asked) == pytest.approx(reader.prefix(ids[:50], seq_len=60).log_probs(asked), abs=1e-4)
-    with pytest.raises(RopeError, match="no tokens to read"):
+    with pytest.raises(RopeError, match="no tokens to append"):
         reader.prefix([], seq_len=4)
     with pytest.raises(RopeError, match="empty continuation"):
         prefix.log_probs([[]])
@@ -135,7 +135,7 @@ def test_what_a_reader_is() -> None:
     assert reader.name == "mine"
     assert reader_of(reader) is reader
     for other in (torch.nn.Linear(2, 2), 3, None):
-        with pytest.raises(RopeError, match=f"no adapter knows this model[\\s\\S]*{type(other).__name__}"):
+        with pytest.raises(RopeError, match=f"no adapter supports this model[\\s\\S]*{type(other).__name__}"):
             reader_of(other)
 
 

@@ -162,7 +162,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         BertModel(BertConfig(**tiny)),
         T5ForConditionalGeneration(T5Config(d_model=16, num_layers=1, d_ff=8)),
     ):
-        with pytest.raises(RopeError, match=r"not a causal language model|no rotary embedding"):
+        with pytest.raises(RopeError, match=r"only causal language models|no rotary embedding"):
             TransformersReader(model)
     model = random_model("phi3")
     reader = TransformersReader(model)
@@ -171,11 +171,11 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         TransformersReader(model)
     with pytest.raises(RopeError, match="at least two"):
         reader.window_losses(ids_of(1))
-    with pytest.raises(RopeError, match="no tokens to read"):
+    with pytest.raises(RopeError, match="no tokens to append"):
         reader.prefix([], seq_len=4)
     with pytest.raises(RopeError, match="empty continuation"):
         reader.prefix([3], seq_len=4).log_probs([[]])
-    with pytest.raises(RopeError, match="empty text has no probability"):
+    with pytest.raises(RopeError, match="contexts and continuations must have at least one token"):
         reader.continuation_log_probs([([3], [])])
 
 
@@ -191,7 +191,7 @@ def test_a_head_that_disagrees_is_noticed() -> None:
             return out
 
     model.__class__ = Odd
-    with pytest.raises(RopeError, match="does not give the logits of its own forward"):
+    with pytest.raises(RopeError, match="logits differ from its own forward"):
         TransformersReader(model)
 
 
@@ -235,7 +235,7 @@ def test_a_model_whose_rotation_cannot_be_replaced_is_measured_as_it_is() -> Non
     model.transformer.h[0].attn.embed_positions[1] += 0.01
     reader = TransformersReader(model)
     assert reader.under(METHODS["plain"].positions(reader.positions, Reach(64, 64))) is reader
-    with pytest.raises(RopeError, match="only be measured unchanged"):
+    with pytest.raises(RopeError, match="only the unchanged model can be measured"):
         reader.under(METHODS["pi"].positions(reader.positions, Reach(64, 256)))
 
 

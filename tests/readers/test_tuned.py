@@ -150,5 +150,5 @@ def test_keys_differ_from_those_of_plains_crop() -> None:
 def test_models_that_differ_in_more_than_weights() -> None:
     """Another dtype is not compared: its losses would differ by rounding."""
     half = DecoderReader(copy.deepcopy(source().model).to(torch.bfloat16), "half")
-    with pytest.raises(RopeError, match="the source with other weights"):
+    with pytest.raises(RopeError, match="the source with different weights"):
         Tuned(source(), half)

@@ -105,10 +105,10 @@ def test_a_wrong_repetition(wrong: Any) -> None:
 
 def test_a_pair_that_does_not_exist() -> None:
     """Refused with one ladder when the config is made, and with several when the axis is known."""
-    with pytest.raises(rw.RopeError, match="RIFLEx changes a pair"):
+    with pytest.raises(rw.RopeError, match="RIFLEx: the axis has no pair"):
         rw.RopeConfig(16, interleaved=True, scaling=RIFLEx(8, 66))
     plain = rw.RopeConfig.from_diffusers({"_class_name": "HunyuanVideoTransformer3DModel"})
-    with pytest.raises(rw.RopeError, match="RIFLEx changes a pair"):
+    with pytest.raises(rw.RopeError, match="RIFLEx: the axis has no pair"):
         rw.inverse_frequencies(dataclasses.replace(plain, scaling=PerAxis((RIFLEx(8, 66), None, None))))
 
 

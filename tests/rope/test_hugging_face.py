@@ -143,7 +143,7 @@ def test_nested_blocks() -> None:
     assert read("sliding_attention", **NESTING, rope_parameters=block).scaling is None
     with pytest.raises(rw.RopeError, match="`rope_theta` is next to the blocks"):
         read("full_attention", **NESTING, rope_parameters={**block, "rope_theta": 7e4})
-    with pytest.raises(rw.RopeError, match="llama reads one flat block"):
+    with pytest.raises(rw.RopeError, match="llama uses one flat block"):
         read("full_attention", rope_parameters=block)
     same = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e5}}
     assert read(**NESTING, rope_parameters=same).theta == 1e5
@@ -174,7 +174,7 @@ def test_unknown_family_with_its_pairing() -> None:
     """A config that says how it pairs may have no model_type; an unknown one is read with one warning."""
     assert read(model_type=..., rope_interleave=False).interleaved is False
     assert read(model_type=..., rope_interleave=True, partial_rotary_factor=0.5).rotary_dim == 32
-    with pytest.warns(UserWarning, match="'new_model' is unknown and read by its pairing alone") as told:
+    with pytest.warns(UserWarning, match="'new_model' is unknown, and only its pairing is stated") as told:
         assert read(model_type="new_model", rope_interleave=True).interleaved is True
     assert [Path(warning.filename).name for warning in told] == ["test_hugging_face.py"]
 
@@ -182,7 +182,7 @@ def test_unknown_family_with_its_pairing() -> None:
 @pytest.mark.parametrize("unread", [{"use_fope": True}, {"use_forget_gate": True}, {"rope_delta": 7}])
 def test_unread_settings_of_a_known_family(unread: dict[str, Any]) -> None:
     """One warning names the keys that nothing reads; off, they are passed over."""
-    with pytest.warns(UserWarning, match=f"these keys are not read: `{next(iter(unread))}`") as told:
+    with pytest.warns(UserWarning, match=f"these keys are not used: `{next(iter(unread))}`") as told:
         assert read(**unread) == read()
     assert len(told) == 1
     assert read(**{key: type(value)(0) for key, value in unread.items()}) == read()
@@ -218,10 +218,10 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("no model_type", {"model_type": ...}, "never guessed"),
     ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
     ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)own code rotates .* add "rope_interleave".*PaTH and FoX'),
-    ("PaTH", {"model_type": "path_attn", "rope_interleave": True}, "path_attn is not described .*PaTH"),
+    ("PaTH", {"model_type": "path_attn", "rope_interleave": True}, "path_attn cannot be described .*PaTH"),
     ("FoX", {"model_type": "forgetting_transformer"}, r"(?s)FoX.*Use the model's own code"),
-    ("unknown with a gate", {"model_type": "xyz", "use_forget_gate": True, "rope_interleave": True}, "may not be RoPE"),
-    ("refused family", {"model_type": "vjepa2"}, "vjepa2 is not described .*: its formula is not"),
+    ("unknown with a gate", {"model_type": "xyz", "use_forget_gate": True, "rope_interleave": True}, "not use RoPE"),
+    ("refused family", {"model_type": "vjepa2"}, "vjepa2 cannot be described .*: its formula is not"),
     ("flag against the class", {"rope_interleave": True}, "`rope_interleave` contradicts the pairing of transformers'"),
     ("flag not boolean", {"model_type": "deepseek_v3", "rope_interleave": "yes"}, "`rope_interleave` contradicts"),
     ("unknown rope_type", {"rope_parameters": {"rope_type": "yran"}}, r"(?s)unknown `rope_type`.*Did you mean `yarn`"),
@@ -243,7 +243,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("list of strings", {"rope_parameters": {**LONG, "long_factor": ["a"] * 32}}, "`long_factor` must be a list"),
     ("length no whole number", {"rope_parameters": {**YARN, "original_max_position_embeddings": 1.5}}, "whole number"),
     ("truncate no boolean", {"rope_parameters": {**YARN, "truncate": 1}}, "`truncate` must be true or false"),
-    ("ratio without a length", {"rope_parameters": LONG, "max_position_embeddings": ...}, "to take their ratio"),
+    ("ratio without a length", {"rope_parameters": LONG, "max_position_embeddings": ...}, "to compute it"),
     ("dynamic without a length", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0},
                                   "max_position_embeddings": ...}, "DynamicNTK starts at max_position_embeddings"),
     ("odd head_dim", {"head_dim": 63}, "`head_dim` must be even"),
@@ -279,7 +279,7 @@ def test_rejected(changes: dict[str, Any], message: str) -> None:
 
 
 LAYER_TYPES = [
-    ("several thetas", "gemma_3_1b", None, r"(?s)no `layer_type` was given.*'full_attention' or 'sliding_attention'"),
+    ("several thetas", "gemma_3_1b", None, r"(?s)`layer_type` is None.*'full_attention' or 'sliding_attention'"),
     ("unknown among several", "gemma_3_1b", "global", r"(?s)no such `layer_type`.*sliding_attention"),
     ("unknown and near", "gemma_3_1b", "full_atention", r"Did you mean `full_attention`"),
     ("unknown in a flat config", "qwen3_8b", "global", r"no such `layer_type`"),
@@ -307,7 +307,7 @@ def test_layers_without_rotation() -> None:
     assert rw.RopeConfig.from_hf(cohere, layer_type="sliding_attention").interleaved is True
     with pytest.raises(rw.RopeError, match="no rotation"):
         rw.RopeConfig.from_hf(cohere, layer_type="full_attention")
-    with pytest.raises(rw.RopeError, match="no `layer_type` was given"):
+    with pytest.raises(rw.RopeError, match="`layer_type` is None"):
         read(**NESTING, rope_parameters=nope)
 
 

@@ -121,9 +121,9 @@ def test_written_and_read(config):
         ({"inv_freq": ("1",) * 8}, "`inv_freq` needs one finite number"),
         ({"inv_freq": 0.5}, "`inv_freq` needs one finite number"),
         ({"inv_freq": torch.ones(8)}, r"(?s)one finite number.*tolist\(\)"),
-        ({"inv_freq": (1.0,) * 8, "theta": 500.0}, "`inv_freq` excludes `theta`"),
-        ({"inv_freq": (1.0,) * 8, "scaling": Linear(2.0)}, "`inv_freq` excludes `theta`"),
-        ({"inv_freq": (1.0,) * 8, "axes": AXES, "axes_restart": True}, "`inv_freq` excludes `theta`"),
+        ({"inv_freq": (1.0,) * 8, "theta": 500.0}, "`inv_freq` and `theta`, `scaling` or"),
+        ({"inv_freq": (1.0,) * 8, "scaling": Linear(2.0)}, "`inv_freq` and `theta`, `scaling` or"),
+        ({"inv_freq": (1.0,) * 8, "axes": AXES, "axes_restart": True}, "`inv_freq` and `theta`, `scaling` or"),
         ({"theta": (1e4, 1e5)}, "several values of `theta` need `axes_restart`"),
         ({"theta": THETAS, "axes": AXES}, "several values of `theta` need `axes_restart`"),
         ({"theta": THETAS[:2], "axes": AXES, "axes_restart": True}, "one value for each axis"),
@@ -155,7 +155,7 @@ def test_no_method_changes_given_frequencies():
     """A method of frequencies is refused for them, with the reason, before it computes anything."""
     for config in (rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN), axial(theta=THETAS)):
         assert not config.can_be_extended
-        with pytest.raises(rw.RopeError, match="or frequencies are given"):
+        with pytest.raises(rw.RopeError, match="or frequencies are explicit"):
             METHODS["pi"].rope(config, Reach(16, 64))
 
 

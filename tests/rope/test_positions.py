@@ -76,8 +76,8 @@ def test_compiled_and_exported():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3, 2])), "never fall"),
-        (lambda: rw.positions.positions_from(torch.tensor([1, 3])), "begin at 0"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3, 2])), "never decrease"),
+        (lambda: rw.positions.positions_from(torch.tensor([1, 3])), "start at 0"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen=2), "within `max_seqlen`"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=2), "within `max_seqlen` and `tokens`"),
         (lambda: rw.positions.positions_from(torch.tensor([0])), r"\[sequences \+ 1\]"),

@@ -84,7 +84,7 @@ def test_bad_input():
         rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), cis.expand(5, 4, 2))
     with pytest.raises(rw.RopeError, match="must be floating point"):
         rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4).long(), cis)
-    with pytest.raises(rw.RopeError, match="must have one shape"):
+    with pytest.raises(rw.RopeError, match="must have the same shape"):
         rw.rotation.freqs_cis(torch.ones(4, 2).half(), torch.zeros(4, 2).half())
     with pytest.raises(rw.RopeError, match=r"\[seq, pairs\]"):
         rw.rotation.apply_rotary_complex(torch.zeros(1, 5, 1, 4), cis)

@@ -178,7 +178,7 @@ def test_default_dtype_and_autocast_change_nothing():
         (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.tensor(2)), "wrong shape"),
         (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 8), torch.arange(2)), r"(?s)dimensions.*x\.unsqueeze\(2\)"),
         (lambda: rw.apply_rotary_pos_emb(torch.tensor(1.0), torch.arange(2)), "number of dimensions"),
-        (lambda: rw.apply_rotary_pos_emb([[1.0]], torch.arange(2)), "is no tensor"),
+        (lambda: rw.apply_rotary_pos_emb([[1.0]], torch.arange(2)), "is not a tensor"),
         (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), [0, 1]), r"(?s)must be a tensor.*torch\.as_tensor"),
     ],
 )

@@ -153,12 +153,12 @@ def test_a_rope_config_does_not_describe_it(model_type):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: FourierEmbedding(rw.RopeConfig(16, interleaved=False)), "no frequency takes part"),
-        (lambda: FourierEmbedding(CONFIG, num_inv_freq=9), "no frequency takes part"),
+        (lambda: FourierEmbedding(rw.RopeConfig(16, interleaved=False)), "no frequency is used"),
+        (lambda: FourierEmbedding(CONFIG, num_inv_freq=9), "no frequency is used"),
         (lambda: FourierEmbedding(CONFIG, 0), "at least 1"),
         (lambda: FourierEmbedding(CONFIG, rest="zeros"), "unknown `rest`"),
         (lambda: fope()(torch.arange(3), num_heads=3), "multiple of the key heads"),
-        (lambda: FourierEmbedding.from_hf({**TEXT, "rope_scaling": None}), "states no FoPE"),
+        (lambda: FourierEmbedding.from_hf({**TEXT, "rope_scaling": None}), "has no FoPE"),
         (lambda: FourierEmbedding.from_hf({**TEXT, "head_dim": None}), "a number is missing"),
         (lambda: FourierEmbedding(rw.RopeConfig(16, interleaved=False, scaling=rw.scaling.Linear(2.0))), "no scaling"),
     ],

@@ -152,7 +152,7 @@ def test_an_attention_factor_that_needs_the_number():
     """Phi-3.5-MoE's two mscales need the length itself: the error says so at trace time, and what to pass."""
     torch._dynamo.reset()
     turn = of_length(rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2))
-    message = r"(?s)depends on the sequence length.*Pass seq_len as an int"
+    message = r"(?s)depends on the length.*Pass seq_len as an int"
     given = torch.randn(1, 9, 4, 8), torch.arange(9), torch.tensor(6)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(rw.RopeError, match=message):
         turn(*map(mode.from_tensor, given))

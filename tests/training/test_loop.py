@@ -178,7 +178,7 @@ def test_the_callers_random_state_is_left_alone(text: str, tmp_path: Path) -> No
         ({"tokenizer": "words"}, "unknown tokenizer"),
         ({"seq_len": 1000}, "no validation text is as long"),
         ({"seq_len": 100_000, "validation_fraction": 0.0}, "shorter than one window"),
-        ({"tokenizer": "bpe", "vocab_size": 100}, "`vocab_size` counts 256 bytes"),
+        ({"tokenizer": "bpe", "vocab_size": 100}, "`vocab_size` must be at least 257"),
         ({"validation": ("nowhere.txt",)}, "cannot be read"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Live transformers models: our exact tables in their rotary modules, and methods in their attention."""
+"""Attach exact tables and extension methods to live transformers models."""
 
 from __future__ import annotations
 

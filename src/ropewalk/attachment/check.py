@@ -20,7 +20,7 @@ _NOISES = 3.0
 
 
 class ShortForward(NamedTuple):
-    """The outputs of a model for a few tokens, float32 on the CPU, and the coarsest dtype of its computation."""
+    """The outputs of a model for a few tokens, float32 on the CPU, and the coarsest dtype of the computation."""
 
     outputs: Tensor
     dtype: torch.dtype
@@ -30,7 +30,7 @@ def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) ->
     """Run the model on a few tokens and return its logits, or the hidden states of a model without a head.
 
     The forward runs in eval mode, without gradients and without a cache; the model's modes and torch's random state do
-    not change. The dtype is that of the hidden states that the rotary modules get: with FSDP's mixed precision it
+    not change. The dtype is that of the hidden states passed to the rotary modules; with FSDP's mixed precision it
     differs from the parameters' dtype.
     """
     ids = _ordinary_ids(config)[None].to(_device_of(model))
@@ -45,17 +45,16 @@ def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) ->
         raise RopeError(
             "attach: the model returns neither logits nor hidden states for token ids, so it cannot be checked.",
             facts={"outputs": ", ".join(out.keys())},
-            cure="Attach the part that processes tokens, for example model.language_model.",
+            cure="Attach the part for token ids, for example model.language_model.",
         )
     coarsest = max([outputs.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
     return ShortForward(outputs.detach().float().cpu(), coarsest)
 
 
 def _reshard(model: nn.Module) -> None:
-    """Shard the weights again that FSDP2 gathered for a forward without a backward.
+    """Reshard the weights that FSDP2 gathered for a forward without a backward.
 
-    Some groups stay gathered for the backward, and an optimizer that is made then contains weights that are never
-    trained.
+    Some groups stay gathered for the backward. An optimizer created then would contain weights that are never trained.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
     if fsdp is not None:
@@ -70,14 +69,14 @@ def has_weights(model: nn.Module) -> bool:
 
 
 def typical_difference(one: ShortForward, other: ShortForward) -> float:
-    """Return the median over the tokens of the largest difference at a token; one outlier does not change it."""
+    """Return the median over the tokens of the largest difference at a token; robust to one outlier."""
     return float((one.outputs - other.outputs).abs().amax(-1).median())
 
 
 def check_agreement(before: ShortForward, after: ShortForward, noise: float | None) -> float:
     """Return the largest difference; raise `RopeError` if the short forwards do not agree.
 
-    `noise`: the typical difference that rounding makes in this model; needed only for 16 bits.
+    `noise`: the typical difference caused by rounding in this model; needed only for 16 bits.
 
     In float32 and float64 the largest difference must be at most 1e-4 of the largest output. In 16 bits the typical
     difference must be at most three times the noise, or three units in the last place of the outputs.
@@ -90,13 +89,13 @@ def check_agreement(before: ShortForward, after: ShortForward, noise: float | No
         last_place = torch.finfo(before.dtype).eps * float(before.outputs.abs().amax(-1).median())
         judged, tolerance = typical_difference(before, after), _NOISES * max(noise, last_place)
         facts |= {"typical difference": judged, "rounding noise": noise}
-        cure = "Load the model in float32, where rounding hides nothing: from_pretrained(..., dtype=torch.float32). If "
+        cure = "Load the model in float32, which rounds less: from_pretrained(..., dtype=torch.float32). If "
         cure += "that fails too: "
     if not judged <= tolerance:
         raise RopeError(
-            "attach: the outputs of the attached model differ from those before, so it was detached again.",
+            "attach: the outputs of the attached model differ from those before; it was detached again.",
             facts={**facts, "tolerance": tolerance},
-            cure=f"{cure}Its class computes something unknown, or its frequencies are not those of its config (after "
+            cure=f"{cure}Its class computes an unknown formula, or its frequencies are not those of its config (after "
             "to_empty() they are undefined: attach while the model is on the meta device).",
         )
     return difference
@@ -105,7 +104,7 @@ def check_agreement(before: ShortForward, after: ShortForward, noise: float | No
 def _ordinary_ids(config: Any) -> Tensor:
     """Return token ids spread over the middle of the vocabulary: special and added tokens are at its ends.
 
-    Ids that the config names, such as the placeholder of an image, are skipped.
+    Ids in the config, such as the placeholder of an image, are skipped.
     """
     named = [value for name, value in config.to_dict().items() if "token" in name]
     listed = [token for value in named for token in (value if isinstance(value, list) else [value])]
@@ -125,7 +124,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
-    """Collect the dtypes of the hidden states that rotary modules get inside the block."""
+    """Collect the dtypes of the hidden states passed to rotary modules inside the block."""
     seen: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

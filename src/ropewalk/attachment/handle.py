@@ -51,7 +51,7 @@ class SavePretrained:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Save as the model's class does, with the method in config.json.
 
-        A shallow copy of the model keeps this function after `detach`; it then saves as the class does.
+        After `detach`, a shallow copy of the model keeps this function, which then saves as the class does.
 
         **Raises:** `RopeError` for a method that config.json cannot express.
         """
@@ -72,13 +72,13 @@ class SavePretrained:
 
 @dataclass(eq=False)
 class Attachment:
-    """The handle of a live model with replaced rotation; `attach` returns it.
+    """The handle of an attached model, returned by `attach`.
 
     - `positions`: each layer's current rope, extension and window. `own`: those of the model's config.
     - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
-    - `kernels`: whether ropewalk's attention kernel runs on the calls that it supports.
+    - `kernels`: whether ropewalk's attention kernel runs for supported calls.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
-      device, so that nothing was compared.
+      device and nothing was compared.
     - `saves_config`: whether `save_pretrained` writes the method into config.json; False saves the model's own config.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
@@ -139,12 +139,12 @@ class Attachment:
         self._length.fixed = value
 
     def set_positions(self, positions: Positions) -> None:
-        """Put the model under other positions.
+        """Set the ropes and extensions of the model.
 
-        When an extension first remaps positions, a short forward under an extension without effect must agree with the
-        model's own. When an extension first acts in attention, every layer that has it must call it.
+        When an extension first remaps positions, a short forward under a neutral extension must agree with the model's
+        own. When an extension first acts in attention, every layer with it must call it.
 
-        **Raises:** `RopeError` if the model cannot be put under these positions; the model then does not change.
+        **Raises:** `RopeError` if the model does not support these positions; the model then does not change.
         """
         if not self.attached:
             _check_free(self.model)
@@ -162,7 +162,7 @@ class Attachment:
             raise
 
     def rope_fields(self) -> dict[str, Any]:
-        """Return the config's keys that express the current ropes; none if they are the config's own.
+        """Return the config's keys for the current ropes; empty if they are the config's own.
 
         **Raises:** `RopeError` if config.json cannot express them.
         """
@@ -243,9 +243,9 @@ class Attachment:
         """Raise `RopeError` if the model cannot run a forward."""
         if not has_weights(self.model):
             raise RopeError(
-                "attach: a method in attention is checked by a short forward, and the weights are on the meta device.",
+                "attach: a method in attention needs a short forward, but the weights are on the meta device.",
                 facts={"model": type(self.model).__name__},
-                cure="Attach where the weights are, for example behind accelerator.prepare(...).",
+                cure="Attach after the weights are loaded, for example after accelerator.prepare(...).",
             )
 
     def _check_reached(self) -> None:
@@ -254,7 +254,7 @@ class Attachment:
             raise RopeError(
                 "attach: this model's attention does not go through transformers' attention functions.",
                 facts={"model": type(self.model).__name__},
-                cure="Choose a method of frequencies.",
+                cure="Choose a method that scales frequencies.",
             )
         self._reached = True
 
@@ -269,7 +269,7 @@ class Attachment:
 
     def __reduce__(self) -> Any:
         raise RopeError(
-            "attach: an attached model cannot be pickled, because it contains functions of this process.",
+            "attach: an attached model cannot be pickled, because it contains local functions.",
             facts={"method": None if self.method is None else self.method.name},
             cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
         )
@@ -277,7 +277,7 @@ class Attachment:
     def _own_forward(self) -> ShortForward:
         """Run the short forward under the model's own positions; in 16 bits, measure its rounding noise too.
 
-        The noise is the difference that a different rounding of all cosines and sines makes.
+        The noise is the difference caused by a different rounding of all cosines and sines.
         """
         self._put(self.own)
         own = self._short_forward()
@@ -312,18 +312,18 @@ def attach(
     trained_length: int | None = None,
     kernels: bool = False,
 ) -> Attachment:
-    """Give a live transformers model exact rotation, or any extension method, until `detach`.
+    """Apply exact rotation, or any extension method, to a live transformers model until `detach`.
 
     **Arguments:**
     - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
     - `method`: a method of `ropewalk.methods`, or its name. None is the model's own rotation, with angles formed in
       float64 and rounded once, exact at any position.
-    - `target`: the length in tokens that the method extends to.
+    - `target`: the target length of the method in tokens.
     - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
     - `kernels`: run ropewalk's attention kernel on eager CPU tensors, also without a method.
 
     **Returns:** an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
-    **Raises:** `RopeError` if the model or its wrapper is attached already, if the model cannot be attached, if the
+    **Raises:** `RopeError` if the model or its wrapper is already attached, if the model is not supported, if the
     method cannot be applied, or if a short forward before and after does not agree. The model then does not change.
     **Warns:** if the weights are in a dtype that their CPU multiplies slowly, which `attach` does not change.
     **Numerics:** the forwards must agree within 1e-4 of the largest logit in float32, and within three times the
@@ -415,7 +415,7 @@ def _check_free(model: nn.Module) -> None:
     handle = attachment_of(model)
     if handle is not None:
         raise RopeError(
-            "attach: the model is attached already, itself or through a wrapper.",
+            "attach: the model is already attached, itself or through a wrapper.",
             facts={
                 "model": type(model).__name__,
                 "attached": type(handle.model).__name__,
@@ -426,7 +426,7 @@ def _check_free(model: nn.Module) -> None:
 
 
 def _checked(handle: Attachment) -> float | None:
-    """Attach the model's own positions and return the difference that this makes; None without weights."""
+    """Attach the model's own positions and return the largest difference in its outputs; None without weights."""
     if not has_weights(handle.model):
         return None
     fresh = fresh_modules(handle._modules)  # replace modules with tables that a cast has rounded
@@ -455,7 +455,7 @@ def _under(
     trained = trained_length or trained_length_of(own)
     if trained is None:
         raise RopeError(
-            "attach: the trained length of the model is unknown, and methods start from it.",
+            "attach: methods need the trained length of the model, which is unknown.",
             facts={"method": method.name},
             cure="Pass trained_length=...",
         )

@@ -22,13 +22,13 @@ _ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hyb
 
 
 def text_config_of(model: nn.Module) -> Any:
-    """Return the config of the decoder of a live model; raise `RopeError` if it is no transformers model."""
+    """Return the config of the decoder of a live model; raise `RopeError` if it is not a transformers model."""
     config = getattr(model, "config", None)
     if config is None or not callable(getattr(config, "get_text_config", None)):
         raise RopeError(
             "attach: `model` must be a live transformers model.",
             facts={"model": type(model).__name__},
-            cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is exact already.",
+            cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is already exact.",
         )
     return config.get_text_config(decoder=True)
 
@@ -93,7 +93,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
 
 def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
-    """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none (LeRoPE)."""
+    """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     if family is None or family.learned is None:
         return None
@@ -102,7 +102,7 @@ def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
 
 
 def _flags(config: Any, count: int) -> list[bool] | None:
-    """Return for each layer whether it rotates; None if the config has no list for that."""
+    """Return whether each layer rotates; None if the config has no such list."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     stated = getattr(config, "no_rope_layers", None) if family is None or not family.flags else None
     stated = getattr(config, family.flags, None) if family is not None and family.flags else stated
@@ -115,7 +115,7 @@ def belongs_to(module: nn.Module, model_type: str) -> bool:
 
 
 def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
-    """Return the `sliding_window` of the attention modules that have one (or None), by layer."""
+    """Return the `sliding_window` (or None) of each attention module with this attribute, by layer."""
     windows: dict[int, int | None] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -141,11 +141,10 @@ def rope_fields(
     """Return the config's keys for these positions.
 
     **Arguments:**
-    - `config`: of the decoder. `labels`: the layer types. `own`: the positions that `config` describes now.
+    - `config`: of the decoder. `labels`: the layer types. `own`: the current positions of `config`.
     - `method`, `target`: the method that made the positions, and its length in tokens.
 
-    **Returns:** keys that give the same frequencies at lengths below, at and above the trained length when they are
-    loaded.
+    **Returns:** keys that give the same frequencies at lengths below, at and above the trained length when loaded.
     **Raises:** `RopeError` if there are no such keys.
     """
 
@@ -169,7 +168,7 @@ def rope_fields(
         raise inexpressible("its class has no block of rope parameters")
     nested = any(isinstance(value, Mapping) for value in stated.values())
     if not nested and len(set(wanted.values())) > 1:
-        raise inexpressible("its config has one rope for all layers, and layers with a window keep theirs")
+        raise inexpressible("its config has one rope for all layers, but layers with a window keep theirs")
     ropes = {label: rope for label, rope in wanted.items() if rope is not None}
     if len(ropes) < len(wanted):
         raise inexpressible("a config of this family cannot describe a model without a rope")
@@ -234,7 +233,7 @@ def _describes(
 
 
 def _same(one: RopeConfig, other: RopeConfig, length: int) -> bool:
-    """Return whether two ropes rotate by the same angles at a length."""
+    """Return whether two ropes have the same angles at a length."""
     columns = zip(columns_of(one, length), columns_of(other, length), strict=False)
     return (
         (one.pairs, one.interleaved, one.axes) == (other.pairs, other.interleaved, other.axes)

@@ -1,6 +1,6 @@
 """The attention layers of a live model under an extension, and the layout of the tokens of a call.
 
-Transformers calls attention functions by name. An attached layer gets its own config, which names our function.
+Transformers calls attention functions by name. An attached layer gets its own config with the name of our function.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DEPENDS_ON_NAME = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
 
 @dataclass(frozen=True)
 class Slice:
-    """The features of a head that attention rotates: the last ones (`trailing`, as in MLA) or the first; their pairing.
+    """The rotated features of a head in attention: the last ones (`trailing`, as in MLA) or the first; their pairing.
 
     DeepSeek-V3's multi-head latent attention reorders interleaved features and then rotates them half-split, so their
     pairing in attention differs from that in its config.
@@ -68,7 +68,7 @@ def possible_slices(own: Positions) -> list[Slice]:
 class LayerAttention:
     """The state and the function of one attached attention layer.
 
-    `repaired`: whether the features are paired in the other way than the model's own rope does.
+    `repaired`: whether the pairing of features differs from the model's own rope.
     """
 
     extension: Extension | None
@@ -95,9 +95,9 @@ class LayerAttention:
         if self.extension is not None and self.extension.remaps:
             if unknown:
                 raise RopeError(
-                    "attach: this attention gets tensors that methods in attention do not support.",
+                    "attach: methods in attention do not support some arguments of this attention.",
                     facts={"layer": type(module).__name__, "options": unknown},
-                    cure="Choose a method of frequencies.",
+                    cure="Choose a method that scales frequencies.",
                 )
             return self._remapped(self.extension, q, keys, values, mask, options), None
         if self.extension is not None:
@@ -155,7 +155,7 @@ class LayerAttention:
     ) -> Tensor:
         """Compute attention under an extension that remaps positions."""
         if options.get("position_bias") is not None:
-            raise RopeError("attach: this layer adds a bias by position.", cure="Choose a method of frequencies.")
+            raise RopeError("attach: this layer has a position bias.", cure="Choose a method that scales frequencies.")
         assert self.rope is not None, "set_positions refuses a layer without a rope"
         if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as in sdpa
             keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
@@ -208,7 +208,7 @@ def check_implementation(config: Any, extension: Extension | None) -> None:
 
 
 def check_module(module: nn.Module, config: Any) -> None:
-    """Raise `RopeError` for attention that computes something else if its function has another name.
+    """Raise `RopeError` for attention that depends on the name of its function.
 
     DeepSeek-V3.2 and similar models pass the choice of their indexer to "sdpa" and "eager" as a mask, and to any other
     function as an option that ours does not support: every token would be visible. Flash attention loads a kernel by
@@ -220,9 +220,9 @@ def check_module(module: nn.Module, config: Any) -> None:
         depends = False
     if depends or "flash" in str(config._attn_implementation):
         raise RopeError(
-            "attach: this attention depends on the name of the function that it calls, which attaching changes.",
+            "attach: this attention depends on the name of its function, which attaching changes.",
             facts={"layer": type(module).__name__, "attn_implementation": config._attn_implementation},
-            cure="Choose a method of frequencies, without `kernels`"
+            cure="Choose a method that scales frequencies, without `kernels`"
             + ("." if depends else ', or call model.set_attn_implementation("sdpa") first.'),
         )
 
@@ -257,13 +257,13 @@ def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Ma
         raise RopeError(
             f"attach: a layer of this {config.model_type} does not have exactly one attention module.",
             facts={"layer": wrong[0], "modules": ", ".join(type(module).__name__ for module in modules[wrong[0]])},
-            cure="Choose a method of frequencies that gives all layers one rope.",
+            cure="Choose a method that scales the frequencies of all layers alike.",
         )
     return {layer: candidates[0] for layer, candidates in modules.items()}
 
 
 def neutral(own: Positions, positions: Positions) -> Positions:
-    """Return the model's own ropes, with an extension without effect for each that remaps."""
+    """Return the model's own ropes, with a neutral extension for each one that remaps."""
     extensions = tuple(_NEUTRAL if one is not None and one.remaps else None for one in positions.extensions)
     return replace(own, extensions=extensions)
 
@@ -280,8 +280,8 @@ class MaskedLayout(TokenLayout):
     - `index`: int64 `[batch, seq]`, of each query among the real tokens of its row. `index_of_keys`: int64
       `[batch, total]`, 0 for padding, which no real query sees.
     - `blind`: bool `[batch, seq]`, queries that are padding.
-    - `intervals`: the first column that each query sees and the one after its own, int64 `[batch, seq]`; None if some
-      query sees no interval.
+    - `intervals`: the first column visible to each query and the one after its own, int64 `[batch, seq]`; None if the
+      visible keys of some query are not an interval.
     """
 
     seen: Tensor
@@ -313,10 +313,10 @@ class MaskedLayout(TokenLayout):
 def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotTables | None) -> TokenLayout:
     """Return the layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
 
-    `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or the same as numbers to add. A query's
-    index is the number of earlier keys that it sees; a cached key's is its place among the visible keys.
+    `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or its additive form. A query's
+    index is the number of earlier visible keys; a cached key's is its place among the visible keys.
 
-    **Raises:** `RopeError` if queries and keys then disagree (several documents in one row of a cache).
+    **Raises:** `RopeError` if queries and keys disagree (several documents in one row of a cache).
     """
     batch, seq, total = q.shape[0], q.shape[2], keys.shape[2]
     seen = None if mask is None else _seen(mask, batch)
@@ -342,7 +342,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
     if not torch.compiler.is_compiling():
         if not bool((index_of_keys.gather(1, last) == index).logical_or(blind[:, 0, :, 0]).all()):
             raise RopeError(
-                "attach: a method in attention counts the tokens of each row, which this mask does not determine.",
+                "attach: a method in attention counts the tokens of each row, but this mask does not determine them.",
                 facts={"queries": seq, "keys": total},
                 cure="Use a causal mask with padding on the left, and no packed documents together with a cache.",
             )
@@ -355,7 +355,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
 
 
 def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
-    """Return the interval of keys that each query sees, for a kernel; None if some query sees no interval.
+    """Return the interval of visible keys of each query, for a kernel; None if some query has no interval.
 
     Arguments as for `read_layout`; layers may have a window.
     """
@@ -378,7 +378,7 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
 
 
 def _unsupported(mask: object) -> RopeError:
-    """Return the error for a mask in another form."""
+    """Return the error for an unsupported mask."""
     return RopeError(
         "attach: methods in attention support only masks `[batch, 1, queries, keys]`.",
         facts={"mask": mask if isinstance(mask, Tensor) else type(mask).__name__},
@@ -387,7 +387,7 @@ def _unsupported(mask: object) -> RopeError:
 
 
 def _seen(mask: Tensor, batch: int) -> Tensor:
-    """Return a mask as bool `[batch, 1, seq, total]`; a number to add is 0 if the key is visible."""
+    """Return a mask as bool `[batch, 1, seq, total]`; in the additive form, 0 is visible."""
     if mask.ndim != 4 or mask.shape[1] != 1:
         raise _unsupported(mask)
     seen = mask if mask.dtype == torch.bool else mask == 0
@@ -405,14 +405,14 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         least, most = shift.masked_fill(layout.blind, ends.max), shift.masked_fill(layout.blind, ends.min)
     if bool((most.amax(-1) > least.amin(-1)).any()):
         raise RopeError(
-            "attach: a method in attention counts the tokens of each row, and `position_ids` has other numbers.",
+            "attach: a method in attention counts the tokens of each row, but `position_ids` has different numbers.",
             facts={"position_ids": position_ids},
-            cure="Leave `position_ids` out; pass an attention_mask for padding, use_cache=False for packed documents.",
+            cure="Omit `position_ids`; pass an attention_mask for padding, use_cache=False for packed documents.",
         )
 
 
 class PerCall:
-    """One value for the layers of a call, made by the first of them, for a mask and a key. Threads may share it."""
+    """One value shared by the layers of a call, for a mask and a key; thread-safe."""
 
     def __init__(self) -> None:
         self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
@@ -434,7 +434,7 @@ class PerCall:
 
 
 class CallLayouts:
-    """The values that the layers of the current call share, and tables of cache slots, which calls share."""
+    """The values shared by the layers of the current call, and the tables of cache slots shared by calls."""
 
     def __init__(self) -> None:
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
@@ -448,7 +448,7 @@ class CallLayouts:
     def of(
         self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
     ) -> TokenLayout:
-        """Return the result of `read_layout`, which the layers of a call share.
+        """Return the result of `read_layout`, shared by the layers of a call.
 
         **Raises:** `RopeError` if `position_ids` of the queries disagree, or if the mask is flex attention's.
         """
@@ -469,7 +469,7 @@ class CallLayouts:
         return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
 
     def bounds(self, q: Tensor, keys: Tensor, mask: Any, windowed: bool) -> Bounds | None:
-        """Return the result of `read_bounds`, which the layers of a call with a window share, and those without."""
+        """Return the result of `read_bounds`, shared by a call's layers with a window, or by those without."""
         if not isinstance(mask, Tensor | None):
             return None  # flex attention's
         key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()

@@ -34,7 +34,7 @@ _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep
 class RotaryModule:
     """One rotary module of a live model: its name in the model, and its own tables of each layer type.
 
-    `looked_up`: the name of the module's tensor with the tables of all positions; None: its forward makes them.
+    `looked_up`: the name of the module's tensor with the tables of all positions; None: its forward computes them.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RotaryModule:
     looked_up: str | None = None
 
     def replaced(self, forward: TablesForward) -> Replaced:
-        """Put these tables in place of the module's own."""
+        """Replace the module's own tables by these."""
         if self.looked_up is None:
             return replace_forward(self.module, forward)
         tensors = _tensors(self.module, self.looked_up)
@@ -51,7 +51,7 @@ class RotaryModule:
 
 
 def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
-    """Return the rotary modules of the decoder that `config` describes, not of other parts such as vision towers.
+    """Return the rotary modules of the decoder described by `config`, without those of other parts (vision towers).
 
     **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
@@ -81,7 +81,7 @@ def _has_tables(module: nn.Module) -> bool:
 
 
 def _module_with_forward(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> RotaryModule:
-    """Return a rotary module with the form of the tables that its forward makes."""
+    """Return a rotary module with the form of its forward's tables."""
     try:
         _fresh(module)
     except TypeError as error:
@@ -115,7 +115,7 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], name: str) -> RopeConfig | None:
-    """Return the rope of a module's layer type; a module without layer types has the rope of all that rotate."""
+    """Return the rope of a module's layer type; a module without layer types has the rope of all rotating layers."""
     if label in ropes:
         return ropes[label]
     if None in ropes:
@@ -124,14 +124,14 @@ def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], n
     if label is None and len(rotating) == 1:
         return rotating.pop()
     raise RopeError(
-        "attach: a rotary module's layer types are not those that the config describes.",
+        "attach: the layer types of a rotary module differ from those of the config.",
         facts={"module": name, "its layer type": label, "the config's": sorted(map(str, ropes))},
         cure="Use the model without attaching it.",
     )
 
 
 def fresh_modules(modules: tuple[RotaryModule, ...]) -> dict[str, nn.Module]:
-    """Return a new float32 module for each with frequencies that a cast (`model.to(bfloat16)`) has rounded, by name."""
+    """Return a new float32 module for each one with cast frequencies (`model.to(bfloat16)`), by name."""
     return {rotary.name: _fresh(rotary.module) for rotary in modules if _was_cast(rotary.module)}
 
 
@@ -141,7 +141,7 @@ def _was_cast(module: nn.Module) -> bool:
 
 
 class Replaced:
-    """One attribute of a module with another value on the instance, until `restore`."""
+    """One attribute of a module with a different value on the instance, until `restore`."""
 
     def __init__(self, module: nn.Module, name: str, value: object) -> None:
         self.module, self.name, self.value = module, name, value
@@ -150,7 +150,7 @@ class Replaced:
         vars(module)[name] = value  # hides a buffer or parameter of that name
 
     def restore(self) -> None:
-        """Restore the instance's own value or the class's; a forward that was wrapped since then passes calls on."""
+        """Restore the instance's own value or the class's; a forward wrapped since then passes calls on."""
         attributes = vars(self.module)
         if attributes.get(self.name) is not self.value:  # a hook of accelerate or another wrapper came or went
             if isinstance(self.value, TablesForward):
@@ -196,7 +196,7 @@ class LayerPlan:
     """The tables and extensions of a model under some positions.
 
     - `tables`: of each rotary module, by layer type. `overrides`: of single layers. `extensions`: by layer.
-    - `text_only`: positions of several axes must be those of plain text, because single layers have other tables, or
+    - `text_only`: positions of several axes must be those of plain text, if single layers have different tables, or
       attention counts the tokens.
     """
 
@@ -238,10 +238,10 @@ def plan_layers(
 
 
 def _check(own: Positions, positions: Positions) -> None:
-    """Raise `RopeError` for positions that the model's layers cannot have."""
+    """Raise `RopeError` for positions that the model's layers do not support."""
     if positions.num_layers != own.num_layers:
         raise RopeError(
-            "attach: positions have one entry for each layer.",
+            "attach: positions must have one entry for each layer.",
             facts={"layers": own.num_layers, "entries": positions.num_layers},
             cure="Start from the handle's own: method.positions(handle.own, reach).",
         )
@@ -250,27 +250,27 @@ def _check(own: Positions, positions: Positions) -> None:
     ):
         if before is None and (after is not None or extension is not None):
             raise RopeError(
-                "attach: a layer without rotation gets neither a rope nor an extension.",
+                "attach: a layer without rotation supports neither a rope nor an extension.",
                 facts={"layer": layer, "rope": after, "extension": extension},
-                cure="Leave None there.",
+                cure="Pass None for this layer.",
             )
         remaps = extension is not None and extension.remaps and window is None  # then our attention rotates
         rotated_by_us = remaps and before is not None and before.num_axes == 1
         if after is not None and before is not None and _shape(after, rotated_by_us) != _shape(before, rotated_by_us):
             raise RopeError(
-                "attach: a live model's heads rotate the same pairs under every rope.",
+                "attach: a new rope must rotate the same pairs as the model's own.",
                 facts={"layer": layer, "its own rope": before, "rope": after},
                 cure="Change only theta or the scaling.",
             )
         if extension is not None and extension.remaps and (after is None or window is not None):
             raise RopeError(
-                "attach: an extension remaps the positions of a layer with a rope that sees all earlier tokens.",
+                "attach: an extension needs a layer with a rope and attention to all earlier tokens.",
                 facts={"layer": layer, "rope": after, "sliding_window": window},
-                cure="Leave None there.",
+                cure="Pass None for this layer.",
             )
 
 
 def _shape(rope: RopeConfig, rotated_by_us: bool) -> tuple[object, ...]:
-    """Return what a rope must share with the model's own; our attention supports any pairing and width."""
+    """Return the settings that a rope must share with the model's own; our attention supports any pairing and width."""
     fixed = rope.head_dim, rope.axes, rope.axes_restart
     return fixed if rotated_by_us else (*fixed, rope.interleaved, rope.rotary_dim)

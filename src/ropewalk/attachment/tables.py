@@ -1,4 +1,4 @@
-"""The tables of cos and sin that a model computes or looks up: their form, and ours in the same form."""
+"""A model's tables of cos and sin: their form, and our tables in the same form."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class Format:
 
 
 def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
-    """Return the layer types for which a rotary module has tables; (None,) if one serves all.
+    """Return the layer types for which a rotary module has tables; (None,) if all share one.
 
     **Raises:** `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
     """
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     if names[:2] != ["x", "position_ids"] or not set(names[2:]) <= {"layer_type"}:
         raise RopeError(
-            f"attach: {type(module).__name__} takes other arguments than hidden states and position ids.",
+            f"attach: {type(module).__name__} has arguments other than hidden states and position ids.",
             facts={"arguments": ", ".join(names)},
             cure="Use the model without attaching it.",
         )
@@ -85,11 +85,11 @@ def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
 
 
 def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeConfig, name: str) -> Format:
-    """Return the form in which a new module, made by `make`, returns the tables of `rope`.
+    """Return the form of the tables of `rope` from a new module, built by `make`.
 
     Near and far positions, on axes that differ, are compared to float32's rounding.
 
-    **Raises:** `RopeError` if no known form gives its numbers.
+    **Raises:** `RopeError` if no known form matches its numbers.
     """
     lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
     near_and_far = (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths))
@@ -112,9 +112,9 @@ def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
     """
     if table.is_meta:
         raise RopeError(
-            f"attach: the tables of {name} must be compared, but are on the meta device.",
+            f"attach: the tables of {name} cannot be compared on the meta device.",
             facts={"table": table},
-            cure="Attach where the weights are.",
+            cure="Attach after the weights are loaded.",
         )
     count = len(table) if table.ndim == 2 else 0
     places = sorted({place for place in (*_NEAR, count // 3, count // 2, count - 1) if 0 <= place < count})
@@ -131,7 +131,7 @@ def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
 
 def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
     return RopeError(
-        f"attach: the tables of {name} are not those that the config describes.",
+        f"attach: the tables of {name} differ from those of the config.",
         facts={**facts, "rope": rope},
         cure="Use the model without attaching it.",
     )
@@ -216,7 +216,7 @@ class LayerTables:
     pairs: int
 
     def with_rope(self, rope: RopeConfig | None) -> LayerTables:
-        """Return the same form with another rope, or none."""
+        """Return the same form with a different rope, or none."""
         return replace(self, rope=rope)
 
     def __call__(
@@ -242,9 +242,9 @@ class TablesForward:
     """The forward of one rotary module, by layer type, without a reference to the module or to a tensor.
 
     - `begin`: a function to call when the model begins a forward.
-    - `tables`, `text_only`: set for each `Positions` that the model is put under.
+    - `tables`, `text_only`: set for each `Positions` of the model.
     - `own`: the module's own forward; set by `detach` if a wrapper still calls this one.
-    - `nudge`: a fraction by which every number changes, up or down at random, to measure the model's rounding noise.
+    - `nudge`: a fraction to change every number by, up or down at random, to measure the model's rounding noise.
     """
 
     def __init__(self, seq_len: SeqLen, begin: Callable[[], None]) -> None:
@@ -265,9 +265,9 @@ class TablesForward:
             self.begin()
             if self.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
                 raise RopeError(
-                    "attach: under this method positions must be those of plain text, equal on every axis.",
+                    "attach: this method needs positions of plain text, equal on every axis.",
                     facts={"position_ids": position_ids},
-                    cure="For images and videos choose a method of frequencies that gives all layers one rope.",
+                    cure="For images and videos choose a method that scales the frequencies of all layers alike.",
                 )
         if layer_type not in self.tables:  # the class gets the layer type, but has one table for all
             layer_type = None
@@ -275,7 +275,7 @@ class TablesForward:
 
 
 class OwnTables:
-    """A hook before one attention layer with another rope than the other layers of its rotary module."""
+    """A hook before one attention layer with a different rope than other layers of its rotary module."""
 
     def __init__(self, tables: LayerTables, seq_len: SeqLen) -> None:
         self.tables, self.seq_len = tables, seq_len
@@ -286,9 +286,9 @@ class OwnTables:
         position_ids = kwargs.get("position_ids")
         if "position_embeddings" not in kwargs or position_ids is None:
             raise RopeError(
-                "attach: this model does not pass position ids to its attention layers, so they share one rope.",
+                "attach: this model does not pass position ids to its attention layers, so they must share one rope.",
                 facts={"layer": type(module).__name__, "arguments": ", ".join(kwargs)},
-                cure="Choose a method that gives all layers one rope.",
+                cure="Choose a method with one rope for all layers.",
             )
         x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         with torch.no_grad():
@@ -335,15 +335,15 @@ class LookedUp:
         return self._own.device
 
     def to(self, device: torch.device) -> LookedUp:
-        """Raise `RopeError`: the model would keep the result as its own table."""
+        """Raise `RopeError`, because the model would keep the result as its own table."""
         raise RopeError(
-            "attach: this model's table of positions is on another device than its inputs.",
+            "attach: this model's table of positions is not on the device of its inputs.",
             facts={"table": self.device, "inputs": device},
             cure="Move the model with model.to(device) first.",
         )
 
     def repeat(self, *_: int) -> LookedUp:
-        """Return itself, which serves any batch."""
+        """Return itself, for any batch."""
         return self
 
     def __getitem__(self, position_ids: Tensor) -> Tensor:

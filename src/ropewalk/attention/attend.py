@@ -1,4 +1,4 @@
-"""Attention over queries, keys and values: by our kernels, by torch's, or in a form that returns weights."""
+"""Attention over queries, keys and values: by our kernels, torch's kernels, or a path that returns weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ropewalk.shapes import Float
 
 
 class LogitRules(NamedTuple):
-    """Logits become softcap tanh(logit / softcap), before masks and biases; a sink takes weight and adds no value.
+    """The rules that change logits: softcap tanh(logit / softcap), before masks and biases, and attention sinks.
 
     - `softcap`: 0 for none. Source: Gemma 2, arXiv:2408.00118, section 2.
-    - `sinks`: `[heads]`, one more logit in each head's softmax. Source: gpt-oss, arXiv:2508.10925, section 2.2.
+    - `sinks`: `[heads]`, one more logit per softmax, without a value. Source: gpt-oss, arXiv:2508.10925, section 2.2.
 
     >>> LogitRules(sinks=torch.zeros(1)).softmax(torch.zeros(1, 1, 1, 3)).flatten().tolist()
     [0.25, 0.25, 0.25]
@@ -40,7 +40,7 @@ class LogitRules(NamedTuple):
         return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """Return the weights of masked scores `[batch, heads, seq, keys]`; the sinks take a share that is left out."""
+        """Return the weights of masked scores `[batch, heads, seq, keys]`; without the share of the sinks."""
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
@@ -65,10 +65,10 @@ def attend(
     **Arguments:**
 
     - `q`: `[batch, heads, seq, head_dim]`; `keys`, `values`: `[batch, kv_heads, total, head_dim]`.
-    - `seen`: the keys that each query sees. With `rules` it must have its whole mask.
-    - `dropout`: probability, of the weights.
-    - `bias`: `[1 or batch, heads, seq, total]`, which includes the mask; `seen` is ignored then.
-    - `rules`: softcap and sinks. If no kernel can apply them, scores exist for `OPEN_BLOCK` queries at a time.
+    - `seen`: the keys visible to each query. With `rules` it must contain the whole mask.
+    - `dropout`: dropout probability of the weights.
+    - `bias`: `[1 or batch, heads, seq, total]`, which includes the mask; `seen` is then ignored.
+    - `rules`: softcap and sinks. If no kernel can apply them, scores are computed for `OPEN_BLOCK` queries at a time.
 
     **Returns:** `[batch, heads, seq, head_dim]`.
     """
@@ -116,7 +116,7 @@ def attend(
 
 
 def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Attend by torch with a mask that has a number for each head."""
+    """Attend by torch with a different mask for each head."""
     batch, heads, seq, head_dim = q.shape
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
@@ -143,7 +143,7 @@ def _attend_by_rules(
 
 
 def open_blocks(seq: int) -> list[tuple[int, int]]:
-    """Return blocks of queries `begin .. end - 1` whose scores exist at one time, without a fused kernel.
+    """Return blocks of queries `begin .. end - 1` to compute scores for at one time, without a fused kernel.
 
     A compiler gets one block: a loop over blocks would make a different graph for every length.
     """
@@ -159,7 +159,7 @@ def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
 
 
 def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Return whether the kernel that also returns the softmax's denominator can run: CPU, eager, no gradients."""
+    """Return whether the kernel that also returns softmax denominators can run: CPU, eager, no gradients."""
     if torch.compiler.is_compiling() or q.device.type != "cpu" or type(q) is not Tensor:
         return False
     grads = torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad or values.requires_grad)
@@ -188,7 +188,7 @@ def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, seen: Visibili
 
 
 def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
-    """Attend under a causal window in a long call, one block of queries at a time to the keys in their reach."""
+    """Attend under a causal window in a long call, one block of queries at a time."""
     seq, total, window = q.shape[2], keys.shape[2], seen.band
     start, size, blocks = total - seq, max(window, 128), []
     for begin in range(0, seq, size):

@@ -40,7 +40,7 @@ def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | No
         raise RopeError(
             f"Attention: `inputs` is already built, so {names} would be ignored.",
             facts=ignored,
-            cure="Leave `inputs` out, or build it with them: ForwardInputs.of(hidden_states, ...).",
+            cure="Omit `inputs`, or build it with them: ForwardInputs.of(hidden_states, ...).",
         )
     if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
         raise RopeError(
@@ -63,13 +63,13 @@ def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, wi
         raise RopeError(
             "Attention: sizes must be at least 1.",
             facts=facts,
-            cure="Give whole numbers; heads must be a multiple of key-value heads.",
+            cure="Pass whole numbers; heads must be a multiple of key-value heads.",
         )
     if heads % kv_heads:
         raise RopeError(
             "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
             facts=facts,
-            cure="Each key-value head serves the same number of query heads.",
+            cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
         )
     if head_dim is None and hidden % heads:
         raise RopeError(
@@ -81,7 +81,7 @@ def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, wi
         raise RopeError(
             "Attention: `sliding_window` must be at least 1 token.",
             facts={"sliding_window": window},
-            cure="Leave it out to see all earlier tokens.",
+            cure="Omit it to attend to all earlier tokens.",
         )
 
 
@@ -92,13 +92,13 @@ def check_numbers(softcap: float | None, **dropouts: float) -> None:
             raise RopeError(
                 f"Attention: `{name}` must be a probability below 1.",
                 facts={name: p},
-                cure="0.0 disables it; common values are 0.0 to 0.2.",
+                cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
             )
     if softcap is not None and not 0.0 < softcap < math.inf:
         raise RopeError(
             "Attention: `softcap` must be a positive number.",
             facts={"softcap": softcap},
-            cure="Gemma 2 has 50.0; leave it out for none.",
+            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
         )
 
 
@@ -109,13 +109,13 @@ def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: 
         raise RopeError(
             "Attention: the cache was not made for this layer's rope.",
             facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
-            cure="KVCache(ropes=[...], seq_len=...) takes one rule per layer.",
+            cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
         )
     if 0 <= layer < cache.num_layers and cache.extensions[layer] != extension:
         raise RopeError(
             "Attention: the cache was not made for this layer's extension.",
             facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
-            cure="KVCache(extensions=[...]) takes one, or None, per layer.",
+            cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
         )
 
 
@@ -125,13 +125,13 @@ def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encod
         raise RopeError(
             "KVCache: an extension in attention needs unrotated keys.",
             facts={"extension": extension, "cache": cache},
-            cure="Make the cache with rotated=False; model.new_cache does.",
+            cure="Create the cache with rotated=False, as model.new_cache does.",
         )
     if encoding is not None and not cache.rotated and not encoding.by_slots:
         raise RopeError(
-            "KVCache: this encoding writes positions into embeddings or keys before they are stored.",
+            "KVCache: this encoding adds positions to embeddings or keys before they are stored.",
             facts={"encoding": encoding.config, "cache": cache},
-            cure="Make the cache with rotated=True.",
+            cure="Create the cache with rotated=True.",
         )
 
 
@@ -141,7 +141,7 @@ def check_rope(rope: RopeConfig | None, head_dim: int, extension: Extension | No
         raise RopeError(
             "Attention: `rope` has a different head_dim.",
             facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
-            cure="RopeConfig(head_dim=...) must be the size of one head; rotary_dim may be smaller.",
+            cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
         )
     if rope is None and extension is not None and extension.remaps:
         raise RopeError(
@@ -157,15 +157,15 @@ def check_extension(
     """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""
     if extension.remaps and (rope is None or not causal or window is not None):
         raise RopeError(
-            "Attention: an extension remaps the positions of causal attention with a rope over all earlier tokens.",
+            "Attention: an extension needs causal attention with a rope over all earlier tokens.",
             facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
             cure="Use None for this layer: a sliding window within the trained length needs no extension.",
         )
     if encoding is not None and encoding.adds_to_scores:
         raise RopeError(
-            "Attention: an extension's scale is defined only for q.k, and this layer's encoding adds to scores.",
+            "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
             facts={"extension": extension, "encoding": encoding.config},
-            cure="Leave the extension out, or choose an encoding that rotates queries and keys, as a rope does.",
+            cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
         )
 
 
@@ -173,15 +173,15 @@ def check_local_heads(kv_heads: int, local: int, sinks: Tensor | None, encoding:
     """Raise `RopeError` for sinks or biases per head if this process computes only a part of the heads."""
     if sinks is not None:
         raise RopeError(
-            "Attention: the layer has a sink for each head, and this process computes only a part of the heads.",
+            "Attention: the layer has a sink for each head, but this process computes only a part of the heads.",
             facts={"sinks": sinks, "kv_heads": kv_heads, "kv_heads here": local},
-            cure="Leave q_proj, k_proj and v_proj out of tensor parallelism.",
+            cure="Exclude q_proj, k_proj and v_proj from tensor parallelism.",
         )
     if encoding is not None and (encoding.adds_to_scores or encoding.sequential):
         raise RopeError(
-            "Attention: this encoding has numbers of each head, and this process computes only a part of the heads.",
+            "Attention: this encoding has values for each head, but this process computes only a part of the heads.",
             facts={"encoding": encoding.config, "kv_heads": kv_heads, "kv_heads here": local},
-            cure="Leave q_proj, k_proj and v_proj out of tensor parallelism, or choose a rope.",
+            cure="Exclude q_proj, k_proj and v_proj from tensor parallelism, or choose a rope.",
         )
 
 
@@ -196,7 +196,7 @@ def check_softcap(softcap: float | None, encoding: Encoding) -> None:
 
 
 class Attention(nn.Module):
-    """Multi-head, grouped-query or multi-query attention; positions enter queries and keys, never values.
+    """Multi-head, grouped-query or multi-query attention; positions act on queries and keys, never on values.
 
     **Arguments:**
 
@@ -204,8 +204,8 @@ class Attention(nn.Module):
       (None: hidden_size / heads): sizes.
     - `rope`: a RopeConfig, or None for attention without position (NoPE). `encoding`: instead of a rope one of
       `ropewalk.encodings`, by name ("alibi", "t5", "rope", ...) or with its settings.
-    - `causal`: False for attention in both directions. `sliding_window`: tokens; query p sees key j if
-      p - window < j <= p (causal), or if |p - j| <= window (not causal), both as in transformers.
+    - `causal`: False for bidirectional attention. `sliding_window`: tokens; query p attends to key j if
+      p - window < j <= p (causal), or if |p - j| <= window (bidirectional), both as in transformers.
     - `extension`: one of `ropewalk.attention.extensions`, which remaps relative positions or scales logits.
     - `softcap`: logits become softcap tanh(logit / softcap) before masks and biases, as in Gemma 2. `sinks`: a learned
       logit for each head, `self.sinks` `[heads]`, that takes weight in the softmax and adds no value, as in gpt-oss.
@@ -213,7 +213,7 @@ class Attention(nn.Module):
     - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
       applied only in training, to the weights and to the output.
 
-    **Raises:** `RopeError` if sizes do not fit.
+    **Raises:** `RopeError` if sizes do not match.
 
     Sources: Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al. 2023 (grouped-query); Su et al. 2021,
     arXiv:2104.09864, eq. 16.
@@ -272,12 +272,12 @@ class Attention(nn.Module):
 
     @property
     def rope(self) -> RopeConfig | None:
-        """Return the rule that rotates queries and keys, or None."""
+        """Return the rope of queries and keys, or None."""
         return None if self.rotary is None else self.rotary.config
 
     @property
     def position_encoding(self) -> Encoding | None:
-        """Return the encoding that replaces a rope: the layer's own, the one that its model shares, or None."""
+        """Return the encoding used instead of a rope: the layer's own, the one shared by its model, or None."""
         return self._shared[0] if self._shared else self.encoding
 
     @property
@@ -356,7 +356,7 @@ class Attention(nn.Module):
         Float[Tensor, "batch seq hidden"]
         | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
     ):
-        """Attend within `hidden_states` `[batch, seq, hidden]`, and to the tokens of layer `layer` in `cache`.
+        """Attend within `hidden_states` `[batch, seq, hidden]`, and to the cached tokens of layer `layer`.
 
         **Arguments:**
 
@@ -364,28 +364,28 @@ class Attention(nn.Module):
           after those in the cache, or of its document.
         - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
           covers only the new tokens. The result at padded tokens is finite and has no meaning.
-        - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not see each
-          other.
-        - `cache`: keeps no gradients, and counts the tokens as stored when its last layer has written.
+        - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not
+          attend to each other.
+        - `cache`: keeps no gradients, and counts the tokens as stored after its last layer has written.
         - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
-        - `inputs`: built by a model from these arguments for all its layers; leave the others out then.
+        - `inputs`: built by a model from these arguments for all its layers; omit the others in that case.
         - `bias`: with `inputs`, the masked bias of the model's shared encoding (`ForwardInputs.shared_bias`).
 
         **Returns:** `[batch, seq, hidden]`, or that and the weights.
 
-        **Raises:** `RopeError` for arguments that do not fit.
+        **Raises:** `RopeError` for arguments that contradict each other.
         """
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise RopeError(
                 "Attention: `hidden_states` must be [batch, seq, hidden].",
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
-                cure="Add the batch with hidden_states[None], or build Attention with this hidden size.",
+                cure="Add the batch dimension with hidden_states[None], or build Attention with this hidden size.",
             )
         standalone = inputs is None
         if inputs is None:
             if bias is not None:
-                raise RopeError("Attention: `bias` requires `inputs`.", cure="Leave it out: a layer computes its own.")
+                raise RopeError("Attention: `bias` requires `inputs`.", cure="Omit it: a layer computes its own.")
             if cache is not None:
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
@@ -510,7 +510,7 @@ class Attention(nn.Module):
         return attend(q.transpose(1, 2), keys, values, seen, dropout, bias, rules), None
 
     def _projected(self, out: Tensor) -> Tensor:
-        """Return the output layer's `[batch, seq, hidden]` for `[batch, heads, seq, head_dim]`."""
+        """Return the output layer's `[batch, seq, hidden]` of `[batch, heads, seq, head_dim]`."""
         batch, heads, seq, head_dim = out.shape
         (out,) = projected(out.transpose(1, 2).reshape(batch, seq, heads * head_dim), self.o_proj)
         return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out

@@ -1,4 +1,4 @@
-"""Caches of keys and values, compact per row, that return correct results or raise: growing, and of fixed capacity."""
+"""Caches of keys and values, compact per row: growing, and of fixed capacity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
         raise RopeError(
             "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",
             facts={"seq_len": seq_len, "batch": batch},
-            cure="Give the final length in tokens, one for all rows or one for each.",
+            cure="Pass the final length in tokens, one for all rows or one for each.",
         )
     return tuple(rows)
 
@@ -43,9 +43,9 @@ def refuse_outgrowing(lengths: Sequence[int], fixed: Sequence[int], ropes: Seque
         for row, (length, seq_len) in enumerate(zip(lengths, fixed, strict=True)):
             if length > rope.longest_at(seq_len):
                 raise RopeError(
-                    "KVCache: this call exceeds the `seq_len` that the cache's frequencies are fixed for.",
+                    "KVCache: this call exceeds the `seq_len` of the cache's frequencies.",
                     facts={"row": row, "tokens": length, "seq_len": seq_len, "scaling": rope.scaling},
-                    cure="Make the cache with the final length: seq_len=...; or recompute its tokens in a new one.",
+                    cure="Create the cache with the final length (seq_len=...), or recompute its tokens in a new one.",
                 )
 
 
@@ -53,50 +53,50 @@ def check_branches(branches: Branches, seq: int, rows: int, masked: bool) -> Non
     """Raise `RopeError` unless the branches follow one row of a cache, without a mask."""
     if rows != 1 or len(branches) != seq or masked:
         raise RopeError(
-            "KVCache: branches continue one row, and contain one parent for each new token.",
+            "KVCache: branches must continue one row, and have one parent for each new token.",
             facts={"rows": rows, "tokens": seq, "branches": len(branches), "masked": masked},
             cure="Use a cache of one row, one parent for each token, and no attention_mask.",
         )
 
 
 def check_counts(counts: Sequence[int], sinks: int, lengths: Sequence[int], rotated: bool, cache: object) -> None:
-    """Raise `RopeError` unless every row holds the tokens to drop, and its keys can take other positions."""
+    """Raise `RopeError` unless every row contains the tokens to drop, and its keys can be moved."""
     whole = all(as_whole(number) is not None for number in [*counts, sinks])
     if len(counts) != len(lengths) or not whole or min([*counts, sinks]) < 0:
         raise RopeError(
-            "KVCache.drop: one count of at least 0, or one per row, and at least 0 sinks.",
+            "KVCache.drop: `count` must be at least 0, for all rows or one per row, and `sinks` at least 0.",
             facts={"count": counts, "sinks": sinks, "cache": cache},
-            cure="Counts and sinks are tokens.",
+            cure="Pass numbers of tokens.",
         )
     if rotated:
         raise RopeError(
-            "KVCache.drop: this cache stores rotated keys, which cannot take other positions.",
+            "KVCache.drop: this cache stores rotated keys, which cannot be moved to different positions.",
             facts={"cache": cache},
-            cure="Make it with new_cache(rotated=False).",
+            cure="Create it with new_cache(rotated=False).",
         )
     if any(drop and sinks + drop > held for drop, held in zip(counts, lengths, strict=True)):
         raise RopeError(
-            "KVCache.drop: a row holds fewer tokens than its sinks and the count together.",
+            "KVCache.drop: a row contains fewer tokens than `sinks` + `count`.",
             facts={"count": counts, "sinks": sinks, "lengths": lengths},
             cure="Drop fewer tokens.",
         )
 
 
 def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[int]:
-    """Return the rows that `select` keeps; raise `RopeError` for none, and for rows that do not exist."""
+    """Return the rows for `select`; raise `RopeError` for none, and for rows that do not exist."""
     chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
     whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
     if not chosen or not whole or not all(0 <= row < batch for row in chosen):
         raise RopeError(
-            "KVCache.select: `rows` must name rows of the cache.",
+            "KVCache.select: `rows` must be indices of the cache's rows.",
             facts={"rows": chosen, "cache": cache},
-            cure="Rows count from 0 to batch - 1, and at least one is kept.",
+            cure="Pass at least one index from 0 to batch - 1.",
         )
     return chosen
 
 
 class KVCache:
-    """Rotated keys and values of the tokens so far, per layer, preallocated and growing in steps.
+    """Rotated keys and values of all previous tokens, per layer, preallocated and growing in steps.
 
     Padding is never stored: the real tokens of row r are in slots `0 .. lengths[r] - 1`, so rows may differ in length.
     A slot is the token's index in its row, which is also its default position id. Each layer has one buffer for keys
@@ -112,9 +112,9 @@ class KVCache:
     - `capacity`: tokens per row to reserve memory for; `step`: tokens by which it grows.
     - `dtype`, `device`: of the buffers.
     - `ropes`: the rules that rotate the keys, one or None per layer.
-    - `extensions`: those that the layers use, one or None per layer (None: no layer has one). A layer with a different
-      extension is refused, because an extension changes the keys and values of deeper layers.
-    - `state_sizes`: numbers that the layers' encodings keep for each token, one per layer (None: none do), stored in
+    - `extensions`: the layers' extensions, one or None per layer (None: no layer has one). A layer with a different
+      extension raises, because an extension changes the keys and values of deeper layers.
+    - `state_sizes`: how many numbers each layer's encoding stores for a token, one per layer (None: none do), in
       float32, or in float64 if `dtype` is float64. See `ropewalk.encodings.SequentialEncoding`.
     - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
       positions need that, and `drop`, which moves later tokens to smaller positions. It costs one rotation of all keys
@@ -159,7 +159,7 @@ class KVCache:
             raise RopeError(
                 "KVCache: sizes must be at least 1.",
                 facts={**sizes, "capacity": capacity},
-                cure="model.new_cache(batch) takes the sizes from the model.",
+                cure="Use model.new_cache(batch), which takes the sizes from the model.",
             )
         self.num_layers, self.step, self.rotated = num_layers, step, rotated
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
@@ -176,7 +176,7 @@ class KVCache:
                 raise RopeError(
                     f"KVCache: `{name}` must have one entry per layer.",
                     facts={**sizes, name: of_layers},
-                    cure="Give one, or None, for each layer; model.new_cache does.",
+                    cure="Pass one, or None, for each layer, as model.new_cache does.",
                 )
         self._lengths = [0] * batch
         self._seq_len = row_lengths(seq_len, batch)
@@ -205,12 +205,12 @@ class KVCache:
 
     @property
     def lengths(self) -> Tensor:
-        """Return the tokens stored per row, int64 `[batch]`."""
+        """Return the number of stored tokens per row, int64 `[batch]`."""
         return torch.tensor(self._lengths, dtype=torch.int64, device=self.device)
 
     @property
     def seq_len(self) -> SeqLen | None:
-        """Return the length that the frequencies are fixed for, as it was passed: an int, int64 `[batch]` or None."""
+        """Return the fixed length for the frequencies as it was passed: an int, int64 `[batch]` or None."""
         if self._seq_len is None:
             return None
         if self._one_seq_len:
@@ -219,7 +219,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Return the tokens per row that fit before the next growth."""
+        """Return the number of tokens per row that fit before the next growth."""
         return self._capacity
 
     @property
@@ -241,7 +241,7 @@ class KVCache:
     def lay_out(
         self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
     ) -> TokenLayout:
-        """Return where a call's tokens will be stored, and reserve memory; `commit` counts them.
+        """Return the slots of a call's tokens, and reserve memory; `commit` counts the tokens.
 
         **Arguments:**
 
@@ -318,7 +318,7 @@ class KVCache:
     def store(
         self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: TokenLayout
     ) -> Store | None:
-        """Return where a kernel may write this call's keys and values; None if dtype or device are not the cache's."""
+        """Return the buffers and slots for a kernel to write keys and values; None if dtype or device differ."""
         self._check_written(layer, values, layout)
         if values.dtype != self.dtype or values.device != self._keys[layer].device:
             return None
@@ -331,9 +331,9 @@ class KVCache:
     def _check_batch(self, batch: int) -> None:
         if batch != self.batch:
             raise RopeError(
-                "KVCache: the batch must be the cache's.",
+                "KVCache: the batch differs from the cache's.",
                 facts={"batch": batch, "cache": self},
-                cure="Make a new cache.",
+                cure="Create a new cache.",
             )
 
     def _check_written(self, layer: int, keys: Tensor, layout: TokenLayout) -> None:
@@ -341,19 +341,19 @@ class KVCache:
             raise RopeError(
                 "KVCache: no such layer.",
                 facts={"layer": layer, "cache": self},
-                cure="Layers count from 0 to num_layers - 1.",
+                cure="Pass a layer from 0 to num_layers - 1.",
             )
         if keys.shape != (self.batch, layout.seq, self.num_key_value_heads, self.head_dim):
             raise RopeError(
                 "KVCache: keys must be [batch, seq, kv_heads, head_dim].",
                 facts={"keys": keys, "cache": self, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim},
-                cure="Pass one call's keys and values, before heads and tokens are transposed.",
+                cure="Pass one call's keys and values, before transposing heads and tokens.",
             )
 
     def keep_local_heads(self, heads: int) -> None:
-        """Keep buffers for only `heads` key-value heads: those that this process computes under tensor parallelism.
+        """Keep buffers for only `heads` key-value heads: this process's share under tensor parallelism.
 
-        **Raises:** `RopeError` for a cache that has tokens already, and if `heads` does not divide the heads.
+        **Raises:** `RopeError` for a cache with tokens, and if `heads` does not divide the heads.
         """
         if heads == self.num_key_value_heads:
             return
@@ -361,7 +361,7 @@ class KVCache:
             raise RopeError(
                 "KVCache: a layer computes different key-value heads from those in the cache.",
                 facts={"heads": heads, "cache": self, "kv_heads": self.num_key_value_heads},
-                cure="Make a new cache for each model, and shard all layers alike.",
+                cure="Create a new cache for each model, and shard all layers alike.",
             )
         self.num_key_value_heads = heads
         for buffers in (self._keys, self._values):
@@ -372,7 +372,7 @@ class KVCache:
         self._lengths = list(layout.lengths)
 
     def reserve(self, capacity: int) -> None:
-        """Reserve memory for `capacity` tokens per row, and keep what is stored; never shrink."""
+        """Reserve memory for `capacity` tokens per row, and keep the stored tokens; never shrink."""
         if capacity <= self._capacity:
             return
         longest = max(self._lengths)
@@ -388,7 +388,7 @@ class KVCache:
         wanted = [length] * self.batch if isinstance(length, int) else list(length)
         if len(wanted) != self.batch or min(wanted) < 0:
             raise RopeError(
-                "KVCache.truncate: one length of at least 0, or one per row.",
+                "KVCache.truncate: `length` must be at least 0, for all rows or one per row.",
                 facts={"length": length, "cache": self},
                 cure="Pass an int, or a list with one length for each row.",
             )
@@ -397,7 +397,7 @@ class KVCache:
     def drop(self, count: int | Sequence[int], *, sinks: int = 0) -> None:
         """Drop `count` tokens of each row (an int, or one per row) after its first `sinks`; later tokens move down.
 
-        A slot is a position: token n has position n - count afterwards. Keys are stored unrotated and rotated by their
+        A slot is a position, so token n then has position n - count. Keys are stored unrotated and rotated by their
         slots when they are used, so they equal keys computed at the new positions, however often tokens are dropped.
         The influence of a dropped token on deeper layers stays in their keys and values.
 
@@ -414,7 +414,7 @@ class KVCache:
         self._lengths = [held - drop for drop, held in zip(counts, lengths, strict=True)]
 
     def reset(self) -> None:
-        """Drop every token; keep the capacity and `seq_len`."""
+        """Drop all tokens; keep the capacity and `seq_len`."""
         self.truncate(0)
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
@@ -438,13 +438,13 @@ class KVCache:
             raise RopeError(
                 "KVCache.replace: `rows` must contain one row of the cache for each row of `other`.",
                 facts={"rows": list(rows), "cache": self, "other": other},
-                cure="Pass as many rows as `other` has, each from 0 to batch - 1.",
+                cure="Pass one row, from 0 to batch - 1, for each row of `other`.",
             )
         if (other._seq_len is None) != (self._seq_len is None) or other._made_for() != self._made_for():
             raise RopeError(
-                "KVCache.replace: the caches are of different models.",
+                "KVCache.replace: the caches belong to different models.",
                 facts={"cache": self, "other": other},
-                cure="Make both with the same model's new_cache.",
+                cure="Create both with the same model's new_cache.",
             )
         longest = max(other._lengths)
         if longest > self._capacity:
@@ -464,7 +464,7 @@ class KVCache:
         self._lengths = lengths
 
     def _made_for(self) -> tuple[object, ...]:
-        """Return what all caches of one model have in common."""
+        """Return the settings that all caches of one model share."""
         sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
         return (*sizes, self.rotated, self.ropes, self.extensions, self.state_sizes)
 
@@ -483,15 +483,15 @@ class KVCache:
 
 
 class StaticCache(KVCache):
-    """A `KVCache` of fixed capacity that counts its tokens in a tensor; `model.new_cache(static=True)` makes one.
+    """A `KVCache` of fixed capacity with token counts in a tensor; `model.new_cache(static=True)` returns one.
 
-    Under `torch.compile` one graph serves every decoding step: the graph computes the slots of new keys, and queries
+    Under `torch.compile` one graph covers every decoding step: the graph computes the slots of new keys, and queries
     attend to the whole capacity under a mask, at the cost of a full cache. Without a compiler the results equal a
     `KVCache`'s bit for bit.
 
     **Arguments:** `capacity` (tokens of each row) is required; others as `KVCache`'s.
 
-    **Raises:** `RopeError` for a call that exceeds the capacity, and if frequencies that depend on length are wrong at
+    **Raises:** `RopeError` for a call that exceeds the capacity, and if length-dependent frequencies are wrong at
     `capacity`. A compiled call cannot raise: the logits of a row that exceeds it are NaN until it is truncated.
 
     >>> cache = StaticCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=4, capacity=8)
@@ -518,7 +518,7 @@ class StaticCache(KVCache):
 
     @property
     def lengths(self) -> Tensor:
-        """Return the tokens stored per row, int64 `[batch]`."""
+        """Return the number of stored tokens per row, int64 `[batch]`."""
         return self._used.clone()
 
     @property
@@ -533,11 +533,11 @@ class StaticCache(KVCache):
     def lay_out(
         self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
     ) -> TokenLayout:
-        """Return the layout as `KVCache.lay_out`; under a compiler only by tensor operations, and without branches."""
+        """Return the layout as `KVCache.lay_out` does; under a compiler, use only tensor operations and no branches."""
         if not torch.compiler.is_compiling():
             return super().lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
         if branches is not None:
-            raise RopeError("StaticCache: branches are not compiled.", cure="Pass them outside of torch.compile.")
+            raise RopeError("StaticCache: branches cannot be compiled.", cure="Pass them outside of torch.compile.")
         self._check_batch(batch)
         real = real_tokens(attention_mask, batch, seq, "KVCache")
         if real is None:
@@ -577,7 +577,7 @@ class StaticCache(KVCache):
             self._used.copy_(torch.tensor(layout.lengths, dtype=torch.int64, device=self.device))
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """Truncate as `KVCache.truncate`, and clear the NaN of rows that exceeded the capacity."""
+        """Truncate as `KVCache.truncate` does, and clear the NaN of rows that exceeded the capacity."""
         exceeded = max(self._lengths) > self._capacity
         super().truncate(length)
         if exceeded:
@@ -591,7 +591,7 @@ class StaticCache(KVCache):
             raise RopeError(
                 "StaticCache: this call exceeds its capacity.",
                 facts={"tokens": capacity, "capacity": self._capacity},
-                cure="Make it with capacity=prompt + new tokens.",
+                cure="Create it with capacity=prompt + new tokens.",
             )
 
     def _empty(self, capacity: int, state_size: int | None = None) -> Tensor:

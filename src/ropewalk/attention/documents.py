@@ -23,7 +23,7 @@ from ropewalk.encodings.encoding import Memo
 
 @dataclass(frozen=True, eq=False)
 class PackedDocuments:
-    """The places of a call's documents after its rows are concatenated and padding is left out.
+    """The positions of a call's documents after its rows are concatenated and padding is removed.
 
     - `lengths`: real tokens of each document, row by row; `rows`: the row of each document.
     - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
@@ -48,7 +48,7 @@ class PackedDocuments:
         return torch.split(x, list(self.lengths))
 
     def bounds(self, causal: bool, window: int | None) -> Bounds:
-        """Return the keys that each packed query meets: those of its document, in order and in the window."""
+        """Return the keys visible to each packed query: those of its document, in order and in the window."""
         return self._memo((causal, window), lambda: self._bounds(causal, window))
 
     def _bounds(self, causal: bool, window: int | None) -> Bounds:
@@ -72,7 +72,7 @@ class PackedDocuments:
 
 
 def find_documents(layout: TokenLayout) -> PackedDocuments | None:
-    """Return the documents of a call; None if it has none, or if their lengths are unknown (while compiling, ...).
+    """Return the documents of a call; None if it has none, or if their lengths are unknown (as while compiling).
 
     It synchronizes with the device once per forward.
     """
@@ -91,7 +91,7 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
 
 
 def _is_readable(x: Tensor) -> bool:
-    """Return whether the numbers of a tensor exist and would not become constants of a graph."""
+    """Return whether the values of a tensor exist and would not become constants of a graph."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in PLAIN
@@ -114,7 +114,7 @@ def attend_varlen(
 
     **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
 
-    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel takes 16 bits on CUDA from Ampere on. It is not
+    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel supports 16 bits on CUDA from Ampere on. It is not
     used with deterministic algorithms, nor with `rules`.
     """
     if not documents.lengths:
@@ -144,7 +144,7 @@ def attend_varlen(
 
 
 def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
-    """Return `torch.nn.attention.varlen.varlen_attn` if it can take `q`, else None."""
+    """Return `torch.nn.attention.varlen.varlen_attn` if it supports `q`, else None."""
     if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
         return None
     if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a rule that the caller registered, by its name."""
+    """Return a registered rule by its name."""
     if name in Extension.registry:
         return Extension.registry[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -47,10 +47,10 @@ Rule = Callable[[Tensor], Tensor]
 
 
 class Region(NamedTuple):
-    """Keys n with `low(m) <= n < high(m)`, which a query at index m meets at relative position `query(m) - key(n)`.
+    """Keys n with `low(m) <= n < high(m)`, visible to a query at index m at relative position `query(m) - key(n)`.
 
-    The regions of an extension are disjoint parts of the keys `0 .. m`; a key in no region is not seen. `low` and
-    `high` never fall as m grows. `key` None: every key has position 0 and is not rotated.
+    The regions of an extension are disjoint parts of the keys `0 .. m`; a key in no region is not visible. `low` and
+    `high` never decrease as m grows. `key` None: every key has position 0 and is not rotated.
     """
 
     query: Rule
@@ -60,7 +60,7 @@ class Region(NamedTuple):
 
 
 class Retained(NamedTuple):
-    """The most that a query sees, in tokens: the row's first `sinks` and the last `window`, which include the query."""
+    """The visible tokens of a query: the row's first `sinks` and the last `window`, which include the query."""
 
     sinks: int
     window: int
@@ -73,7 +73,7 @@ class Retained(NamedTuple):
 
 @dataclass(frozen=True)
 class Extension:
-    """A change of attention that lets a trained model process longer texts; its weights and frequencies stay.
+    """A change of attention for longer texts, with the trained model's weights and frequencies unchanged.
 
     A subclass registers itself in `registry`; config files contain its name and its fields. `remaps`: whether it
     changes relative positions, so that keys must be kept unrotated.
@@ -87,23 +87,23 @@ class Extension:
         other = Extension.registry.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RopeError(
-                "Extension: an extension of this name exists already, and config files identify extensions by name.",
+                "Extension: an extension with this name exists, and config files identify extensions by name.",
                 facts={"name": cls.__name__, "existing": other.__module__, "new": cls.__module__},
-                cure="Choose another name for the class.",
+                cure="Choose a different name for the class.",
             )
         Extension.registry[cls.__name__] = cls
 
     @property
     def retained(self) -> Retained | None:
-        """Return the bounded part of the row that a query sees, so that a cache may drop the rest; None: no bound."""
+        """Return the bounded part of the row visible to a query; a cache may drop the rest. None: no bound."""
         return None
 
     def regions(self) -> tuple[Region, ...]:
-        """Return the keys that a query meets, and at which relative positions."""
+        """Return the keys visible to a query, with their relative positions."""
         raise RopeError(
             "Extension: a rule that remaps positions must define `regions`.",
             facts={"extension": self},
-            cure="Define it, or set `remaps = False` for a rule that only scales logits.",
+            cure="Define `regions`, or set `remaps = False` for a rule that only scales logits.",
         )
 
     def edges(self, begin: int, end: int, step: int) -> list[int]:
@@ -122,7 +122,7 @@ def check_tokens(name: str, least: int, **numbers: int) -> None:
             raise RopeError(
                 f"{name}: `{key}` must be a whole number of at least {least}.",
                 facts={key: value},
-                cure="Lengths are in tokens.",
+                cure="Pass lengths in tokens.",
             )
 
 
@@ -132,7 +132,7 @@ def check_scale(name: str, scale: float) -> None:
         raise RopeError(
             f"{name}: `scale` must be a finite number above 0.",
             facts={"scale": scale},
-            cure="1 leaves logits unchanged.",
+            cure="Pass 1 to leave logits unchanged.",
         )
 
 
@@ -157,7 +157,7 @@ def real(index: Tensor) -> Tensor:
 
 
 def near_and_far(window: int) -> tuple[Region, Region]:
-    """Return two regions: keys nearer than `window`, at their own distance, and earlier ones (a template)."""
+    """Return two regions: keys nearer than `window`, at their own distance, and earlier keys (a template)."""
 
     def border(m: Tensor) -> Tensor:
         return (m - (window - 1)).clamp(min=0)
@@ -187,11 +187,11 @@ LOGIT_SCALE = (0.1 * math.log(2) + 1) ** 2
 
 @dataclass(frozen=True)
 class STRING(Extension):
-    """STRING: distances from `shift` on shrink by `shift - window`, so that rarely trained large ones do not occur.
+    """STRING: distances from `shift` on are reduced by `shift - window`, to avoid rarely trained large ones.
 
-    Relative position: d = m - n where d < shift, else d - shift + window. Logits are multiplied by `scale`. The paper
+    Relative position: d = m - n if d < shift, else d - shift + window. Logits are multiplied by `scale`. The paper
     uses it within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
-    Each key counts once here; the released prefill counts the key at d = shift twice, its decoding does not.
+    Each key counts once here; the released prefill (not its decoding) counts the key at d = shift twice.
     Source: An et al. 2024, arXiv:2410.18745, section 4.1; github.com/HKUNLP/STRING.
 
     >>> import torch
@@ -210,7 +210,7 @@ class STRING(Extension):
             raise RopeError(
                 "STRING: `window` must not exceed `shift`.",
                 facts={"window": self.window, "shift": self.shift},
-                cure="The authors shift by a third of the trained length and keep 128 tokens.",
+                cure="Choose for example a third of the trained length and 128 tokens, as the authors do.",
             )
         check_scale("STRING", self.scale)
 
@@ -227,9 +227,9 @@ class STRING(Extension):
 class LaMPE(Extension):
     """LaMPE: keys nearer than `window` keep their distance; `length` positions of farther ones map to `mapped`.
 
-    With p(i) = floor(i mapped / (length - 1)), a far key is at distance p(m) - p(n) + window - p(window) - 1, so that
-    both parts join. Logits are multiplied by `scale`. The paper chooses `mapped` from the current length by a sigmoid
-    that is fitted to the model. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
+    With p(i) = floor(i mapped / (length - 1)), a far key is at distance p(m) - p(n) + window - p(window) - 1, which
+    joins both parts. Logits are multiplied by `scale`. The paper chooses `mapped` from the current length by a sigmoid
+    fitted to the model. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
     Source: 2025, arXiv:2508.02308, section 3; github.com/scar-on/LaMPE (512 exact tokens, 1,536 mapped, of 4,096).
 
     >>> import torch
@@ -282,7 +282,7 @@ class DPE(Extension):
             raise RopeError(
                 "DPE: `divisors` must contain one number for each part of the pairs.",
                 facts={"divisors": self.divisors},
-                cure="Give eight, as the paper does.",
+                cure="Pass eight, as in the paper.",
             )
         for place, divisor in enumerate(self.divisors):
             check_tokens("DPE", 1, **{f"divisors[{place}]": divisor})
@@ -302,10 +302,10 @@ class DPE(Extension):
 
 @dataclass(frozen=True)
 class DroPE(Extension):
-    """DroPE: logits times 1 + coefficient ln(factor), for a model that was tuned after its rope was removed.
+    """DroPE: logits times 1 + coefficient ln(factor), for a model tuned without its rope.
 
     `factor` is target / trained length, at least 1. The paper's coefficients are 0.412 and 0.103, by model.
-    Encodings that add to scores do not support it.
+    Encodings that add a bias to scores do not support it.
     Source: Gelberg et al. 2025, "Extending the context of pretrained LLMs by dropping their positional embeddings".
 
     >>> import torch
@@ -322,7 +322,7 @@ class DroPE(Extension):
             raise RopeError(
                 "DroPE: `factor` must be at least 1 and `coefficient` at least 0.",
                 facts={"factor": self.factor, "coefficient": self.coefficient},
-                cure="factor is target / trained length.",
+                cure="Pass target / trained length as `factor`.",
             )
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
@@ -355,7 +355,7 @@ class DualChunk(Extension):
             raise RopeError(
                 "DualChunk: `chunk` must be less than the trained length.",
                 facts={"chunk": self.chunk, "trained_length": self.trained_length},
-                cure="Three quarters of the trained length is the authors' choice.",
+                cure="Choose for example three quarters of the trained length, as the authors do.",
             )
 
     def regions(self) -> tuple[Region, ...]:
@@ -391,8 +391,8 @@ class JetLong(Extension):
     """Jet-Long: keys nearer than `window` keep their distance; farther ones are at floor(m / group) - floor(n / group).
 
     It is Self-Extend without the shift that joins both parts. The released code computes group = ceil(length / trained
-    length) from the current length, so that a prefill and decoding may group keys differently. Here the group is fixed,
-    and decoding equals the full forward.
+    length) from the current length, so prefill and decoding may group keys differently. Here the group is fixed, and
+    decoding equals the full forward.
     Source: "Jet-Long: efficient long-context extension with dynamic bifocal RoPE" 2026, arXiv:2604.13010;
     github.com/jet-ai-projects/Jet-Long.
 
@@ -440,7 +440,7 @@ class LogN(Extension):
 class ReRoPE(Extension):
     """ReRoPE: distances are limited to `window`; with `leak` each further token adds `leak`.
 
-    Relative position: d = m - n where d < window, else window + leak (d - window). `log_n`: the trained length for
+    Relative position: d = m - n if d < window, else window + leak (d - window). `log_n`: the trained length for
     the logits' factor max(1, ln(m + 1) / ln(log_n)), or None. Without a leak no distance exceeds `window`.
     Source: Su 2023, "ReRoPE" and its reference code (`min(m - n, w)`, log-n in its results; "Leaky ReRoPE" has 1 / k).
 
@@ -459,9 +459,9 @@ class ReRoPE(Extension):
         check_log_n("ReRoPE", self.log_n)
         if not 0.0 <= self.leak <= 1.0:
             raise RopeError(
-                "ReRoPE: `leak` must lie between 0 and 1.",
+                "ReRoPE: `leak` must be between 0 and 1.",
                 facts={"leak": self.leak},
-                cure="0 limits distances to the window; 1 is plain RoPE.",
+                cure="Pass 0 to limit distances to the window; 1 is plain RoPE.",
             )
 
     def regions(self) -> tuple[Region, ...]:
@@ -479,7 +479,7 @@ class ReRoPE(Extension):
 class SelfExtend(Extension):
     """Self-Extend: keys nearer than `window` tokens keep their distance; farther positions form groups of `group`.
 
-    Relative position: d = m - n where d < window, else floor(m / group) - floor(n / group) + window
+    Relative position: d = m - n if d < window, else floor(m / group) - floor(n / group) + window
     - floor(window / group). The largest, at m = N - 1, should stay within the trained length; the paper advises
     half to two thirds of it. `log_n` as in `ReRoPE`.
     Source: Jin et al. 2024, arXiv:2401.01325, section 3 and algorithm 1.
@@ -509,10 +509,10 @@ class SelfExtend(Extension):
 
 @dataclass(frozen=True)
 class StreamingLLM(Extension):
-    """StreamingLLM: only the first `sinks` and last `window` tokens are seen; bounds memory, does not extend context.
+    """StreamingLLM: only the first `sinks` and last `window` tokens are visible. Bounds memory, not context.
 
-    Positions are those in the cache: a query meets the window's keys at m - n, and a sink n at
-    min(m, sinks + window - 1) - n. Tokens between them are not seen, and `KVCache.drop` may drop them.
+    Positions are those in the cache: a query attends to the window's keys at m - n, and a sink n at
+    min(m, sinks + window - 1) - n. Tokens between them are not visible, and `KVCache.drop` may drop them.
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
 
     >>> StreamingLLM(window=252, sinks=4).retained

@@ -1,4 +1,4 @@
-"""The inputs that the layers of one forward share: layout, positions and tables of its tokens."""
+"""The inputs shared by the layers of one forward: layout, positions and tables of its tokens."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ForwardInputs:
     ) -> ForwardInputs:
         """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
 
-        **Arguments:** as of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
+        **Arguments:** those of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
 
         **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, branches without
         a cache or with position ids, a shard with a cache or a mask, and wrong shapes.
@@ -78,13 +78,13 @@ class ForwardInputs:
             raise RopeError(
                 f"{where}: rows that are split among processes support no cache and no padding.",
                 facts={"cache": cache, "attention_mask": attention_mask},
-                cure="Leave both out; pack texts of different lengths with document_ids.",
+                cure="Omit both; pack texts of different lengths with document_ids.",
             )
         if branches is not None and (cache is None or position_ids is not None):
             raise RopeError(
-                f"{where}: branches continue a cache, and their positions count from its end.",
+                f"{where}: branches need a cache, and their positions count from its end.",
                 facts={"cache": cache, "position_ids": position_ids},
-                cure="Pass the cache, and leave position_ids out.",
+                cure="Pass the cache, and omit position_ids.",
             )
         seq_len = _agreed_seq_len(seq_len, cache)
         batch, seq = x.shape[:2]
@@ -92,7 +92,7 @@ class ForwardInputs:
             raise RopeError(
                 f"{where}: `seq_len` of several rows needs one entry for each row.",
                 facts={"seq_len": seq_len, "batch": batch},
-                cure="Give an int for all rows, or int64 [batch].",
+                cure="Pass an int for all rows, or int64 [batch].",
             )
         if shard is not None:
             layout = shard.lay_out(batch, seq, x.device, document_ids=document_ids, where=where)
@@ -106,9 +106,9 @@ class ForwardInputs:
             )
         elif document_ids is not None:
             raise RopeError(
-                f"{where}: packed documents do not work with a cache.",
+                f"{where}: packed documents do not support a cache.",
                 facts={"document_ids": document_ids, "cache": cache},
-                cure="Give each document its own row, with an attention_mask.",
+                cure="Put each document into its own row, with an attention_mask.",
             )
         else:
             layout = cache.lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
@@ -130,16 +130,16 @@ class ForwardInputs:
     def _refuse_shard(self, feature: object) -> None:
         if self.layout.shard is not None:
             raise RopeError(
-                "Attention: this feature needs the tokens of whole rows, and each process has only a part of them.",
+                "Attention: this feature needs whole rows, but each process has only a part of each row.",
                 facts={"feature": feature, "tokens here": self.layout.seq, "tokens of a row": self.layout.total},
-                cure="Give each process whole rows (leave out --shard-window).",
+                cure="Pass whole rows to each process (omit --shard-window).",
             )
 
     @property
     def places(self) -> Places:
         """Return the positions of queries and keys, for encodings other than a rope.
 
-        In a cache the position of a key is its slot, so `position_ids` raise `RopeError` then.
+        With a cache, the position of a key is its slot, so `position_ids` raise `RopeError`.
         """
         self._refuse_shard("an encoding other than a rope")
         return self.layout.memo("key and query places", self._make_places)
@@ -150,11 +150,11 @@ class ForwardInputs:
         return self.layout.memo("documents", lambda: find_documents(self.layout))
 
     def of_documents(self) -> list[ForwardInputs]:
-        """Return the inputs of each packed document as of a separate call; equal ones are one object."""
+        """Return the inputs of each packed document as for a separate call; equal ones are one object."""
         return self.layout.memo("inputs of documents", self._make_documents)
 
     def shared_bias(self, encoding: Encoding | None, causal: bool, window: int | None) -> Tensor | None:
-        """Return the masked bias of an encoding that all layers share, `[1 or batch, heads, seq, keys]`, or None.
+        """Return the masked bias of an encoding shared by all layers, `[1 or batch, heads, seq, keys]`, or None.
 
         It may have a gradient, so it is not stored here: a model computes it once for each forward and window, and
         passes it to its layers as an argument.
@@ -170,7 +170,7 @@ class ForwardInputs:
             raise RopeError(
                 "RoPE: `seq_len` is required: these frequencies depend on the sequence's length.",
                 facts={"scaling": rope.scaling},
-                cure="Pass seq_len=... (the final number of tokens), or a cache that was made with it.",
+                cure="Pass seq_len=... (the final number of tokens), or a cache created with it.",
             )
         length = self.seq_len if rope.needs_seq_len else None
         if layout.unrotated:
@@ -190,7 +190,7 @@ class ForwardInputs:
             raise RopeError(
                 "Attention: in a cache of unrotated keys the position of a key is its slot, on one axis.",
                 facts={"position_ids": self.position_ids, "axes": rotary.config.num_axes},
-                cure="Leave position_ids out, or make the cache with rotated=True.",
+                cure="Omit position_ids, or create the cache with rotated=True.",
             )
 
         def make(slots: int) -> tuple[Tensor, Tensor, float]:
@@ -234,7 +234,7 @@ class ForwardInputs:
                 raise RopeError(
                     "Attention: with this encoding the position of a cached key is its index in the row.",
                     facts={"position_ids": position_ids},
-                    cure="Leave `position_ids` out, or run without a cache.",
+                    cure="Omit `position_ids`, or run without a cache.",
                 )
             queries, keys = layout.position_ids(), layout.key_positions()
             if layout.branches is not None:
@@ -263,9 +263,9 @@ def _agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | N
         return seq_len
     if seq_len is not None and not _same_seq_len(seq_len, cache.seq_len):
         raise RopeError(
-            "KVCache: `seq_len` differs from the one that the cache was made for.",
+            "KVCache: `seq_len` differs from the cache's.",
             facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
-            cure="A cache's `seq_len` is fixed: leave it out, or make a new cache with it.",
+            cure="A cache's `seq_len` is fixed: omit it, or create a new cache with it.",
         )
     return cache.seq_len
 

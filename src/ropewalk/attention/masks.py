@@ -1,4 +1,4 @@
-"""The layout of one call's tokens (rows, branches, shards of a sequence), and the keys that each query sees."""
+"""The layout of one call's tokens (rows, branches, shards of a sequence), and the visible keys of each query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 
 
 class Stretch(NamedTuple):
-    """For each token one stretch of its line: tokens `begin .. end - 1` of the call, the first at `depth` in the line.
+    """One stretch of each token's line: tokens `begin .. end - 1` of the call, the first at `depth` in the line.
 
     `begin == end` if a token's line has fewer stretches.
     """
@@ -29,11 +29,11 @@ class Stretch(NamedTuple):
 class Branches:
     """The tokens of one call as a tree: each follows another token of the call, or the end of the cache.
 
-    **Arguments:** `parents`: for each token the number of the token that it follows, which must be smaller, or -1 for
-    the end of the cache.
+    **Arguments:** `parents`: for each token the index of its parent, which must be smaller, or -1 for the end of the
+    cache.
 
-    A token sees the whole cache and, of the call, only its own line: itself, its parent, and so on. So its result
-    equals that of a call with only this line. Positions count from the end of the cache along each line.
+    A token attends to the whole cache and, within the call, only to its own line: itself, its parent, and so on. So its
+    result equals that of a call with only this line. Positions count from the end of the cache along each line.
 
     **Raises:** `RopeError` for a token before its parent.
 
@@ -45,16 +45,16 @@ class Branches:
     depths: Tensor
     """int64 `[seq]`: number of tokens of the call before each token in its line."""
     seen: Tensor
-    """bool `[seq, seq]`: the tokens of the call that each token sees."""
+    """bool `[seq, seq]`: the tokens of the call visible to each token."""
     runs: tuple[Stretch, ...]
     """The same as stretches of consecutive tokens, int64 `[seq]` each; an uninterrupted line is one stretch."""
 
     def __init__(self, parents: Sequence[int], device: torch.device | str | None = None) -> None:
         if not parents or not all(-1 <= parent < number for number, parent in enumerate(parents)):
             raise RopeError(
-                "Branches: each token follows an earlier one, or -1: the end of the cache.",
+                "Branches: each token must follow an earlier one, or -1 (the end of the cache).",
                 facts={"parents": list(parents)},
-                cure="Put the tokens of a line in their order.",
+                cure="Sort the tokens so that parents come first.",
             )
         depths: list[int] = []
         runs: list[tuple[tuple[int, int, int], ...]] = []
@@ -82,15 +82,15 @@ class Branches:
 
 @dataclass(eq=False)
 class Visibility:
-    """The keys that the queries of one call see, as a mask or in a form that needs none.
+    """The visible keys of one call's queries, as a mask or in a form without a mask.
 
-    - `mask`: bool `[seq, keys]` or `[batch, 1, seq, keys]`, True for a key that is seen, or None.
+    - `mask`: bool `[seq, keys]` or `[batch, 1, seq, keys]`, True for a visible key, or None.
     - `is_causal`: the kernel's own causal rule instead (`seq == keys`).
-    - `first_key`: no query sees an earlier key; the mask begins here.
-    - `prefix`: number of leading keys that every query sees; the others are causal, or seen by `own` `[seq, seq]`.
+    - `first_key`: no query attends to an earlier key; the mask begins here.
+    - `prefix`: number of leading keys visible to every query; the others are causal, or visible by `own` `[seq, seq]`.
     - `band`: a window in tokens, for which queries are cut into blocks.
     - `build`: builds the mask when it is needed.
-    - `bounds`: returns the intervals of keys that each query sees, for a kernel, or None.
+    - `bounds`: returns the intervals of visible keys of each query, for a kernel, or None.
     """
 
     mask: Tensor | None = None
@@ -155,7 +155,7 @@ class TokenLayout:
 
     A token's *slot* is its index among the real tokens of its row, counted from the row's beginning (in a cache: the
     place of its key). The causal rule and windows compare slots. Rotation uses position ids, which are the slots unless
-    the caller passes others.
+    the caller passes different ones.
     """
 
     batch: int
@@ -185,7 +185,7 @@ class TokenLayout:
     first_keys: Tensor | None = None
     """With `shard`, int64 `[batch, seq]`: the slot at which the token's document begins."""
     branches: Branches | None = None
-    """For a call with several continuations of the cache's row, which are stored after it only during the call."""
+    """For a call with several continuations of the cache's row, stored after it only during the call."""
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
     compiled_write: CompiledWrite | None = None
@@ -230,7 +230,7 @@ class TokenLayout:
         return self.memo("stored", make)
 
     def places(self) -> Tensor:
-        """Return the slot that a kernel stores each token in, int64 `[1 or batch, seq]`; -1 for padding."""
+        """Return the slot of each token for a kernel, int64 `[1 or batch, seq]`; -1 for padding."""
 
         def make() -> Tensor:
             if self.slots is None:
@@ -240,7 +240,7 @@ class TokenLayout:
         return self.memo("places", make)
 
     def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
-        """Return the keys that queries see under `causal` and `window`; `whole`: with a mask over all keys."""
+        """Return the visible keys of queries under `causal` and `window`; `whole`: with a mask over all keys."""
         if window is not None and window >= self.total:
             window = None
 
@@ -268,7 +268,7 @@ class TokenLayout:
         **Arguments:** `low`, `high`: int64 `[seq]` or `[batch, seq]`.
 
         **Returns:** one interval; for branches one in the cache and one for each stretch of the lines, without empty
-        ones. None if the real tokens of a row are no interval, and for documents in one row.
+        ones. None if the real tokens of a row are not an interval, and for documents in one row.
         """
         if self.documents is not None:
             return None
@@ -382,7 +382,7 @@ def lay_out(
     document_ids: Tensor | None = None,
     where: str = "Attention",
 ) -> TokenLayout:
-    """Return the layout of a call without a cache; with one, `KVCache.lay_out` does.
+    """Return the layout of a call without a cache; see `KVCache.lay_out` for calls with one.
 
     **Arguments:** `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token. `document_ids`: integers
     `[batch, seq]`; a new document begins when the id changes. `where`: the caller's name in errors.
@@ -398,7 +398,7 @@ def lay_out(
             raise RopeError(
                 f"{where}: `document_ids` must be integers [batch, seq].",
                 facts={"document_ids": document_ids, "batch": batch, "seq": seq},
-                cure="Give one id per token; a new document begins when the id changes.",
+                cure="Pass one id per token; a new document begins when the id changes.",
             )
         begins = torch.ones_like(document_ids, dtype=torch.bool)
         begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
@@ -419,7 +419,7 @@ def real_tokens(attention_mask: Tensor | None, batch: int, seq: int, where: str)
         raise RopeError(
             f"{where}: `attention_mask` must be bool or integer [batch, seq], 1 for a real token.",
             facts={"attention_mask": attention_mask, "batch": batch, "seq": seq},
-            cure="It covers only the tokens of this call, not those in a cache.",
+            cure="Pass a mask for the tokens of this call only, without those in a cache.",
         )
     real = attention_mask != 0
     if not torch.compiler.is_compiling() and real.device.type != "meta" and bool(real.all()):
@@ -437,17 +437,17 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
 
 
 class SequenceShard:
-    """This process's tokens of rows that are split among processes (context parallelism).
+    """This process's part of rows that are split among processes (context parallelism).
 
     **Arguments:**
 
-    - `indices`: for each process, in the group's order, the tokens of a row that it has, int64 `[local]`. All have the
-      same number, and every token belongs to one process. `rank`: this process's index in the group.
+    - `indices`: for each process, in the group's order, the indices of its tokens in a row, int64 `[local]`. All have
+      the same number, and every token belongs to one process. `rank`: this process's index in the group.
     - `group`: torch's process group, or a mesh of one dimension.
 
     Masks compare the tokens' indices in the whole row; keys and values are gathered in each layer.
 
-    **Raises:** `RopeError` if the indices are no permutation.
+    **Raises:** `RopeError` if the indices are not a permutation.
     """
 
     def __init__(self, indices: Sequence[Tensor], rank: int, group: Any) -> None:
@@ -459,7 +459,7 @@ class SequenceShard:
             raise RopeError(
                 "SequenceShard: every token of a row must belong to one process, and all must have the same number.",
                 facts={"lengths": [len(each) for each in indices]},
-                cure="Use rw.positions.positions_for_rank of each rank.",
+                cure="Use rw.positions.positions_for_rank for each rank.",
             )
 
     def own(self, x: Tensor) -> Tensor:
@@ -512,7 +512,7 @@ class SequenceShard:
             begins = torch.zeros_like(begins)
         if bool(((theirs.diff(dim=1) <= 0) & (begins.diff(dim=1) == 0)).any()):
             raise RopeError(
-                f"{where}: positions must ascend along the whole row: pass those of this process's tokens in it.",
+                f"{where}: positions must ascend along the whole row: pass those of this process's tokens.",
                 facts={"position_ids": position_ids, "total": self.total},
                 cure="Use rw.positions.positions_for_rank, not an arange of the local length.",
             )
@@ -524,5 +524,5 @@ class SequenceShard:
             raise RopeError(
                 f"{where}: `seq_len` must be at least the length of the whole row.",
                 facts={"seq_len": seq_len, "tokens here": len(self.index), "of the row": self.total},
-                cure="Pass at least the tokens of the whole row: shard.total.",
+                cure="Pass at least shard.total.",
             )

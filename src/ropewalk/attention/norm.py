@@ -77,7 +77,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's LayerNorm, which also accepts float32 inputs for weights of a half type.
+    """torch's LayerNorm with support for float32 inputs and half-type weights.
 
     >>> LayerNorm(2).bfloat16()(torch.tensor([3.0, 5.0]))
     tensor([-1.0000,  1.0000], grad_fn=<NativeLayerNormBackward0>)
@@ -92,5 +92,5 @@ class LayerNorm(nn.LayerNorm):
 
 
 def residual_stream(x: Tensor) -> Tensor:
-    """Return embeddings in the dtype in which layers add to them: float32 for a half type, to keep small summands."""
+    """Return embeddings in the dtype of the residual stream: float32 for a half type, to keep small summands."""
     return x.float() if x.dtype in HALF else x

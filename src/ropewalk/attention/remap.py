@@ -29,13 +29,13 @@ MadeT = TypeVar("MadeT")
 
 
 class Span(NamedTuple):
-    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all are seen."""
+    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all are visible."""
 
     first: int
     last: int
     mask: Tensor | None
     none: Tensor | None
-    """bool `[rows]`: rows that see no key of the span, or None if there are none."""
+    """bool `[rows]`: rows without a visible key in the span, or None if there are none."""
 
 
 class Remap:
@@ -62,7 +62,7 @@ class Remap:
             raise RopeError(
                 "Attention: an extension computes positions itself, so `position_ids` would be ignored.",
                 facts={"position_ids": position_ids, "extension": extension},
-                cure="Leave `position_ids` out; pass an attention_mask or document_ids for rows that differ.",
+                cure="Omit `position_ids`; pass an attention_mask or document_ids for rows that differ.",
             )
         self.exact = torch.float64 if dtype == torch.float64 else torch.float32
         self.index = layout.position_ids()
@@ -70,7 +70,7 @@ class Remap:
         self.regions = extension.regions() if extension.remaps else ()
 
     def _shared(self, key: Hashable, make: Callable[[], MadeT]) -> MadeT:
-        """Return the result of `make`, computed by the first layer of the forward that needs it."""
+        """Return the result of `make`, computed once per forward."""
         rope = None if self._rotary is None else self._rotary.config
         return self.layout.memo(("remap", rope, self.extension, key), make)
 
@@ -185,7 +185,7 @@ class Remap:
         return all(attention_factor_of(rope, length) == 1 for length in of_rows)
 
     def spans(self, number: int, begin: int, end: int) -> list[Span]:
-        """Return one region's keys for queries `begin .. end - 1`: those that all see, and the fringes."""
+        """Return one region's keys for queries `begin .. end - 1`: those visible to all, and the fringes."""
         return self._shared(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
 
     def additive(self, span: Span, number: int, begin: int, dtype: torch.dtype, groups: int) -> Tensor | None:
@@ -212,7 +212,7 @@ class Remap:
 
 
 def _spans_between(low: Tensor, high: Tensor) -> list[Span]:
-    """Return the keys `low <= n < high` of each row: those that all rows see, without a mask, and the fringes."""
+    """Return the keys `low <= n < high` of each row: those visible to all rows, without a mask, and the fringes."""
     first, last = int(low.min()), int(high.max())
     core = int(low.max()), int(high.min())
     if last <= first:

@@ -12,16 +12,16 @@ from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 SeqLen = int | Tensor
-"""A length in tokens that frequencies depend on: one for all rows, or int64 `[batch]`."""
+"""A length in tokens for length-dependent frequencies: one for all rows, or int64 `[batch]`."""
 
 
 def tables_at(
     rotary: RotaryEmbedding, position_ids: Tensor, seq_len: SeqLen | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:
-    """Return cos and sin of these positions, and the factor of queries and keys.
+    """Return cos and sin at these positions, and the factor of queries and keys.
 
-    If `seq_len` is `[batch]`, positions `[seq]` hold for every row. If the factors of the rows differ (Phi-3.5-MoE has
-    two), the tables contain them and the returned factor is 1.
+    If `seq_len` is `[batch]`, positions `[seq]` apply to every row. If the factors of the rows differ (Phi-3.5-MoE has
+    two), the tables include them and the returned factor is 1.
     """
     if not isinstance(seq_len, Tensor) or seq_len.ndim == 0:
         cos, sin = rotary.cos_sin(position_ids, seq_len, dtype=dtype)
@@ -45,7 +45,7 @@ def tables_of_parts(
         raise RopeError(
             "Attention: this extension has more parts than the rope has pairs.",
             facts={"parts": parts, "pairs": pairs},
-            cure="Give at most one number for each pair.",
+            cure="Pass at most one number for each pair.",
         )
     cos, sin, factor = [], [], 1.0
     for part in range(parts):
@@ -57,14 +57,14 @@ def tables_of_parts(
 
 
 def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
-    """Return the length, or each row's, as Python numbers, to be part of a key."""
+    """Return the length, or each row's, as Python numbers, for use in a key."""
     if isinstance(seq_len, Tensor):
         return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
     return seq_len
 
 
 class SlotTables:
-    """Tables of a cache's slots for each rule that rotates its keys, built once for its whole capacity."""
+    """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
@@ -81,7 +81,7 @@ class SlotTables:
 
         **Arguments:**
 
-        - `rule`, `seq_len`: everything that the tables depend on; each rule keeps only the tables of its last length.
+        - `rule`, `seq_len`: the inputs of the tables; each rule keeps only the tables of its last length.
         - `total`: slots to return; `capacity`: slots to build the tables for.
         - `make`: builds the tables of a number of slots.
         """

@@ -1,4 +1,4 @@
-"""The reach and training of a rotary configuration, without running the model; as numbers and in sentences."""
+"""The reach and training of a rotary configuration, as numbers and sentences, without running the model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Audit:
     """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
 
     - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
-    - `window`: the most tokens that its layers see; None for all.
+    - `window`: the window of its layers in tokens; None for all tokens.
     - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
       unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
-      `trained_source`: the source of this knowledge.
-    - `reach_assumed`: whether the assumptions of `reach` hold. If not, `reach` means nothing, for `reach_reason`.
+      `trained_source`: the source of these facts.
+    - `reach_assumed`: whether the assumptions of `reach` hold. If not, `reach_reason` states why.
     """
 
     layer_type: str | None
@@ -74,11 +74,11 @@ def audit(
     """Return the numbers of one rotary configuration, such as its reach, from its frequencies.
 
     **Arguments:**
-    - `config`: the rope; several axes are at the same position, as for text.
+    - `config`: the rope; all axes have the same position, as for text.
     - `trained_length`: tokens seen in training; defaults to `config.trained_length`.
-    - `target`: the wanted length in tokens; defaults to four times the trained length, or 32,768.
+    - `target`: the required length in tokens; defaults to four times the trained length, or 32,768.
     - `layer_type`: a name in the result, for models with several ropes.
-    - `layers`: the layers with this rope; by default they see all tokens and distinguish them only by rotation.
+    - `layers`: the layers with this rope; by default, they attend to all tokens and distinguish them only by rotation.
 
     **Returns:** an `Audit`. `pairs_never_turning` counts pairs with a wavelength, as the model was trained, above the
     trained length or the window of the layers, whichever is less. `reach` is the first distance m >= 1 at which
@@ -136,7 +136,7 @@ def audit(
 
 
 def why_no_bound(config: RopeConfig, inv_freq: Array, layers: Layers) -> str | None:
-    """Return the reason why the sum of cosines is no bound for these layers; None if its assumptions hold."""
+    """Return the reason why the sum of cosines is not a bound for these layers; None if its assumptions hold."""
     if 2 * config.pairs < config.head_dim:
         return f"only {2 * config.pairs} of {config.head_dim} features of a head rotate"
     if not inv_freq.all():
@@ -144,7 +144,7 @@ def why_no_bound(config: RopeConfig, inv_freq: Array, layers: Layers) -> str | N
     if layers.other_signal is not None:
         return layers.other_signal
     if layers.window is not None:
-        return f"the layers see no further than {layers.window:,} tokens"
+        return f"the layers attend to at most {layers.window:,} tokens"
     return None
 
 
@@ -175,16 +175,16 @@ def float32_cos_error(inv_freq: Array, target: int) -> float:
 
 
 def audit_sentences(found: Audit) -> list[str]:
-    """Return the audit as sentences, with one fact each."""
+    """Return the audit as sentences, one fact each."""
     layers = f" of {found.layer_type} layers" if found.layer_type else ""
-    theta = "frequencies of its own" if found.theta is None else f"theta {found.theta:,.0f}"
+    theta = "its own frequencies" if found.theta is None else f"theta {found.theta:,.0f}"
     shape = f"{found.pairs} pairs of {found.head_dim} features, {theta}"
     lines = [f"Rope{layers}: {shape}{_scaling(found)}."]
     trained, turns = _trained(found), f"{found.pairs_never_turning} of {found.pairs} pairs never complete a turn within"
     source = f" Source: {found.trained_source}." if found.trained_source else ""
     if found.window is not None and (found.trained_length is None or found.window < found.trained_length):
         lines.append(f"{trained}.{source}")
-        lines.append(f"Its layers see at most {found.window:,} tokens: {turns} them.")
+        lines.append(f"Its layers attend to at most {found.window:,} tokens: {turns} them.")
     elif found.trained_length is None:
         lines.append(f"{trained}.")
     elif found.scaling is not None and found.scaling_is_trained is None:
@@ -224,7 +224,7 @@ def _trained(found: Audit) -> str:
     longer = stated is not None and original is not None and stated > original
     if found.scaling_is_trained is False:
         to = f" to {stated:,} tokens" if longer else ""
-        return f"Trained length {length:,}, the {rule} scaling{to} being an option for inference"
+        return f"Trained length {length:,}, without the {rule} scaling{to}, an option for inference"
     if longer:
         return (
             f"Trained length {original:,} if the {rule} scaling is an option for inference, {stated:,} if the model "
@@ -237,10 +237,10 @@ def _trained(found: Audit) -> str:
 
 
 def _reach(found: Audit) -> str:
-    """Return the base bound as a sentence that names it a heuristic."""
+    """Return the base bound, described as a heuristic, as a sentence."""
     reach = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
     at = f", at the frequencies of {found.target:,} tokens" if found.scaling in ("dynamic", "longrope") else ""
     return (
         f"Reach by a heuristic (Men et al. 2024): {reach}, where the sum of cos(m theta) first becomes negative{at}. "
-        "Only a measurement shows what the model reaches."
+        "Only a measurement shows the model's actual reach."
     )

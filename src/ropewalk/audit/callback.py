@@ -22,11 +22,11 @@ class RopeCheck(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Check the model's rotary modules by `check` when training begins, on the device and in the dtype of training.
 
     **Arguments:**
-    - `config`: what they should compute, as for `check`. Defaults to the model's own config.
+    - `config`: the expected config, as in `check`. Defaults to the model's own config.
     - `strict`: stop the training if there is an error; False only logs it.
 
-    Findings are in `findings`, and go to the logger "ropewalk.audit".
-    **Raises:** `RopeError` when training begins, with `strict` if there is a finding of severity "error".
+    Findings are stored in `findings` and logged to "ropewalk.audit".
+    **Raises:** `RopeError` when training begins, if `strict` and there is a finding of severity "error".
 
     >>> callback = RopeCheck(strict=False)  # Trainer(..., callbacks=[callback])
     >>> callback.findings

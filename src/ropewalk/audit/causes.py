@@ -1,4 +1,4 @@
-"""Named causes of wrong frequencies: what a list of inverse frequencies is, if it is not that of its rope."""
+"""Named causes of wrong frequencies, found by comparing a list of inverse frequencies with faulty ropes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def largest_error(found: Columns, expected: Columns) -> float:
 
 
 def cause_of(found: Columns, rope: RopeConfig, others: Ropes, tolerance: float) -> str | None:
-    """Return in words what these frequencies are, or None if no named cause gives them within `tolerance`.
+    """Return the cause of these frequencies in words, or None if no named cause matches within `tolerance`.
 
     **Arguments:**
-    - `found`: inverse frequencies, radians per token. `rope`: what they should be. `others`: the model's other ropes.
+    - `found`: inverse frequencies, radians per token. `rope`: the expected rope. `others`: the model's other ropes.
 
     >>> cause_of([1.0, 0.01], RopeConfig(4, interleaved=False, theta=5e5), {}, 1e-5)
     'theta 10000 in place of 500000'
@@ -56,7 +56,7 @@ def cause_of(found: Columns, rope: RopeConfig, others: Ropes, tolerance: float) 
 
 
 def grown_length(found: Columns, rope: RopeConfig, tolerance: float) -> int | None:
-    """Return the sequence length whose frequencies these are, for a rope that depends on it; else None."""
+    """Return the sequence length of these frequencies, for a rope that depends on it; else None."""
     if not rope.needs_seq_len or len(found) != rope.pairs:
         return None
     if rope.switch_length is not None:
@@ -104,7 +104,7 @@ def _faults(rope: RopeConfig, others: Ropes) -> Iterator[tuple[str, Callable[[],
 
 
 def _rules(rope: RopeConfig, rule: Scaling) -> Iterator[tuple[str, Callable[[], Scaling]]]:
-    """Yield scaling rules that stand for a fault; a rule without the field raises TypeError when it is made."""
+    """Yield faulty scaling rules; a rule without the field raises TypeError when it is built."""
 
     def replaced(**fields: object) -> Callable[[], Scaling]:
         return lambda: dataclasses.replace(rule, **fields)  # type: ignore[type-var]
@@ -135,7 +135,7 @@ def _rounded(columns: Columns, dtype: torch.dtype) -> list[float]:
 
 
 def _by_ratio(found: Columns, expected: Columns, tolerance: float) -> str | None:
-    """Return the factor if every frequency has the same one."""
+    """Return the factor if all frequencies have the same one."""
     if len(found) != len(expected) or not expected or expected[0] == 0 or found[0] <= 0:
         return None
     ratio = found[0] / expected[0]

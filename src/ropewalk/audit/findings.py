@@ -1,4 +1,4 @@
-"""The rope blocks of a Hugging Face config, the layers that have them, and findings about them."""
+"""The rope blocks of a Hugging Face config, their layers, and findings about them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ropewalk.rope.layer_types import window_of_layer_type
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers that have one rope.
+    """The layers of one rope.
 
-    - `window`: the most tokens that each of them sees; None for all.
-    - `other_signal`: what distinguishes the tokens apart from this rotation, in words; None if nothing does.
+    - `window`: the window of each layer in tokens; None for all tokens.
+    - `other_signal`: the other information about positions, in words; None if there is none.
     """
 
     window: int | None = None
@@ -41,7 +41,7 @@ def layers_of_config(config: Mapping[str, Any], layer_type: str | None) -> Layer
 
 
 def layers_of_positions(positions: Positions, rope: RopeConfig) -> Layers:
-    """Return the layers of a model that have this rope."""
+    """Return the layers of a model with this rope."""
     windows = [window for own, window in zip(positions.ropes, positions.sliding_windows, strict=True) if own == rope]
     known = [window for window in windows if window is not None]
     return Layers(
@@ -93,7 +93,7 @@ class Block:
 
     - `written`: the block's own keys. `config`: the whole text config. `nested`: whether it is one of several blocks,
       keyed by layer type.
-    - `rope`: None if RopeConfig rejects the config. `layers`: those with this rope. `target`: the wanted length.
+    - `rope`: None if RopeConfig does not support the config. `layers`: those with this rope. `target`: tokens.
     """
 
     config: Mapping[str, Any]
@@ -116,7 +116,7 @@ class Block:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the model is known to be trained with the scaling of this block."""
+        """Return whether the model is known to have been trained with the scaling of this block."""
         return self.rope is not None and self.rope.scaling_is_trained is True
 
     @property
@@ -142,7 +142,7 @@ Trap = Callable[[Block], Finding | None]
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config that describes the language model."""
+    """Return the language model's part of a config."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 

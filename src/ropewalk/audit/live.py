@@ -26,7 +26,7 @@ _ROWS_TO_KEEP = 65_536  # numbers: a larger buffer is a table, which no forward 
 
 @dataclass(frozen=True)
 class TableRows:
-    """TableRows of cos and sin in float64, each pair once.
+    """Rows of cos and sin in float64, each pair once.
 
     - `name`: of the tensor or the call. `positions`: `[rows]`, or `[rows, axes]`. `cos`, `sin`: `[rows, pairs]`.
     - `arrangement`: the order along the module's own width: "doubled", "repeated", "once", "blocks" or "complex".
@@ -45,13 +45,13 @@ class TableRows:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's own buffers, parameters and attributes that are tensors."""
+    """Return the module's own buffers, parameters and tensor attributes."""
     held = {**module._buffers, **module._parameters, **vars(module)}
     return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Return whether a module has frequencies or tables, or is named as one that computes them."""
+    """Return whether a module has frequencies or tables, or has a name of such modules."""
     if any(True for _ in frequencies_of(module)) or tables_of(module):
         return True
     named = _CLASS.search(type(module).__name__) is not None
@@ -61,7 +61,7 @@ def is_rotary(module: nn.Module) -> bool:
 def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]]:
     """Yield the name, the layer type and the tensor of each list of inverse frequencies.
 
-    With learned factors (LeRoPE's `alpha`) these are the frequencies by which the module rotates.
+    With learned factors (LeRoPE's `alpha`) these are the resulting frequencies.
     """
     tensors = tensors_of(module)
     alpha = tensors.get("alpha")
@@ -77,9 +77,9 @@ def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]
 
 
 def tables_of(module: nn.Module, looked_up: str | None = None) -> dict[str, tuple[Tensor, ...]]:
-    """Return the tables that a module keeps, by name: cos and sin, or one tensor with both.
+    """Return the tables stored in a module, by name: cos and sin, or one tensor with both.
 
-    `cache` counts only in modules that are named as rotary. `looked_up`: a family's tensor with sines, then cosines.
+    `cache` counts only in modules with a rotary name. `looked_up`: a family's tensor with sines, then cosines.
     """
     tensors, found = tensors_of(module), dict[str, tuple[Tensor, ...]]()
     for names in _PAIRS:
@@ -105,7 +105,7 @@ def _is_real(table: Tensor) -> bool:
 
 
 def table_rows(name: str, parts: tuple[Tensor, ...], rope: RopeConfig, wanted: Sequence[int]) -> list[TableRows]:
-    """Return the near, the far and the wanted rows of a table that a module keeps; two lists if it has two tables."""
+    """Return the near, the far and the requested rows of a module's table; two lists if it has two tables."""
     original = rope.original_length
     if name.startswith("long_short") and original and original < len(parts[0]):
         halves = ((parts[0][:original], original), (parts[0][original:], max(original + 1, len(parts[0]) - original)))
@@ -152,7 +152,7 @@ def _cos_and_sin(rows: Sequence[Tensor], pairs: int) -> tuple[Tensor, Tensor]:
 
 
 def _once(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, str]:
-    """Return each pair's cos and sin once, and the order in which the module has them."""
+    """Return each pair's cos and sin once, and the module's order."""
     width = cos.shape[-1]
     if width < 2 or width % 2:
         return cos, sin, "once"
@@ -193,7 +193,7 @@ def takes_positions(module: nn.Module) -> bool:
 
 
 def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: Sequence[int]) -> Iterator[TableRows]:
-    """Yield the tables of one call for each layout of positions that the module takes; the module does not change."""
+    """Yield the tables of one call for each supported layout of positions; the module does not change."""
     positions = torch.tensor(places)
     if rope.num_axes > 1:  # different positions on each axis show which pair follows which
         positions = torch.stack([positions.roll(axis) for axis in range(rope.num_axes)], dim=-1)

@@ -33,17 +33,17 @@ _UNDESCRIBED = ("MusicFlamingoRotaryEmbedding",)  # its angles are products of t
 def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tuple[Finding, ...]:
     """Compare a live model's rotary modules with its config, without a forward of the model.
 
-    Each rotary module is called with a few positions, and its buffers (`inv_freq`, `cos_cached`, `cos_sin_cache`,
-    `freqs_cis`, ...) are compared at a few rows, with float64. Weights are not used, so a model of any size is checked
-    in seconds. The model does not change.
+    The function calls each rotary module with a few positions and compares its buffers (`inv_freq`, `cos_cached`,
+    `cos_sin_cache`, `freqs_cis`, ...) at a few rows, in float64. It uses no weights, so a model of any size takes
+    seconds. The model does not change.
 
     **Arguments:**
     - `model`: a transformers model, one of torchtitan or torchtune, or any module with such buffers.
-    - `config`: what the modules should compute: a `RopeConfig`, a transformers config or the dict of a config.json.
+    - `config`: the expected config: a `RopeConfig`, a transformers config or the dict of a config.json.
       Defaults to the model's own config.
     - `strict`: raise `RopeError` if there is a finding of severity "error".
 
-    **Returns:** findings, errors first; empty if everything agrees. Modules that could not be checked are notes.
+    **Returns:** findings, errors first; empty if everything agrees. Unchecked modules are reported as notes.
     **Raises:** `RopeError` if the model has no config and `config` is None, and with `strict` if there are errors.
 
     >>> module = nn.Module()
@@ -75,7 +75,7 @@ def raise_errors(found: Sequence[Finding], where: str = "check") -> None:
     errors = [finding for finding in found if finding.severity == "error"]
     if errors:
         raise RopeError(
-            f"{where}: the rotary modules of this model do not compute what its config describes.",
+            f"{where}: the rotary modules of this model differ from its config.",
             facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
             cure=errors[0].cure,
         )
@@ -94,26 +94,26 @@ def _finding(problem: Problem, names: Sequence[str]) -> Finding:
 
 
 def _nothing(ropes: _Configs) -> Finding:
-    """Return the finding about a model without rotary modules; a note if its config does not describe a rope."""
+    """Return the finding about a model without rotary modules; a note if its config has no rope."""
     described = ropes.of("", nn.Module())
     reason = f"; {described}" if isinstance(described, str) else ""
     return Finding(
         code="no-rotary-module",
         severity="note" if reason else "warning",
         message=f"no module has inverse frequencies or tables of cos and sin, so nothing was checked{reason}",
-        cure="Pass the model that contains the rotary modules.",
+        cure="Pass the model with the rotary modules.",
     )
 
 
 class _Configs:
-    """The ropes that the modules of a model should have."""
+    """The expected ropes of a model's modules."""
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         self.rope = config if isinstance(config, RopeConfig) else None
         self.whole = _config_of(model) if config is None else config
         if self.whole is None:
             raise RopeError(
-                "check: the model has no config, so there is nothing to compare it with.",
+                "check: the model has no config, so there is nothing to compare with.",
                 facts={"model": type(model).__name__},
                 cure="Pass config=: a RopeConfig, a transformers config or the dict of a config.json.",
             )
@@ -131,7 +131,7 @@ class _Configs:
         return tensor if tensor and name.split(".")[-len(path) :][: len(path)] == path else None
 
     def of(self, name: str, module: nn.Module) -> Ropes | str:
-        """Return the ropes of a module by layer type, or why they are not known."""
+        """Return the ropes of a module by layer type, or the reason why they are unknown."""
         if self.rope is not None:
             return {None: self.rope}
         if self.attachment is not None and _is_attached(module):
@@ -142,7 +142,7 @@ class _Configs:
             learned = None if family is None or family.learned is None else tensors_of(module).get(family.learned)
             return ropes_of_layer_types(source, alpha=learned)
         except RopeError as error:
-            return f"its config does not describe a rope that ropewalk knows: {str(error).splitlines()[0]}"
+            return f"ropewalk does not support the rope of its config: {str(error).splitlines()[0]}"
         except _Unknown as error:
             return str(error)
 
@@ -170,7 +170,7 @@ def _config_of(model: nn.Module) -> Any:
 
 
 def _attached(handle: Attachment) -> Ropes:
-    """Return the ropes that an attachment gives to the layers, by layer type."""
+    """Return the ropes of an attached model's layers, by layer type."""
     ropes: dict[str | None, RopeConfig | None] = {}
     for label, rope in zip(handle.labels, handle.positions.ropes, strict=True):
         ropes[label] = ropes.get(label) or rope
@@ -204,14 +204,14 @@ def _parts(config: Any) -> Iterator[Any]:
 def examine(module: nn.Module, ropes: Ropes | str, looked_up: str | None = None) -> tuple[set[str], list[Problem]]:
     """Return how a module was checked ("called", "tables", "frequencies"), and its problems.
 
-    `ropes`: by layer type, or why they are unknown. `looked_up`: see `tables_of`.
+    `ropes`: by layer type, or the reason why they are unknown. `looked_up`: see `tables_of`.
     """
     kind = type(module).__name__
     if any(tensor.is_meta for tensor in tensors_of(module).values()):
         text = "its buffers are on the meta device; not checked"
-        return set(), [Problem("meta", kind, text, "Check the model when its weights are loaded.", None, "note")]
+        return set(), [Problem("meta", kind, text, "Check the model after its weights are loaded.", None, "note")]
     if isinstance(ropes, str) or kind in _UNDESCRIBED:
-        return set(), [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles are no position's")]
+        return set(), [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles match no position")]
     how, problems = set[str](), list[Problem]()
     known: dict[str | None, set[str]] = {}  # the codes of problems, by layer type
     chosen: dict[str | None, RopeConfig | None] = {}
@@ -247,16 +247,16 @@ def examine(module: nn.Module, ropes: Ropes | str, looked_up: str | None = None)
             how.add("called")
             problems += called
         elif rope is not None:
-            problems.append(_not_checked(kind, "its forward does not take the positions of this rope, or fails"))
+            problems.append(_not_checked(kind, "its forward does not support the positions of this rope, or fails"))
     rotating = next((rope for rope in candidates if rope is not None), None)
     problems += compare_stated_pairing(module, rotating) if rotating is not None else ()
     if not how and rotating is not None and not problems:
-        problems.append(_not_checked(kind, "it keeps no frequencies or tables, and takes no position ids"))
+        problems.append(_not_checked(kind, "it has no frequencies or tables, and its forward has no position ids"))
     return how, list(dict.fromkeys(problems))
 
 
 def _not_checked(kind: str, reason: str) -> Problem:
-    cure = "Compare what it computes with ropewalk.RotaryEmbedding."
+    cure = "Compare its results with ropewalk.RotaryEmbedding."
     return Problem("not-checked", kind, f"not checked: {reason.rstrip('.')}", cure, None, "note")
 
 

@@ -24,12 +24,12 @@ _GROW = ("_set_cos_sin_cache", "_update_cos_sin_cache", "build_rope_cache")  # m
 _TRAINERS = ("cache", "freqs_cis", "rope_cache")  # tables as long as the sequences of a training
 _EMPTY = "as after to_empty(), or after loading a checkpoint without this buffer into a model on the meta device"
 _REBUILD = "Build the rotary module again from the config."
-_FILL = "Compute the buffer again after to_empty(): build the rotary module again, or load by from_pretrained."
+_FILL = "After to_empty(), build the rotary module again, or load with from_pretrained."
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A finding about one module, before modules with the same finding are put together.
+    """A finding about one module, before equal findings are merged.
 
     `what`: the tensor of the module, or its call.
     """
@@ -45,7 +45,7 @@ class Problem:
 def compare_frequencies(
     name: str, tensor: Tensor, rope: RopeConfig, ropes: Ropes, label: str | None
 ) -> Iterator[Problem]:
-    """Yield what is wrong with a module's inverse frequencies; `ropes`: all ropes of the model."""
+    """Yield problems of a module's inverse frequencies; `ropes`: all ropes of the model."""
     if not tensor.is_floating_point():
         text = f"has dtype {_dtype(tensor.dtype)}, expected float32"
         yield Problem("dtype", name, text, layer_type=label)
@@ -73,7 +73,7 @@ def compare_frequencies(
             "dtype", name,
             f"has dtype {_dtype(tensor.dtype)}, expected float32: the largest relative error of a frequency is "
             f"{error:.2g}, so at position {at:,} a pair rotates as if it were {error * at:,.0f} tokens away",
-            "Keep the rotary module in float32: load by from_pretrained(dtype=...), without model.to(dtype).", label,
+            "Keep the rotary module in float32: load with from_pretrained(dtype=...), without model.to(dtype).", label,
         )  # fmt: skip
     if error <= tolerance:
         return
@@ -81,13 +81,13 @@ def compare_frequencies(
     text = f"pair {pair} has {values[pair]:.5g}, expected {columns[pair]:.5g} (largest relative difference {error:.3g})"
     length = None if as_set else grown_length(values, rope, tolerance)
     if length is not None:
-        text += f": the state after a sequence of {length:,} tokens was left behind"
-        cure = "Sequences of other lengths get these frequencies too, until a short sequence resets them."
+        text += f": this is the state after a sequence of {length:,} tokens"
+        cure = "Run a short sequence to reset them: until then, sequences of all lengths use these frequencies."
         yield Problem("stale-state", name, text, cure, label, "warning")
         return
     cause = None if as_set else cause_of(values, rope, ropes, max(tolerance, 1e-5))
     if cause is None and (max(values) > 2 * math.pi or any(b > 1.001 * a for a, b in _neighbours(values, as_set))):
-        yield Problem("uninitialised", name, f"{text}: these are no frequencies, {_EMPTY}", _FILL, label)
+        yield Problem("uninitialised", name, f"{text}: these are not frequencies, {_EMPTY}", _FILL, label)
     else:
         yield Problem("frequencies", name, text + (f": {cause}" if cause else ""), layer_type=label)
 
@@ -104,7 +104,7 @@ def _worst(values: Sequence[float], columns: Sequence[float]) -> int:
 def _width(what: str, pairs: int, rope: RopeConfig, label: str | None) -> Problem:
     ignored = ": the partial factor is ignored" if 2 * pairs == rope.head_dim else ""
     text = f"has numbers for {2 * pairs} rotated features, expected {2 * rope.pairs} of {rope.head_dim}{ignored}"
-    return Problem("width", what, text, "Rotate as many features as the config's partial factor gives.", label)
+    return Problem("width", what, text, "Rotate the number of features given by the config's partial factor.", label)
 
 
 def compare_factor(
@@ -129,7 +129,7 @@ def farthest(rope: RopeConfig) -> tuple[int, ...]:
 def compare_table(
     module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: Ropes, known: Set[str]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with a table that a module keeps: its length, dtype, order of features and numbers.
+    """Yield problems of a module's table: its length, dtype, order of features and numbers.
 
     `known`: the codes of problems of the module's frequencies, which are not reported again.
     """
@@ -138,7 +138,7 @@ def compare_table(
         text = f"has rows for {count:,} positions, expected {longest:,}"
         severity: Severity = "warning" if rows.name in _TRAINERS else "error"
         if any(hasattr(module, name) for name in _GROW):
-            severity, text = "note", f"{text}; the module lengthens it when a sequence needs that"
+            severity, text = "note", f"{text}; the module extends it for longer sequences"
         yield Problem("short-table", rows.name, text, "Build the table for max_position_embeddings.", None, severity)
     if rows.dtype.itemsize < 4:
         yield from _short_dtype(rows, rope)
@@ -153,7 +153,7 @@ def compare_table(
         return
     if rope.needs_seq_len and rows.seq_len is None and not best:
         text = f"has the frequencies of a sequence of {length:,} tokens at every length"
-        cure = "transformers changes them with the length of the sequence: at other lengths this module differs."
+        cure = "Use frequencies that follow the length: at other lengths this module differs from transformers."
         yield Problem("one-length", rows.name, text, cure, None, "note")
     expected = f"features (i, i + {rope.pairs})"
     if rows.arrangement == "repeated" and not rope.interleaved:
@@ -161,7 +161,7 @@ def compare_table(
         yield Problem("pairing", rows.name, text, "Repeat the numbers as torch.cat((x, x), dim=-1).")
     if rows.arrangement == "doubled" and rope.interleaved and rope.pairs > 1 and not takes_positions(module):
         text = f"is doubled for {expected}; expected neighbouring features (0, 1), (2, 3), ..."
-        cure = "Right only if the module reorders queries and keys first, as DeepSeek's does."
+        cure = "Keep it only if the module reorders queries and keys first, as DeepSeek's does."
         yield Problem("pairing", rows.name, text, cure, None, "warning")
 
 
@@ -186,7 +186,7 @@ def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
 def compare_call(
     module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: Set[str]
 ) -> list[Problem] | None:
-    """Return what is wrong with a rotary module's cos and sin near and far; None if it cannot be called.
+    """Return problems of a rotary module's cos and sin, near and far; None if it cannot be called.
 
     `known`: the codes of problems of its frequencies, which are not reported again.
     """
@@ -212,17 +212,17 @@ def compare_call(
 
 
 def _call_pairing(module: nn.Module, rows: TableRows, rope: RopeConfig, label: str | None) -> Iterator[Problem]:
-    """Yield an order of cos and sin that is not that of the module's class."""
+    """Yield the problem if the order of cos and sin differs from that of the module's class."""
     expected = arrangement_of_class(module, label, rope) if rope.pairs > 1 else rows.arrangement
     if expected is not None and rows.arrangement != expected:
         text = f"the numbers of each pair are {rows.arrangement}, expected {expected} as in {type(module).__name__}"
-        yield Problem("pairing", rows.name, text, "Keep the order that the model's rotation function expects.", label)
+        yield Problem("pairing", rows.name, text, "Keep the order expected by the model's rotation function.", label)
 
 
 def compare_rows(
     rows: TableRows, rope: RopeConfig, ropes: Ropes, seq_len: int, label: str | None, known: Set[str]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with rows of cos and sin, for the frequencies of a sequence length."""
+    """Yield problems of rows of cos and sin, for the frequencies of a sequence length."""
     if "uninitialised" in known:
         return
     sizes = torch.hypot(rows.cos, rows.sin)
@@ -274,7 +274,7 @@ def _truth(rows: TableRows, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Ten
 
 
 def compare_stated_pairing(module: nn.Module, rope: RopeConfig) -> Iterator[Problem]:
-    """Yield a wrong pairing that a module states: vLLM's `is_neox_style`, flash-attention's `interleaved`."""
+    """Yield the problem if a module states a wrong pairing: vLLM's `is_neox_style`, flash-attention's `interleaved`."""
     for name, half_split in (("is_neox_style", True), ("interleaved", False)):
         stated, expected = getattr(module, name, None), rope.interleaved != half_split
         if isinstance(stated, bool) and stated != expected:

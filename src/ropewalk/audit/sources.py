@@ -29,7 +29,7 @@ class Source:
     """A model's name (of its file or folder), its raw config, and its ropes.
 
     - `ropes`, `layers`: by layer type, or by None if there is one rope.
-    - `library`: "ropewalk" or "transformers", which computes the model.
+    - `library`: the library for the model, "ropewalk" or "transformers".
     - `further`: findings that are not about the config itself.
     - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.adapters.fast_copy`), or None.
     """
@@ -43,7 +43,7 @@ class Source:
     further: tuple[Finding, ...] = ()
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
-        """Return the audit of each rope, that of full attention first because it reaches furthest.
+        """Return the audit of each rope, that of full attention first, because it has the longest reach.
 
         Lengths are in tokens, as for `audit`. Those of the first audit apply to the whole model.
         """
@@ -95,7 +95,7 @@ def read_source(source: str | Path) -> Source:
 
 
 def _family_of(config: Mapping[str, Any]) -> Family | None:
-    """Return the family of a config's text part, which may state its model_type or not; None if it is unknown."""
+    """Return the family of a config's text part, with or without a model_type; None if it is unknown."""
     stated = text_config(config).get("model_type", config.get("model_type"))
     return FAMILIES.get(family_name(str(stated)) or "")
 
@@ -103,7 +103,7 @@ def _family_of(config: Mapping[str, Any]) -> Family | None:
 def _learned_factors(
     config: Mapping[str, Any], folder: Path | None
 ) -> tuple[tuple[float, ...] | None, tuple[Finding, ...]]:
-    """Return LeRoPE's alpha from the weights in the folder; without weights zeros, and the finding that says so."""
+    """Return LeRoPE's alpha from the weights in the folder, or zeros and a finding if there are no weights."""
     text, family = text_config(config), _family_of(config)
     if family is None or family.learned is None:
         return None, ()
@@ -112,16 +112,15 @@ def _learned_factors(
     finding = Finding(
         code="learned-factors",
         severity="warning",
-        message="each frequency has a learned factor exp(alpha) (LeRoPE), which only the weights contain; the numbers "
-        "here are those without factors.",
-        cure="Pass the folder that holds config.json and the safetensors file with `rotary_emb.alpha` or "
-        "`lerope.alpha`.",
+        message="each frequency has a learned factor exp(alpha) (LeRoPE), in the weights only; these numbers "
+        "are without factors.",
+        cure="Pass the folder with config.json and the safetensors file with `rotary_emb.alpha` or `lerope.alpha`.",
     )
     return (0.0,) * (head_dim_of(text, family, None) // 2), (finding,)
 
 
 def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[Finding, ...]:
-    """Return the note on the rope of sparse attention's indexer, if the model has one that is described."""
+    """Return the note on the rope of sparse attention's indexer, if the model has a supported one."""
     family = _family_of(config)
     if family is None or family.indexer is None:
         return ()
@@ -133,7 +132,7 @@ def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[
         severity="note",
         message=f"the indexer of sparse attention rotates the {place} {2 * rope.pairs} of {rope.head_dim} features, "
         f"{pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the same frequencies.",
-        cure="`ropewalk verify` shows whether an engine pairs both as here.",
+        cure="Run `ropewalk verify` to check the pairing of both in an engine.",
         layer_type=family.indexer.layer_type,
     )
     return (finding,)
@@ -159,7 +158,7 @@ def _of_positions(name: str, config: Mapping[str, Any], positions: Positions) ->
 
 
 def _known(ropes: Mapping[str | None, RopeConfig], positions: Positions) -> dict[str | None, RopeConfig]:
-    """Return the same ropes with the training status that these positions have for each."""
+    """Return the same ropes with the training status of these positions."""
     known = {rope: rope for rope in positions.present_ropes}
     return {label: known.get(rope, rope) for label, rope in ropes.items()}
 

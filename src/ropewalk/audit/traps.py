@@ -21,7 +21,7 @@ LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
 
 
 def original_missing(block: Block) -> Finding | None:
-    """Report a rule without the trained length that it needs."""
+    """Report a rule without its required trained length."""
     if block.rope_type not in LENGTH_RULES or block.number("original_max_position_embeddings"):
         return None
     return block.finding(
@@ -51,14 +51,14 @@ def factor_against_lengths(block: Block) -> Finding | None:
             "factor-vs-lengths",
             "note",
             f"{numbers} The model was trained with the written factor, and transformers uses it.",
-            "Keep it. A program that uses the ratio of the lengths computes other angles.",
+            "Keep it. Programs that use the ratio of the lengths compute different angles.",
         )
     if factor > ratio:
         return block.finding(
             "factor-vs-lengths",
             "note",
             f"{numbers} transformers uses the written `factor`: the scaling reaches {factor * original:,.0f} tokens.",
-            "The computation is correct; programs that stop at max_position_embeddings process fewer tokens.",
+            "Keep it. Programs that stop at max_position_embeddings process fewer tokens.",
         )
     return block.finding(
         "factor-vs-lengths",
@@ -88,7 +88,7 @@ def stated_length(block: Block) -> Finding | None:
         "stated-length",
         "note",
         f"{what}. Longer texts are an extrapolation.",
-        "`ropewalk doctor` measures the context length that the model processes and uses.",
+        "`ropewalk doctor` measures the context length that the model uses.",
     )
 
 
@@ -133,7 +133,7 @@ def dynamic_cache(block: Block) -> Finding | None:
         "warning",
         "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row of a "
         "batch changes every other row (huggingface/transformers#25104).",
-        "Fix the length: ropewalk's caches hold one seq_len; elsewhere use a static theta for the longest text.",
+        "Fix the length: ropewalk's caches have one seq_len; elsewhere use a static theta for the longest text.",
     )
 
 
@@ -156,7 +156,7 @@ def attention_factor(block: Block) -> Finding | None:
             "note",
             f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
             "multiplies queries and keys, so logits by its square.",
-            "It belongs to the model: keep it." if block.is_trained else "Right if the checkpoint was tuned with it.",
+            "Keep it: it belongs to the model." if block.is_trained else "Keep it if the checkpoint was tuned with it.",
         )
     if isinstance(block.written.get("attention_factor"), int):
         return block.finding(
@@ -184,7 +184,7 @@ def mscale_one_sided(block: Block) -> Finding | None:
 
 
 def softmax_mscale(block: Block) -> Finding | None:
-    """Report DeepSeek's second mscale, which acts in the softmax and not in the tables."""
+    """Report DeepSeek's second mscale, which acts in the softmax, not in the tables."""
     all_dim, factor = block.number("mscale_all_dim"), block.number("factor")
     if block.rope_type != "yarn" or not all_dim or factor is None:
         return None
@@ -196,12 +196,12 @@ def softmax_mscale(block: Block) -> Finding | None:
         "note",
         f"{block.model_type} also multiplies its softmax scale by {extra:.3f} (mscale_all_dim {all_dim:g} at factor "
         f"{factor:g}); cos and sin do not contain it.",
-        "A port must apply it to the softmax: equal tables do not prove equal attention.",
+        "Apply it to the softmax in a port: equal tables do not prove equal attention.",
     )
 
 
 def longrope_switch(block: Block) -> Finding | None:
-    """Report LongRoPE's switch, at which frequencies change and cached keys do not."""
+    """Report LongRoPE's switch, at which frequencies change but cached keys do not."""
     short, long = block.written.get("short_factor"), block.written.get("long_factor")
     if block.rope_type not in ("longrope", "su") or short == long:
         return None
@@ -216,13 +216,13 @@ def longrope_switch(block: Block) -> Finding | None:
             "longrope-switch",
             "note",
             f"{fact}; this family's `generate` in transformers recomputes its cache there.",
-            "Your own loop must recompute the cache at the switch (ropewalk's generate does).",
+            "Recompute the cache at the switch in your own loop, as ropewalk's generate does.",
         )
     return block.finding(
         "longrope-switch",
         "warning",
         f"{fact}, and transformers does not recompute the cache of {block.model_type or 'this model'}.",
-        "Recompute the cache at the switch (ropewalk's generate does), or fix seq_len from the start.",
+        "Recompute the cache at the switch, as ropewalk's generate does, or fix seq_len from the start.",
     )
 
 
@@ -235,7 +235,7 @@ def longrope_mscales(block: Block) -> Finding | None:
         "note",
         "`short_mscale` and `long_mscale`: transformers' PhiMoE applies long_mscale beyond the trained length but "
         "keeps the short frequencies there.",
-        "ropewalk switches both together, as the checkpoint's own code does: expect a difference beyond it.",
+        "ropewalk switches both together, as in the checkpoint's own code: expect a difference beyond it.",
     )
 
 
@@ -254,9 +254,9 @@ def partial_attention_factor(block: Block) -> Finding | None:
         "note",
         f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
         "temperature is not uniform over a logit.",
-        "The model was trained this way: a port must do the same."
+        "Do the same in a port: the model was trained this way."
         if block.is_trained
-        else "Right if the checkpoint was tuned this way; if not, also measure attention_factor 1.",
+        else "Keep it if the checkpoint was tuned this way; if not, also measure attention_factor 1.",
     )
 
 
@@ -279,7 +279,7 @@ def yarn_variants(block: Block) -> Finding | None:
 
 
 def low_precision_cast(block: Block) -> Finding | None:
-    """Report a half-precision checkpoint, for which model.to(bfloat16) would round inv_freq in transformers."""
+    """Report a half-precision checkpoint, whose inv_freq model.to(bfloat16) would round in transformers."""
     dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
     if block.rope is None or dtype not in ("bfloat16", "float16"):
         return None
@@ -317,7 +317,7 @@ def float32_angles(block: Block) -> Finding | None:
 
 
 def theta_small(block: Block) -> Finding | None:
-    """Report a theta so small for the trained length that its key is probably lost, if the base bound applies."""
+    """Report a theta that is too small for the trained length (a lost key), if the base bound applies."""
     rope = block.rope
     if rope is None or rope.trained_length is None:
         return None
@@ -336,13 +336,13 @@ def theta_small(block: Block) -> Finding | None:
             "theta-small",
             "note",
             f"theta {rope.theta:,.0f} is unusually small {reason}",
-            "Right if the model was trained with it; a converter that lost the key looks the same.",
+            "Keep it if the model was trained with it; a converter may also have lost the key.",
         )
     return block.finding(
         "theta-small",
         "warning",
         f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}",
-        "The key may be lost: compare with the original config.json.",
+        "Compare with the original config.json: the key may be lost.",
     )
 
 
@@ -372,7 +372,7 @@ def old_spelling(block: Block) -> Finding | None:
         "old-spelling",
         "note",
         "The rule's key is `type`, the spelling before transformers 4.43, which every release still supports.",
-        "Programs that only support `rope_type` may ignore the block: write both for them.",
+        "Write both: programs that only support `rope_type` may ignore the block.",
     )
 
 
@@ -392,7 +392,7 @@ def renamed_type(block: Block) -> Finding | None:
         "renamed-type",
         "note",
         f"Rope type {given!r} of {family or 'this model'} means {meaning}.",
-        "Programs that do not support this name reject the config, or ignore the block.",
+        "Programs without support for this name reject the config, or ignore the block.",
     )
 
 
@@ -410,7 +410,7 @@ def both_blocks(block: Block) -> Finding | None:
 
 
 def theta_missing(block: Block) -> Finding | None:
-    """Report a missing rope_theta, for which the default of the model's class applies silently."""
+    """Report a missing rope_theta, which the class replaces silently by its default."""
     family = FAMILIES.get(block.model_type)
     if block.theta_is_written or (family is not None and family.fixed):
         return None
@@ -419,7 +419,7 @@ def theta_missing(block: Block) -> Finding | None:
         "theta-missing",
         "note",
         f"There is no `rope_theta`: the default of this model's class applies, {taken:,.0f}.",
-        "Right if the config was published without it; programs with a different default need the key.",
+        "Keep it if the config was published without it; programs with a different default need the key.",
     )
 
 
@@ -441,7 +441,7 @@ def partial_ignored(block: Block) -> Finding | None:
 
 
 def head_dim_null(block: Block) -> Finding | None:
-    """Report `head_dim: null`, with which transformers' rules fail."""
+    """Report `head_dim: null`, which makes transformers' rules fail."""
     if block.rope_type not in ("dynamic", "yarn", "longrope"):
         return None
     if "head_dim" not in block.config or block.config["head_dim"] is not None:
@@ -474,7 +474,7 @@ def local_layers_scaled(block: Block) -> Finding | None:
     return block.finding(
         "local-layers-scaled",
         "note",
-        f"One {block.rope_type} block applies to all layers, including sliding ones, which never see beyond their "
+        f"One {block.rope_type} block applies to all layers, including sliding ones, which never attend beyond their "
         "window (Olmo 3 scales only full layers).",
         "If only full layers were trained with it, write one block for each layer type.",
     )
@@ -522,7 +522,7 @@ def lint(
     - `config`: the raw dict of a config.json, or of a nested `text_config`.
     - `ropes`: the RopeConfig of each layer type (None for a config with one rope), if known; traps about frequencies
       need it. `layers`: the layers of each; see `audit`.
-    - `target`: the wanted length in tokens.
+    - `target`: the required length in tokens.
 
     >>> findings = lint({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0})
     >>> [finding.code for finding in findings]

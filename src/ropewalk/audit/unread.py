@@ -1,4 +1,4 @@
-"""Traps: what a config says and transformers, or `from_hf`, does not read."""
+"""Traps: keys of a config that transformers, or `from_hf`, ignores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def truncate_nested(block: Block) -> Finding | None:
 
 
 def theta_elsewhere(block: Block) -> Finding | None:
-    """Report a top-level `rope_theta` that the model's class does not read, or not for all layers."""
+    """Report a top-level `rope_theta` that the model's class ignores, in all layers or some."""
     family, stated = FAMILIES.get(block.model_type), block.config.get("rope_theta")
     if family is None or block.rope is None or not isinstance(stated, int | float):
         return None
@@ -48,7 +48,7 @@ def theta_elsewhere(block: Block) -> Finding | None:
         return block.finding(
             "theta-elsewhere",
             "warning",
-            f"`rope_theta` is {stated:,.10g}, and transformers' {block.model_type} does not give it to "
+            f"`rope_theta` is {stated:,.10g}, and transformers' {block.model_type} does not use it for "
             f"{', '.join(without)}.",
             "Write `rope_parameters` with a block for each layer type.",
         )
@@ -57,23 +57,23 @@ def theta_elsewhere(block: Block) -> Finding | None:
     return block.finding(
         "theta-elsewhere",
         "warning",
-        f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} turns with "
+        f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} uses "
         f"{block.rope.theta:,.10g}.",
         "Write the theta that the model was trained with into the rope block.",
     )
 
 
 def unread_settings(block: Block) -> Finding | None:
-    """Report keys that look like settings of positions and that nothing here reads, and an unknown model_type."""
+    """Report unused keys that look like position settings, and an unknown model_type."""
     family = FAMILIES.get(family_name(block.model_type) or "")
     unread = unread_keys(block.config, family)
     if not unread and (family is not None or not block.model_type):
         return None
-    what = [f"Not read: {described(unread)}."] if unread else []
-    what += [] if family else [f"`model_type` {block.model_type!r} is unknown: only the config's own words are used."]
+    what = [f"Not used: {described(unread)}."] if unread else []
+    what += [] if family else [f"`model_type` {block.model_type!r} is unknown: only the config's own keys are used."]
     return Finding(
         code="unread-settings",
         severity="warning",
         message=" ".join(what),
-        cure="The model's positions may differ from this description: compare with its own code.",
+        cure="Compare with the model's own code: its positions may differ from this description.",
     )

@@ -1,7 +1,7 @@
-"""Conformance vectors: files with which an engine in any language tests its rotary position embedding.
+"""Conformance vectors: files for testing the rotary position embedding of an engine in any language.
 
-docs/vectors.md describes the format. The truth is computed here in float64 from the frequencies, with exact reduction
-of the angles; it shares no code with the kernels that rotate.
+docs/vectors.md describes the format. The reference values are computed here in float64 from the frequencies, with exact
+reduction of the angles, without code of the rotation kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KEYS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Vectors:
-    """The document and the tensors of one config; `write` makes NAME.json and NAME.safetensors."""
+    """The document and the tensors of one config; `write` creates NAME.json and NAME.safetensors."""
 
     document: dict[str, Any]
     tensors: dict[str, Array]
@@ -75,7 +75,7 @@ class Vectors:
         return paths
 
     def _line(self, case: Mapping[str, Any]) -> str:
-        """Return a case as `key=value` words: what a runner without a JSON parser needs."""
+        """Return a case as `key=value` words, for runners without a JSON parser."""
         rope = next(rope for rope in self.document["ropes"] if rope["name"] == case["rope"])
         words = {key: case[key] for key in ("name", "kind", "measure", "inv_freq", "attention_factor")}
         words |= {key: rope[key] for key in ("pairing", "rotary_dim", "rope_type", "theta")}
@@ -93,7 +93,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
     - `source`: a config.json, a Hugging Face folder, a .gguf, OWNER/NAME of the hub, or "tiny".
 
     **Returns:** `Vectors`: for each rope of the model its frequencies, cos and sin at chosen positions and rotated
-    queries and keys as float64, the tolerance of each case, and the bug that it detects.
+    queries and keys as float64, and the tolerance of each case and the bug it detects.
     **Numerics:** the angle is the exact product of the position and the float64 frequency, reduced exactly. The
     frequency itself has a relative error of 2^-52: 2e-9 radians at position 10,000,000.
     **Raises:** `RopeError` for a config that `RopeConfig.from_hf` does not support.
@@ -138,7 +138,7 @@ def _file_name(source: str | Path) -> str:
 
 
 def _rope_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config.json that concern the rotation, verbatim."""
+    """Return the rotation keys of a config.json, verbatim."""
     parts = {key: config[key] for key in ("text_config", "vision_config") if isinstance(config.get(key), dict)}
     kept = {key: value for key, value in config.items() if _KEYS.search(key)}
     return {**kept, **{key: _rope_part(part) for key, part in parts.items()}}
@@ -183,7 +183,7 @@ def _input(tokens: int, heads: int, head_dim: int, seed: int) -> Array:
 
 
 class _Cases:
-    """Makes the cases of one rope, and their tensors."""
+    """Build the cases of one rope, and their tensors."""
 
     def __init__(self, name: str, rope: RopeConfig, tensors: dict[str, Array], cases: list[dict[str, Any]]) -> None:
         self.name, self.rope, self.tensors, self.cases = name, rope, tensors, cases
@@ -196,9 +196,9 @@ class _Cases:
             tensors[self.last[key]] = tensors[self.inputs[key]][-1:]
         if inverse_frequencies(rope, 1).first_tokens:
             raise RopeError(
-                "vectors: tokens with frequencies of their own (LongRoPE's first tokens) have no place in the format.",
+                "vectors: the format does not support tokens with their own frequencies (LongRoPE's first tokens).",
                 facts={"scaling": rope.scaling},
-                cure="Set unscaled_tokens=0; no published checkpoint has any.",
+                cure="Set unscaled_tokens=0; published checkpoints have none.",
             )
 
     # --- truth
@@ -231,7 +231,7 @@ class _Cases:
     # --- tolerances: docs/vectors.md explains each term
 
     def frequency_units(self, length: int) -> Array:
-        """Return the relative error of each frequency that correct arithmetic allows, in units of its roundoff."""
+        """Return the relative error of each frequency under correct arithmetic, in units of its roundoff."""
         columns = self.frequencies(length)[0]
         if self.rope.inv_freq is not None:
             return np.ones(len(columns))
@@ -276,7 +276,7 @@ class _Cases:
         tolerance: Mapping[str, Mapping[str, float | None]],
         **parameters: Any,
     ) -> None:
-        """Add a case: `kind`, or `kind:` and what distinguishes it."""
+        """Add a case named `kind`, or `kind:` and a distinguishing label."""
         kind, columns, needs = case.partition(":")[0], self.frequencies(length)[0], self.rope.needs_seq_len
         own = (k for k, v in self.tensors.items() if k.startswith(f"{self.name}.inv_freq") and (v == columns).all())
         key = next(own, f"{self.name}.inv_freq" + (f".{length}" if needs else ""))
@@ -342,7 +342,7 @@ class _Cases:
             self.add(case, length, inputs, outputs, self.tolerance(ids[:, None], length))
 
     def add_prompts(self) -> None:
-        """Add a short prompt, and what an engine derives positions from: chunks, ranks, documents, padding."""
+        """Add a short prompt, and prompts with other positions: chunks, ranks, documents, padding."""
         outputs = self.rotate("prefill", self.inputs, range(_TOKENS))
         tolerance, half, keys = self.cases[-1]["tolerance"], _TOKENS // 2, {"k": self.inputs["k"]}
         self.add("chunks", _TOKENS, self.inputs, outputs, tolerance, chunks=[half, half])
@@ -357,7 +357,7 @@ class _Cases:
         self.rotate("left_padded", given, np.maximum(mask.cumsum(-1) - 1, 0), mask[..., None, None])
 
     def add_images(self, config: Mapping[str, Any]) -> None:
-        """Add a prompt with an image and a video, and the token after it, for the model types that have them."""
+        """Add a prompt with an image and a video, and the token after it, for model types with both."""
         kind = str(config.get("model_type")).removesuffix("_text")
         if kind not in _SPLIT_FRAMES or self.rope.num_axes != 3:
             return

@@ -1,4 +1,4 @@
-"""Sentences of the conformance vectors: what each kind of case checks and which bug it detects, and the pairings."""
+"""Sentences of the conformance vectors: the purpose of each kind of case, the bug it detects, and the pairings."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ CASES = {
         "decoding continued at the number of tokens",
     ),
 }
-"""What each kind of case checks, and what is wrong with an engine that fails it."""
+"""The purpose of each kind of case, and the bug of an engine that fails it."""

@@ -1,4 +1,4 @@
-"""Files of weights with their configs and tokenizers, read and written."""
+"""Read and write files of weights with their configs and tokenizers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _OWN = ("pooling", "max_length", "dropout", "embedding_range")
 
 
 def config_to_json(config: TextClassifierConfig) -> dict[str, Any]:
-    """Return a classifier's config.json: the labels in the order of the logits, the encoder in ropewalk's own form."""
+    """Return a classifier's config.json: labels in the order of the logits, and the encoder in ropewalk's own form."""
     own = {name: getattr(config, name) for name in _OWN}
     encoder = {key: value for key, value in config_to_native(config.encoder).items() if key != "architectures"}
     return {
@@ -38,18 +38,18 @@ def config_to_json(config: TextClassifierConfig) -> dict[str, Any]:
 
 
 def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfig:
-    """Return the config that `config_to_json` wrote; `where` names the file in errors."""
+    """Return the config written by `config_to_json`; `where` names the file in errors."""
     if content.get("model_type") == ON_CHECKPOINT:
         raise RopeError(
-            "TextClassifier: this classifier is a head on a language model, which this version does not read.",
+            "TextClassifier: this version does not support classifiers on language models.",
             facts={"file": where},
-            cure="Read it with the version that trained it (commit d970beb), or use examples/classify_checkpoint.py.",
+            cure="Load it with the version that trained it (commit d970beb), or use examples/classify_checkpoint.py.",
         )
     if not is_classifier(content):
         raise RopeError(
             "TextClassifier: this is not a text classifier of ropewalk.",
             facts={"file": where, "model_type": content.get("model_type")},
-            cure="Make one with `ropewalk classify train`; rw.load reads language models.",
+            cure="Train one with `ropewalk classify train`; rw.load loads language models.",
         )
     try:
         encoder = config_from_native(content["encoder"], where)
@@ -59,7 +59,7 @@ def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfi
         labels = content["labels"]
         if isinstance(labels, list) and not isinstance(encoding, tuple):
             return TextClassifierConfig(**shared, **own, labels=labels, encoding=encoding)
-        reason = "`labels` is no list, or the layers have different ropes"
+        reason = "`labels` is not a list, or the layers have different ropes"
     except (KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     raise RopeError(

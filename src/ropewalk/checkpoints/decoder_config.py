@@ -1,4 +1,4 @@
-"""config.json of decoders: Hugging Face's families as transformers 5.23 reads them, and ropewalk's own format."""
+"""config.json of decoders: Hugging Face's families as in transformers 5.23, and ropewalk's own format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
 
 
 def config_to_native(config: DecoderConfig) -> dict[str, Any]:
-    """Return the dict from which `config_from_native` makes the same config."""
+    """Return a dict; `config_from_native` restores the config from it."""
     plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _OF_THEIR_OWN}
     distinct = list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
     return {
@@ -71,7 +71,7 @@ def _encoding_to_dict(encoding: str | EncodingConfig | None) -> dict[str, Any] |
 
 
 def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | None:
-    """Return the encoding that `_encoding_to_dict` wrote; raise KeyError or TypeError for an unknown name or field."""
+    """Return the encoding from `_encoding_to_dict`; raise KeyError or TypeError for an unknown name or field."""
     if content is None:
         return None
     values = {name: value for name, value in content.items() if name != "name"}
@@ -96,7 +96,7 @@ def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
-    """Return the rope that `_rope_to_dict` wrote; raise TypeError or KeyError for an unknown field or rule."""
+    """Return the rope from `_rope_to_dict`; raise TypeError or KeyError for an unknown field or rule."""
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
     rule: Mapping[str, Any] | None = content.get("scaling")
     if rule is not None:
@@ -123,9 +123,9 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
     layers = sizes["num_hidden_layers"]
     if layers > _MOST_LAYERS:
         raise RopeError(
-            "load: more layers than any model has.",
+            "load: the number of layers exceeds that of any model.",
             facts={"file": where, "num_hidden_layers": layers},
-            cure="Download config.json again: its num_hidden_layers is not a real model's.",
+            cure="Download config.json again: its num_hidden_layers is wrong.",
         )
     heads = settings["num_key_value_heads"]
     bias = bool(settings["attention_bias"]) if shape.qkv_bias is None else shape.qkv_bias
@@ -152,7 +152,7 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
 def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     """Return an equivalent config.json: of the first family that can express it, else in ropewalk's own form.
 
-    A family can express it if the written config reads back as an equal one.
+    A family can express it if loading the written config gives an equal one.
     """
     stated = _stated(config)
     for model_type in DECODERS:
@@ -180,9 +180,9 @@ def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
 
 
 def _shape(config: Mapping[str, Any], where: str) -> DecoderShape:
-    """Return the shape of the family that a config names; raise `RopeError` for an unknown architecture.
+    """Return the shape of a config's family; raise `RopeError` for an unknown architecture.
 
-    A config's own code (`auto_map`) is never run, so a known family with such code is accepted.
+    A config's own code (`auto_map`) is never run, so known families with such code are accepted.
     """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     shape = DECODERS.get(model_type) if isinstance(model_type, str) else None
@@ -193,12 +193,12 @@ def _shape(config: Mapping[str, Any], where: str) -> DecoderShape:
             own = config.get("auto_map")
             rule = "load: unknown architecture."
             if own:
-                rule = "load: unknown architecture, and the code that the config names for it is never run here."
+                rule = "load: unknown architecture, and ropewalk never runs the code named in the config."
             raise RopeError(
                 rule,
                 facts={"file": where, "model_type": model_type, "architectures": architectures}
                 | ({"auto_map": own} if own else {}),
-                cure=f"Known are {', '.join(f'{k} ({f.architecture})' for k, f in DECODERS.items())}.",
+                cure=f"Choose a known one: {', '.join(f'{k} ({f.architecture})' for k, f in DECODERS.items())}.",
             )
     return shape
 
@@ -207,16 +207,16 @@ def _check_known(settings: Mapping[str, Any], where: str) -> None:
     """Raise `RopeError` for keys that would change the computation and are not supported."""
     if settings["hidden_act"] not in ("silu", "swish"):
         raise RopeError(
-            "load: the families' feed-forward is gated by silu, no other function.",
+            "load: the feed-forward of these families must be gated by silu.",
             facts={"file": where, "hidden_act": settings["hidden_act"]},
-            cure="Use the model's own code for another function.",
+            cure="Use the model's own code for a different function.",
         )
     for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts"):
         if settings.get(key):
             raise RopeError(
                 f"load: the config's `{key}` is not supported.",
                 facts={"file": where, key: settings[key]},
-                cure="Quantised weights and experts are refused; GGUF files are dequantised.",
+                cure="Use weights without quantisation or experts; GGUF files are dequantised.",
             )
     block = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     for holder in (settings, block if isinstance(block, Mapping) else {}):
@@ -224,9 +224,9 @@ def _check_known(settings: Mapping[str, Any], where: str) -> None:
         # p-RoPE's fraction is the share of pairs that rotate in the whole head; transformers' rule has that meaning
         if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
             raise RopeError(
-                "load: these families rotate the whole head, but the config asks for a part.",
+                "load: these families rotate the whole head, but the config rotates a part.",
                 facts={"file": where, "partial_rotary_factor": fraction},
-                cure="RopeConfig.from_hf supports partial rotation; for the whole model use its own code.",
+                cure="Use the model's own code; RopeConfig.from_hf supports the rope itself.",
             )
 
 
@@ -250,7 +250,7 @@ def _ropes(
 
 
 def _rotating_layers(settings: Mapping[str, Any], layers: int, where: str) -> list[bool]:
-    """Return for each layer of a SmolLM3 whether it rotates: by default all but every fourth."""
+    """Return whether each layer of a SmolLM3 rotates; by default all but every fourth."""
     flags = settings["no_rope_layers"]
     if flags is None:
         interval = _whole(settings, "no_rope_layer_interval", where)
@@ -280,7 +280,7 @@ def _windows(
             raise RopeError(
                 f"load: all layers of a {settings['model_type']} model are alike, but `layer_types` differ.",
                 facts={"file": where, "layer_types": kinds},
-                cure="Remove `layer_types`, or give every layer the same.",
+                cure="Remove `layer_types`, or make all entries equal.",
             )
         if settings.get("sliding_window") is None or shape.windows == "none":
             return None
@@ -296,7 +296,7 @@ def _windows(
     kinds = kinds or ["full_attention"] * layers
     if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
         raise RopeError(
-            "load: `layer_types` names full_attention or sliding_attention once per layer.",
+            "load: `layer_types` must contain full_attention or sliding_attention for each layer.",
             facts={"file": where, "layer_types": kinds, "num_hidden_layers": layers},
             cure="Correct the list in config.json.",
         )
@@ -314,13 +314,13 @@ def _windows(
 
 
 def _whole(settings: Mapping[str, Any], name: str, where: str, *, least: int = 1) -> int:
-    """Return a whole number of at least `least`; raise `RopeError` that names the key if it is none."""
+    """Return a whole number of at least `least`; raise `RopeError` with the key otherwise."""
     wanted = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
     return int(_checked(settings, name, where, lambda value: isinstance(value, int) and value >= least, wanted))
 
 
 def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
-    """Return a number, 0 for null (dropouts); raise `RopeError` that names the key if it is none."""
+    """Return a number, 0 for null (dropouts); raise `RopeError` with the key otherwise."""
     value = _checked(settings, name, where, lambda v: v is None or isinstance(v, int | float), "a number")
     return float(value or 0.0)
 
@@ -337,7 +337,7 @@ def _checked(settings: Mapping[str, Any], name: str, where: str, fits: Callable[
 
 
 def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
-    """Return a config.json of this family for `config`, which may express only a part of it; None without a rope."""
+    """Return a config.json of this family for `config`, possibly incomplete; None without a rope."""
     shape, rope = DECODERS[model_type], next((rope for rope in config.ropes if rope is not None), None)
     if rope is None:
         return None
@@ -396,6 +396,6 @@ def _stated(config: DecoderConfig) -> DecoderConfig:
 
 
 def _layerwise(config: DecoderConfig) -> dict[str, Any]:
-    """Return all fields of a config, layer by layer, to compare two configs."""
+    """Return all fields of a config, layer by layer, for comparing two configs."""
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
     return {**plain, "rope": config.ropes, "sliding_window": config.sliding_windows, "extension": config.extensions}

@@ -1,4 +1,4 @@
-"""Export of a `Decoder` as a folder: the rope block that config.json can express, weights, tokenizer and companions.
+"""Export of a `Decoder` as a folder: the rope block of config.json, weights, tokenizer and companions.
 
 Before a block is written, its frequencies and attention factor are compared with the rope's own at lengths below, at
 and beyond the trained length.
@@ -38,12 +38,12 @@ SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubRope:
-    """A rope as Hugging Face's config.json expresses it.
+    """A rope in the form of Hugging Face's config.json.
 
     - `parameters`: the `rope_parameters` block. `max_position_embeddings`: tokens.
-    - `original_max_position_embeddings`: tokens, also written at the top of the config, where some readers look for
-      it; None if the block has none.
-    - `rope`: the half-split rope that the block gives back.
+    - `original_max_position_embeddings`: tokens, also written at the top level of the config, where some programs
+      expect it; None if the block has none.
+    - `rope`: the half-split rope of the block.
     """
 
     parameters: dict[str, Any]
@@ -54,7 +54,7 @@ class HubRope:
     def fields(self) -> dict[str, Any]:
         """Return the keys of config.json in the spellings of transformers 5 and 4.
 
-        Version 4 ignores `rope_parameters`: without the old keys it would silently leave the model unscaled.
+        Version 4 ignores `rope_parameters`: without the old keys the model would silently stay unscaled.
         """
         fields: dict[str, Any] = {
             "rope_parameters": self.parameters,
@@ -82,42 +82,42 @@ def refuse_inexpressible(method: str) -> None:
         raise RopeError(
             f"extend: `{method}` cannot be exported: {record.not_in_config}.",
             facts={"method": method, "nearest that can be": record.nearest},
-            cure=f"Export --method {record.nearest}; or pass --native, for a folder that only ropewalk reads.",
+            cure=f"Export --method {record.nearest}; or pass --native, for a folder that only ropewalk loads.",
         )
 
 
 def check_length(length: int | None, method: str, reach: Reach) -> None:
-    """Raise `RopeError` for a length to state that lies outside of the extension, or that nothing would read."""
+    """Raise `RopeError` for a stated length outside of the extension, or one without effect."""
     if length is None:
         return
     if not METHODS[method].extends:
         raise RopeError(
-            f"extend: `{method}` does not extend, and the length would be ignored.",
+            f"extend: `{method}` does not extend, so the length would be ignored.",
             facts={"length": length},
-            cure="Leave it out.",
+            cure="Omit it.",
         )
     if not reach.trained < length <= reach.target:
         raise RopeError(
             "extend: the length must be above the trained length and at most the target.",
             facts={"length": length, "trained length": reach.trained, "target": reach.target},
-            cure="Pass a length in between, or leave it out for the target.",
+            cure="Pass a length in between, or omit it for the target.",
         )
 
 
 def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, length: int | None = None) -> HubRope:
-    """Return the block and length that express these ropes.
+    """Return the block and length for these ropes.
 
     **Arguments:**
     - `ropes`: each layer's rope with the method applied, None for a layer without.
     - `method`: its name, or a name for given factors. `as-is` keeps the stated length, an unscaled rope the trained
       length, others get `reach.target`.
-    - `length`: stated instead of `reach.target`; the frequencies stay those of the target.
+    - `length`: written instead of `reach.target`; the frequencies stay those of the target.
 
-    A rule that transformers has no name for, with frequencies that do not depend on the length, becomes a `longrope`
-    block with two equal lists: one divisor per pair.
+    A rule without a name in transformers, with length-independent frequencies, becomes a `longrope` block with two
+    equal lists: one divisor per pair.
 
-    **Raises:** `RopeError` for a method that config.json cannot express, ropes that differ from layer to layer,
-    frequencies that depend on position or length in a way that no block has, and pairs that do not rotate.
+    **Raises:** `RopeError` for a method that config.json cannot express, different ropes in different layers,
+    frequencies that depend on position or length in an unsupported way, and pairs that do not rotate.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=16)
     >>> hub_rope((rope, rope), "plain", Reach(16, 64)).parameters
@@ -129,9 +129,9 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, l
         raise RopeError(
             f"extend: `{method}` cannot be exported: the config of this family has one rope for all layers."
             if distinct
-            else "extend: no layer has a rope, and the config of every family has one.",
+            else "extend: no layer has a rope, but the config of every family has one.",
             facts={"ropes": distinct, "method": method},
-            cure="Choose a method that gives every layer the same rope; or pass --native, for ropewalk only.",
+            cure="Choose a method with the same rope in every layer; or pass --native, for ropewalk only.",
         )
     rope = distinct[0]
     stated = _stated_length(rope, method, reach)
@@ -144,7 +144,7 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, l
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
         facts={"rope": rope, "nearest that can be": _nearest(rope)},
-        cure=f"Export {_nearest(rope)}; or pass --native, for a folder that only ropewalk reads.",
+        cure=f"Export {_nearest(rope)}; or pass --native, for a folder that only ropewalk loads.",
     )
 
 
@@ -162,7 +162,7 @@ def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
 
 
 def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
-    """Return blocks that may express the rope: its own, unless that is longrope, then one divisor per pair."""
+    """Return candidate blocks for the rope: its own, unless that is longrope, then one divisor per pair."""
     blocks = []
     with suppress(RopeError):  # a rule without a name in transformers
         blocks.append(rope.to_hf())
@@ -171,7 +171,7 @@ def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
 
 
 def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:
-    """Return the rope that a Llama with this block has; None if the block is refused."""
+    """Return the rope of a Llama with this block; None if the block is invalid."""
     config = {"model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1, "head_dim": rope.head_dim}
     try:
         return RopeConfig.from_hf({**config, "max_position_embeddings": length, "rope_parameters": block})
@@ -180,7 +180,7 @@ def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeC
 
 
 def compared_lengths(reach: Reach) -> list[int]:
-    """Return lengths in tokens at which to compare two ropes: below, at and beyond both ends of the extension."""
+    """Return lengths in tokens for comparing two ropes: below, at and beyond both ends of the extension."""
     trained, target = reach.trained, reach.target
     return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
 
@@ -206,10 +206,10 @@ def same_rope(
 
 
 def _with_extras(block: dict[str, Any], read: RopeConfig, length: int) -> HubRope:
-    """Return the block with the keys that readers other than transformers need to compute the same.
+    """Return the block with the keys required by programs other than transformers.
 
-    vLLM takes longrope's factor for queries and keys from `short_mscale` and `long_mscale`; without them it takes
-    sqrt(1 + ln s / ln L) and ignores `attention_factor`. They are written if that would be a different number.
+    vLLM uses `short_mscale` and `long_mscale` of longrope as the factor of queries and keys; without them it uses
+    sqrt(1 + ln s / ln L) and ignores `attention_factor`. They are written if this number would be different.
     """
     trained = block.get("original_max_position_embeddings")
     if block["rope_type"] == "longrope" and trained is not None:
@@ -226,10 +226,10 @@ def _reason(rope: RopeConfig) -> str:
     if first_columns_of(rope) is not None:
         return "transformers has no key for LongRoPE's unscaled first tokens"
     if rope.needs_seq_len:
-        return "its frequencies or its attention factor follow the length in a way that no config.json describes"
+        return "no config.json can express how its frequencies or its attention factor depend on the length"
     if not all(columns_of(rope)):
-        return "divisors cannot express pairs that do not rotate, and this family has no other key"
-    return "no rope_parameters block gives these frequencies back"
+        return "divisors cannot express pairs that do not rotate, and this family has no key for them"
+    return "no rope_parameters block expresses these frequencies"
 
 
 def _nearest(rope: RopeConfig) -> str:
@@ -268,14 +268,14 @@ def write_decoder(
     source: Path | None,
     shard_bytes: int,
 ) -> dict[str, Any]:
-    """Write weights, tokenizer and companions; return the content of config.json, which is not written.
+    """Write weights, tokenizer and companions; return the content of config.json, which the caller writes.
 
     **Arguments:**
     - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
     - `rope_fields`: the rope's keys of config.json; interleaved heads are written half-split. None writes ropewalk's
-      own form, which holds all of `DecoderConfig`.
+      own form, with all of `DecoderConfig`.
     - `length`: tokens; a lower `model_max_length` of the tokenizer is raised to it.
-    - `source`: the checkpoint of the model. Of a Hugging Face folder, config.json is kept except for the rope's keys,
+    - `source`: the checkpoint of the model. From a Hugging Face folder, config.json is kept except for the rope's keys,
       the dtype and `auto_map` (its code is not copied), and companions are copied.
 
     **Raises:** `RopeError` if no family of transformers computes this model.
@@ -346,15 +346,15 @@ def _written_config(
     written = config_to_hf(config)
     if written["model_type"] == NATIVE:
         raise RopeError(
-            "extend: this model cannot be exported: none of the supported families computes it.",
+            "extend: this model cannot be exported: no supported family can express it.",
             facts={"families": tuple(DECODERS), "norm": config.norm, "hidden_act": config.hidden_act},
-            cure="Pass --native, for a folder that only ropewalk reads.",
+            cure="Pass --native, for a folder that only ropewalk loads.",
         )
     return {**written, **rope_fields}
 
 
 def _copy_companions(source: Path, folder: Path, length: int) -> None:
-    """Copy a checkpoint's companions, with `model_max_length` at least `length`, because transformers warns."""
+    """Copy a checkpoint's companions, with `model_max_length` at least `length`, which transformers checks."""
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

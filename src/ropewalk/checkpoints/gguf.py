@@ -139,7 +139,7 @@ def _own_keys(file: GGUFFile) -> dict[str, Any]:
     """Return the architecture's metadata without its prefix; raise `RopeError` for one part of a split file."""
     if file.metadata.get("split.count", 0) not in (0, 1):
         raise file.error(
-            "this is one part of a GGUF that is split into several.",
+            "this is one part of a split GGUF file.",
             facts={"split.count": file.metadata["split.count"]},
             cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
         )
@@ -149,14 +149,14 @@ def _own_keys(file: GGUFFile) -> dict[str, Any]:
 
 def _unknown_key(file: GGUFFile, facts: dict[str, Any]) -> RopeError:
     return file.error(
-        "the metadata holds an unknown key, so the model may compute something else.",
+        "the metadata contains an unknown key, so the model may be a different one.",
         facts=facts,
         cure="Use the model's Hugging Face folder.",
     )
 
 
 def _factors(file: GGUFFile) -> dict[str, list[float]]:
-    """Return the per-pair divisors that the file stores as tensors."""
+    """Return the per-pair divisors stored as tensors of the file."""
     return {
         name.removesuffix(".weight"): [float(f) for f in file.read(name).flatten()]
         for name in ROPE_TENSORS
@@ -165,7 +165,7 @@ def _factors(file: GGUFFile) -> dict[str, list[float]]:
 
 
 def _stored_tensors(file: GGUFFile, config: DecoderConfig) -> dict[str, Stored]:
-    """Return the file's tensors, keyed by the Decoder's names; reading q and k undoes their permutation."""
+    """Return the file's tensors, keyed by the Decoder's names, with the permutation of q and k undone."""
     permuted = PERMUTED[file.metadata["general.architecture"]]
     stored = {}
     for name, tensor in file.tensors.items():
@@ -178,7 +178,7 @@ def _stored_tensors(file: GGUFFile, config: DecoderConfig) -> dict[str, Stored]:
 
 
 def _our_name(name: str) -> str:
-    """Return the Decoder's name of a GGUF tensor; an unknown one keeps its own, and is reported as unexpected."""
+    """Return the Decoder's name of a GGUF tensor; an unknown tensor keeps its own and is reported."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None:
         return name
@@ -212,11 +212,11 @@ _KNOWN = {
 _NUMBERS = _KNOWN - {"rope.scaling.type", "rope.scaling.finetuned"}
 USUAL_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 READS_BETAS = ("deepseek4", "grok", "laguna", "mistral3")
-"""The architectures for which llama.cpp reads `yarn_beta_fast` and `yarn_beta_slow`.
+"""The architectures for which llama.cpp uses `yarn_beta_fast` and `yarn_beta_slow`.
 
-Elsewhere only the flags --yarn-beta-fast and --yarn-beta-slow change 32 and 1. Source: the common loader
-(`llama_model_base::load_hparams`, which reads type, factor, attn_factor and original_context_length) and each
-architecture's `load_arch_hparams` in llama.cpp's src/models/, at its state of mid-2026.
+For others, only the flags --yarn-beta-fast and --yarn-beta-slow change 32 and 1. Source: the common loader
+(`llama_model_base::load_hparams`, which loads type, factor, attn_factor and original_context_length) and each
+architecture's `load_arch_hparams` in llama.cpp's src/models/, in mid-2026.
 """
 
 
@@ -225,14 +225,14 @@ def rope_parameters(
 ) -> dict[str, Any]:
     """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
 
-    `where` names the file in errors. `arch`: llama.cpp's architecture; outside of `READS_BETAS` YaRN's betas are
-    ignored as llama.cpp ignores them, with a warning. Raises `RopeError` for an unknown kind of scaling or key.
+    `where` names the file in errors. `arch`: llama.cpp's architecture; outside of `READS_BETAS`, YaRN's betas are
+    ignored with a warning, as in llama.cpp. Raises `RopeError` for an unknown kind of scaling or key.
     """
     unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
     kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
     if unknown or kind not in ("none", "linear", "yarn", "longrope"):
         raise RopeError(
-            "load: the GGUF file scales its rope in an unknown way.",
+            "load: the GGUF file has an unknown rope scaling.",
             facts={"file": where, "rope.scaling.type": kind, "unknown keys": unknown},
             cure="Use the model's Hugging Face folder.",
         )
@@ -288,7 +288,7 @@ def rope_parameters(
 def _yarn(
     metadata: Mapping[str, Any], factor: float, length: int, attention: float, arch: str, where: str
 ) -> dict[str, Any]:
-    """Return the block of llama.cpp's YaRN: truncated bounds, and an attn_factor that multiplies 0.1 ln(factor) + 1."""
+    """Return the block of llama.cpp's YaRN: truncated bounds, and 0.1 ln(factor) + 1 times attn_factor."""
     block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
     stated = {key: float(metadata.get(f"rope.scaling.yarn_{key}", usual)) for key, usual in USUAL_BETAS.items()}
     if arch in READS_BETAS:
@@ -321,8 +321,8 @@ def factors_as_rule(
 ) -> dict[str, Any]:
     """Return the block of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
 
-    The file holds only each frequency's divisor, not the rule's four numbers. The function tries the published numbers
-    (1, 4, and 8192 or the stated length), then those that follow from the slope of the ramp.
+    The file contains only each frequency's divisor, not the rule's four numbers. The function tries the published
+    numbers (1, 4, and 8192 or the stated length), then numbers from the slope of the ramp.
 
     >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
     {'rope_type': 'default'}
@@ -346,7 +346,7 @@ def factors_as_rule(
 
 
 def _llama3_candidates(divisors: Sequence[float], ladder: Ladder, stated: int | None) -> list[Llama3]:
-    """Return Llama 3 rules that may have these divisors, the published one first."""
+    """Return candidate Llama 3 rules for these divisors, the published one first."""
     factor = max(divisors)
     if factor <= 1:
         return []
@@ -391,9 +391,9 @@ _MAPPED = ("block_count", "feed_forward_length", "embedding_length", "attention.
 
 
 def foreign_config(path: Path) -> Any:
-    """Return the transformers config of a GGUF file, completed with keys that transformers' reader ignores.
+    """Return the transformers config of a GGUF file, completed with keys ignored by transformers' reader.
 
-    **Raises:** `RopeError` for an architecture that transformers' GGUF reader does not support, a split file, unknown
+    **Raises:** `RopeError` for an architecture not supported by transformers' GGUF reader, a split file, unknown
     metadata, and a rope that the config cannot express.
     """
     file, kit = GGUFFile(path), need("transformers", "transformers")
@@ -411,7 +411,7 @@ def foreign_config(path: Path) -> Any:
         config = kit.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except (ValueError, KeyError, TypeError, OSError, IndexError) as error:
         raise file.error(
-            "transformers' reader refuses the file's metadata.", facts={"error": str(error)[:400]}
+            "transformers' reader rejects the file's metadata.", facts={"error": str(error)[:400]}
         ) from error
     if (config.pad_token_id or 0) >= config.vocab_size:
         config.pad_token_id = None  # the class's default, for a different vocabulary
@@ -421,7 +421,7 @@ def foreign_config(path: Path) -> Any:
 
 
 def _complete(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
-    """Put the keys that transformers ignores into the config; raise `RopeError` for unknown ones."""
+    """Add the keys ignored by transformers to the config; raise `RopeError` for unknown ones."""
     for key, value in own.items():
         names = [name for name in _FURTHER.get(key, ()) if hasattr(config, name)]
         if names:
@@ -431,7 +431,7 @@ def _complete(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
 
 
 def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
-    """Put the file's rope into the config; llama.cpp's files of Gemma 3 scale only layers of full attention."""
+    """Add the file's rope to the config; llama.cpp's files of Gemma 3 scale only layers of full attention."""
     width = own.get("rope.dimension_count")
     local = own.pop("rope.freq_base_swa", None)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and tensors of one memory-mapped file, with every read checked for the file's end."""
+"""The GGUF container: metadata and tensors of one memory-mapped file, with checks for truncated files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class TypedValue:
-    """A metadata value as a file stores it: ggml's number of its type and of an array's element type, and the value."""
+    """A stored metadata value: ggml's number of its type and of an array's element type, and the value."""
 
     kind: int
     element: int | None
@@ -54,7 +54,7 @@ class GGUFFile:
     - `metadata`: every key and value, as Python numbers, strings and lists.
     - `tensors`: name to `GGUFTensor`.
 
-    **Raises:** `RopeError` naming the file if it is not a complete GGUF file.
+    **Raises:** `RopeError` with the file's name if it is not a complete GGUF file.
     **Source:** ggml's docs/gguf.md.
     """
 
@@ -72,7 +72,7 @@ class GGUFFile:
         self._read_header()
 
     def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = _CURE) -> RopeError:
-        """Return a `RopeError` that names this file."""
+        """Return a `RopeError` with this file's name."""
         return RopeError(f"load: {rule}", facts={"file": str(self.path), **(facts or {})}, cure=cure)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -95,7 +95,7 @@ class GGUFFile:
             )
         except NotImplementedError as error:
             raise self.error(
-                "a tensor is stored in a type that cannot be dequantised here.",
+                "a tensor's type cannot be dequantised.",
                 facts={"tensor": name, "type": kind.name},
                 cure="Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or one of the K types.",
             ) from error
@@ -110,7 +110,7 @@ class GGUFFile:
         return flat.reshape(*tensor.shape[:-1], -1)
 
     def forget(self, name: str) -> None:
-        """Release the memory pages that hold only this tensor."""
+        """Release the memory pages that contain only this tensor."""
         tensor = self.tensors[name]
         forget_pages(self._map, tensor.offset, tensor.size)
 
@@ -135,7 +135,7 @@ class GGUFFile:
         return value
 
     def _string(self) -> Any:
-        """Read the next string of the file, as bytes while `typed` reads."""
+        """Read the next string of the file, as bytes inside `typed`."""
         length = self._take("Q")
         if self._at + length > self._end:
             raise self._truncated()
@@ -144,7 +144,7 @@ class GGUFFile:
         return raw.decode("utf-8", errors="replace") if self._decoded else raw
 
     def _value(self, kind: int, depth: int = 0) -> Any:
-        """Read the next metadata value of the file, which is nested in `depth` arrays."""
+        """Read the next metadata value of the file, nested in `depth` arrays."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
@@ -171,7 +171,7 @@ class GGUFFile:
 
     def _truncated(self) -> RopeError:
         return self.error(
-            "the file ends before its contents do: it is truncated or damaged.",
+            "the file ends too early: it is truncated or damaged.",
             facts={"bytes": self._end, "reading at byte": self._at},
             cure="Fetch the file again.",
         )
@@ -181,7 +181,7 @@ class GGUFFile:
             raise self.error(
                 "this is not a GGUF file.",
                 facts={"first bytes": self._map[:4]},
-                cure="For safetensors pass the folder; pickled weights are refused.",
+                cure="Pass a .gguf file, or the folder of safetensors; pickled weights are not supported.",
             )
         self._at = 4
         version = self._take("I")
@@ -213,17 +213,17 @@ class GGUFFile:
     def _place(self, tensor: GGUFTensor) -> None:
         """Record a tensor; raise `RopeError` if it is repeated or ends beyond the file."""
         if tensor.name in self.tensors:
-            raise self.error("a tensor is named twice.", facts={"tensor": tensor.name})
+            raise self.error("two tensors have the same name.", facts={"tensor": tensor.name})
         if tensor.offset + tensor.size > self._end:
             raise self.error(
-                "the file ends before this tensor does: it is truncated.",
+                "the file ends inside this tensor: it is truncated.",
                 facts={"tensor": tensor.name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
                 cure="Fetch the file again.",
             )
         self.tensors[tensor.name] = tensor
 
     def _bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
-        """Return the bytes that a tensor takes in the file."""
+        """Return the size of a tensor in the file, in bytes."""
         if kind in _STORED:
             return prod(shape) * _STORED[kind][1]
         gguf = need("gguf")
@@ -233,6 +233,6 @@ class GGUFFile:
             raise self.error("unknown tensor type.", facts={"tensor": name, "type": kind}) from error
         if not shape or shape[-1] % block:
             raise self.error(
-                "a quantised row must hold whole blocks.", facts={"tensor": name, "shape": shape, "block": block}
+                "a quantised row must contain whole blocks.", facts={"tensor": name, "shape": shape, "block": block}
             )
         return int(prod(shape) // block * size)

@@ -1,9 +1,9 @@
 """A decoder's rope as keys and divisors of a GGUF file.
 
 llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also applies one divisor for each
-pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. YaRN's betas are read for
-none of the written architectures: other ones than 32 and 1 become divisors, or are refused with the server's flags.
-The rope that the keys give back is compared with the original, as in `export`. Source: llama.cpp's
+pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. It ignores YaRN's betas
+in a file for all written architectures: betas other than 32 and 1 become divisors, or raise with the server's flags.
+The rope of the keys is compared with the original, as in `export`. Source: llama.cpp's
 src/llama-context.cpp and src/models/.
 """
 
@@ -23,17 +23,17 @@ from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.rules.yarn import yarn_mscale
 
 WITH_DIVISORS = ("llama",)
-"""The written architectures that apply `rope_freqs` and `rope_factors_*`."""
+"""The written architectures with support for `rope_freqs` and `rope_factors_*`."""
 STILL = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 CLOSE = 1e-6  # relative: a GGUF file's numbers are float32
 _NEGLIGIBLE = 1e-15  # radians per token
 
 
 def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: bool = False) -> GGUFRope:
-    """Return the keys and divisors that express the rope of a `rope_parameters` block.
+    """Return the keys and divisors for the rope of a `rope_parameters` block.
 
     **Arguments:** `arch`: llama.cpp's architecture. `finetuned`: whether the model was trained with its scaling.
-    **Raises:** `RopeError` if llama.cpp cannot express the rope, or `arch` does not apply the keys.
+    **Raises:** `RopeError` if llama.cpp cannot express the rope, or `arch` ignores the keys.
 
     >>> from ropewalk.checkpoints.export import hub_rope
     >>> from ropewalk.methods import METHODS
@@ -48,9 +48,9 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
             raise _ignored_betas(hub, arch, method)
         nearest = "ntk" if hub.parameters["rope_type"] == "dynamic" else "yarn"
         reason = (
-            "its frequencies follow the length, and llama.cpp fixes them when it starts"
+            "its frequencies depend on the length, but llama.cpp fixes them when it starts"
             if nearest == "ntk"
-            else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, and no divisor for each pair"
+            else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
         )
         raise RopeError(
             f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
@@ -69,7 +69,7 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
     lengths = compared_lengths(reach)
     if read is None or not same_rope(read, rope, lengths, relative=CLOSE, absolute=_NEGLIGIBLE):
         raise RopeError(
-            f"extend: `{method}` cannot be written as a GGUF file: its keys would not give these frequencies back.",
+            f"extend: `{method}` cannot be written as a GGUF file: its keys cannot express these frequencies.",
             facts={"rope": rope, "keys": stated},
             cure="Write a folder: --out DIR.",
         )
@@ -120,7 +120,7 @@ def _usual_betas(block: Mapping[str, Any]) -> bool:
 
 
 def _ignored_betas(hub: HubRope, arch: str, method: str) -> RopeError:
-    """Return the error for YaRN's betas that no file of this architecture expresses, with llama-server's flags."""
+    """Return the error for YaRN's betas that this architecture ignores in files, with llama-server's flags."""
     block = hub.parameters
     keys = _yarn(block, hub.rope)
     flags = {"rope-scaling": "yarn", "rope-scale": f"{keys['rope.scaling.factor']!r}"}
@@ -131,8 +131,8 @@ def _ignored_betas(hub: HubRope, arch: str, method: str) -> RopeError:
         flags["override-kv"] = f"{arch}.rope.scaling.attn_factor=float:{attention!r}"
     said = " ".join(f"--{name} {value}" for name, value in flags.items())
     return RopeError(
-        f"extend: `{method}` cannot be written as a GGUF file: llama.cpp's `{arch}` reads neither YaRN's betas nor one "
-        "divisor for each pair from a file.",
+        f"extend: `{method}` cannot be written as a GGUF file: llama.cpp's `{arch}` ignores YaRN's betas and one "
+        "divisor for each pair in a file.",
         facts={"rope": hub.rope, "nearest that can be": "YaRN with betas 32 and 1"},
         cure=f"Start llama-server with a .gguf file of these weights and {said}; or write a folder: --out DIR.",
     )

@@ -40,7 +40,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
     tokens = metadata.get("tokenizer.ggml.tokens")
     if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
         raise RopeError(
-            "TextTokenizer: the GGUF file has no tokenizer of a known kind.",
+            "TextTokenizer: the GGUF file has no supported tokenizer.",
             facts={"file": source, "tokenizer.ggml.model": kind, "known": ("gpt2", "llama")},
             cure="Pass your own tokenizer, or use the model's Hugging Face folder.",
         )
@@ -85,7 +85,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in CUTS:
         raise RopeError(
-            "TextTokenizer: the GGUF file splits text in an unknown way.",
+            "TextTokenizer: the GGUF file's pre-tokenizer is unknown.",
             facts={"file": source, "tokenizer.ggml.pre": pre, "known": sorted(CUTS)},
             cure="Use the model's Hugging Face folder with its tokenizer.json.",
         )
@@ -114,7 +114,7 @@ def _stated_merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int], s
         left, _, right = merge.partition(" ")
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
             raise RopeError(
-                "TextTokenizer: a merge of the GGUF file names tokens that its vocabulary does not hold.",
+                "TextTokenizer: a merge of the GGUF file contains tokens outside its vocabulary.",
                 facts={"file": source, "merge": merge},
                 cure="Fetch or convert the file again.",
             )
@@ -123,7 +123,7 @@ def _stated_merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int], s
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
-    """Build SentencePiece's BPE with byte fallback: merges follow from the scores, the best first."""
+    """Build SentencePiece's BPE with byte fallback: with merges from the scores, best first."""
     kit = need("tokenizers")
     scores = metadata.get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
@@ -151,7 +151,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
 
 
 def implied_merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Return the merges that a scored vocabulary implies: every split of a token into two tokens, best score first."""
+    """Return the merges implied by a scored vocabulary: every split of a token into two tokens, best score first."""
     usable = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
     best = sorted(range(len(tokens)), key=lambda number: -scores[number])
     pairs = (
@@ -169,7 +169,7 @@ def _add_special(tokenizer: Any, tokens: list[str], types: list[int]) -> None:
 
 
 def _surround(tokenizer: Any, begin: int | None, end: int | None) -> None:
-    """Make `encode(..., add_special=True)` put these tokens around a text."""
+    """Make `encode(..., add_special=True)` add these tokens around a text."""
     names: dict[int | None, str] = {
         number: tokenizer.id_to_token(number) for number in (begin, end) if number is not None
     }
@@ -186,7 +186,7 @@ def _surround(tokenizer: Any, begin: int | None, end: int | None) -> None:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _IS_BYTE = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
 _NAMES = ("smollm", "llama-bpe", "qwen2", "gpt-2", "tekken", "default")  # one for each way to split, likeliest first
-_LLAMA_CPP = "Convert it with llama.cpp's convert_hf_to_gguf.py, then pass that .gguf file: its tokenizer is kept."
+_LLAMA_CPP = "Convert it with llama.cpp's convert_hf_to_gguf.py, then pass the .gguf file: its tokenizer is kept."
 _ODD = (
     "It's 12345.678 o'clock, WE'LL see they'd've: a_b  c\t\td\n\n\n e\r\n  f   \n g!? (x==y) && 0x1F->z... "
     "\u201cno\u201d \u2013 it\u2019s été À-Ünï naïve CamelCaseWord iPhone15 ÅNGSTRÖM don'T 3.14159 ١٢٣ ½ ⅷ "
@@ -205,7 +205,7 @@ def vocabulary_metadata(tokenizer: Tokenizer, size: int) -> dict[str, Value]:
     """Return the keys `tokenizer.ggml.*` of a tokenizer, for a model with `size` rows in its embedding.
 
     It supports byte-level BPE, and SentencePiece's BPE with byte fallback, with scores from the order of the merges.
-    Raises `RopeError` for other kinds, and for one that splits text in an unknown way.
+    Raises `RopeError` for other kinds, and for an unknown pre-tokenizer.
     """
     if not isinstance(tokenizer, TextTokenizer):
         raise _error("is of an unknown kind", {"tokenizer": type(tokenizer).__name__})
@@ -217,9 +217,9 @@ def vocabulary_metadata(tokenizer: Tokenizer, size: int) -> dict[str, Value]:
         raise _error("is neither byte-level BPE nor SentencePiece's", {"model": model["type"], "steps": steps})
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     if not merges:
-        raise _error("has no merges, and llama.cpp loads no BPE without", {"tokens": tokenizer.vocab_size})
+        raise _error("has no merges, which llama.cpp requires for BPE", {"tokens": tokenizer.vocab_size})
     if any(merge.count(" ") != 1 for merge in merges):
-        raise _error("has a merge with a blank in it", {"merges": [m for m in merges if m.count(" ") != 1][:3]})
+        raise _error("has a merge that contains a space", {"merges": [m for m in merges if m.count(" ") != 1][:3]})
     tokens, types = _tokens(tokenizer, content["added_tokens"], size)
     metadata: dict[str, Value] = {
         "tokenizer.ggml.tokens": tokens,
@@ -263,7 +263,7 @@ def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[floa
         if any(token[:cut] in usable and token[cut:] in usable for cut in range(1, len(token)))
     ]
     if more:
-        raise _error("has tokens that its merges never make, but llama.cpp would", {"tokens": sorted(more)[:8]})
+        raise _error("has tokens that its merges never produce, but llama.cpp would", {"tokens": sorted(more)[:8]})
     return [ranks.get(token, 0.0) for token in tokens]
 
 
@@ -271,7 +271,7 @@ def _tokens(tokenizer: TextTokenizer, added: list[Mapping[str, Any]], size: int)
     """Return every id's token and its type; ids that only the embedding has are unused."""
     names = {number: token for token, number in tokenizer.tokenizer.get_vocab(with_added_tokens=True).items()}
     if max(names, default=-1) >= size:
-        raise _error("has ids that the embedding has no rows for", {"vocab_size": size, "largest id": max(names)})
+        raise _error("has ids beyond the rows of the embedding", {"vocab_size": size, "largest id": max(names)})
     kinds = {entry["id"]: _CONTROL if entry["special"] else _USER_DEFINED for entry in added}
     tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
     types = [kinds.get(number, _NORMAL) if number in names else _UNUSED for number in range(size)]
@@ -279,15 +279,15 @@ def _tokens(tokenizer: TextTokenizer, added: list[Mapping[str, Any]], size: int)
 
 
 def _reading(tokenizer: TextTokenizer, metadata: dict[str, Value], choices: list[dict[str, Value]]) -> dict[str, Value]:
-    """Return the metadata with the first of these choices that gives this tokenizer's ids."""
+    """Return the metadata with the first of these choices that reproduces this tokenizer's ids."""
     texts = (_ODD, _PROSE)
     wanted = [tokenizer.encode(text, add_special=True) for text in texts]
     for choice in choices:
         read = tokenizer_from_metadata({**metadata, **choice}, "the file to be written")
         if [read.encode(text, add_special=True) for text in texts] == wanted:
             return {**metadata, **choice}
-    raise _error("splits text in an unknown way", {"known": sorted(CUTS)})
+    raise _error("has an unknown pre-tokenizer", {"known": sorted(CUTS)})
 
 
 def _error(reason: str, facts: dict[str, Any]) -> RopeError:
-    return RopeError(f"extend: the tokenizer {reason}, so no GGUF file can hold it.", facts=facts, cure=_LLAMA_CPP)
+    return RopeError(f"extend: the tokenizer {reason}, so a GGUF file cannot contain it.", facts=facts, cure=_LLAMA_CPP)

@@ -35,7 +35,7 @@ _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "ministral": "llama"} | 
     name: name for name in PERMUTED if name != "llama"
 }
 WRITTEN = tuple(sorted(set(_ARCHITECTURES.values())))
-"""The architectures of llama.cpp that files are written for."""
+"""The supported architectures of llama.cpp."""
 _NOPE_STEP = 4  # every fourth layer of SmolLM3 has no rotation; llama.cpp's smollm3 has no key for it
 _CHUNK = 1 << 24  # numbers in one conversion: 64 MiB of float32
 _OURS = {ours: name for name, ours in (OUTER | INNER).items()}
@@ -43,7 +43,7 @@ _OURS = {ours: name for name, ours in (OUTER | INNER).items()}
 
 @dataclass(frozen=True)
 class GGUFRope:
-    """A rope as a GGUF file expresses it.
+    """A rope in the form of a GGUF file.
 
     - `keys`: metadata without the architecture's prefix: str, bool, int and float values.
     - `divisors`: of each pair's frequency, by the name of the tensor without ".weight".
@@ -55,7 +55,7 @@ class GGUFRope:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor to be written: its name, shape and type, the source of its bytes, and a function to call after it."""
+    """One tensor to write: its name, shape and type, the source of its bytes, and a function to call afterwards."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class _Entry:
 
 
 def architecture_of(config: DecoderConfig) -> str:
-    """Return llama.cpp's architecture that computes a decoder; raise `RopeError` if there is none.
+    """Return llama.cpp's architecture of a decoder; raise `RopeError` if there is none.
 
     >>> from ropewalk.checkpoints.load import read_config
     >>> architecture_of(read_config("tiny"))
@@ -74,21 +74,21 @@ def architecture_of(config: DecoderConfig) -> str:
     family = config_to_hf(half_split(config))["model_type"]
     if family not in _ARCHITECTURES:
         raise RopeError(
-            "extend: this model cannot be written as a GGUF file: no supported architecture computes it.",
+            "extend: this model cannot be written as a GGUF file: no supported architecture can express it.",
             facts={"model_type": family, "known": sorted(_ARCHITECTURES)},
             cure="Write a folder: --out DIR.",
         )
     arch = _ARCHITECTURES[family]
     if any(window is not None for window in config.sliding_windows):
         raise RopeError(
-            f"extend: llama.cpp's `{arch}` has no sliding window, so it would compute something else.",
+            f"extend: llama.cpp's `{arch}` has no sliding window, so its results would differ.",
             facts={"sliding_window": next(window for window in config.sliding_windows if window is not None)},
             cure="Write a folder: --out DIR.",
         )
     rotates = [rope is not None for rope in config.ropes]
     if rotates != [arch != "smollm3" or (layer + 1) % _NOPE_STEP != 0 for layer in range(len(rotates))]:
         raise RopeError(
-            f"extend: llama.cpp's `{arch}` rotates other layers than this model.",
+            f"extend: llama.cpp's `{arch}` rotates different layers from this model.",
             facts={"layers without rotation": [layer for layer, rotated in enumerate(rotates) if not rotated]},
             cure="Write a folder: --out DIR.",
         )
@@ -98,7 +98,7 @@ def architecture_of(config: DecoderConfig) -> str:
 def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Progress | None = None) -> None:
     """Copy a GGUF file with a new rope, all other keys and weights byte for byte.
 
-    `rope` None keeps the file's own. The write is atomic; memory is that of one tensor.
+    `rope` None keeps the file's own. The write is atomic; it needs memory for one tensor.
     """
     arch = source.metadata["general.architecture"]
     writer = _writer(arch, int(source.metadata.get("general.alignment", 32)))
@@ -127,9 +127,9 @@ def write_gguf(
 ) -> None:
     """Write a decoder as a GGUF file with a rope: matrices in `quantization`, vectors in float32, and its tokenizer.
 
-    A row that does not divide into blocks is stored in float16.
+    Rows that cannot be divided into blocks are stored in float16.
 
-    **Raises:** `RopeError` if llama.cpp does not compute this model or support its tokenizer, or float16 cannot hold a
+    **Raises:** `RopeError` if llama.cpp does not support this model or its tokenizer, or if float16 cannot represent a
     weight.
     """
     arch = architecture_of(model.config)
@@ -170,7 +170,7 @@ def gguf_name(name: str) -> str:
 
 
 class _Converted:
-    """A tensor that is converted and quantised while it is written, some rows at a time.
+    """A tensor to convert and quantise while writing, some rows at a time.
 
     - `head_dim`: re-orders the features of heads of this size from half-split to interleaved; None keeps the order.
     """
@@ -207,7 +207,7 @@ class _Converted:
 
 
 def _entry(name: str, tensor: Tensor, quantization: Quantization, head_dim: int | None) -> _Entry:
-    """Return a weight's entry: vectors in float32, rows that do not divide into blocks in float16."""
+    """Return a weight's entry: vectors in float32, rows that cannot be divided into blocks in float16."""
     kinds = need("gguf").GGMLQuantizationType
     kind = {"f32": kinds.F32, "f16": kinds.F16, "q8_0": kinds.Q8_0}[quantization]
     if tensor.ndim < 2:

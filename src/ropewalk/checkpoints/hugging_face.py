@@ -1,4 +1,4 @@
-"""Decoders in Hugging Face folders: their safetensors files, read and written."""
+"""Decoders in Hugging Face folders: read and write their safetensors files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None) -> N
 
 
 def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the special ids for config.json, also as null: transformers would use those of the family's tokenizer."""
+    """Return the special ids for config.json, with null for none: transformers would use its family's defaults."""
     ends = list(tokenizer.eos_ids) if tokenizer is not None else []
     return {
         "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
@@ -64,7 +64,7 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Write a tokenizer, if there is one, and the ids that begin and end a text to generation_config.json."""
+    """Write a tokenizer, if there is one, and its bos and eos ids to generation_config.json."""
     if tokenizer is not None:
         tokenizer.save(folder)
         ids = special_ids(tokenizer)
@@ -85,7 +85,7 @@ def stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
         for name in sorted(names if names is not None else file.keys()):
             if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 raise RopeError(
-                    "load: the index names a tensor that its file does not hold.",
+                    "load: the index names a tensor that is missing from its file.",
                     facts={"file": str(path), "tensor": name},
                     cure="Fetch the file again.",
                 )
@@ -123,9 +123,9 @@ def _without_tied_head(folder: Path, stored: dict[str, Stored]) -> dict[str, Sto
         return stored
     if head.shape != embedding.shape or not torch.equal(head.read(None), embedding.read(None)):
         raise RopeError(
-            "load: the config ties the head to the embedding, but the checkpoint holds a separate head.",
+            "load: the config ties the head to the embedding, but the checkpoint contains a separate head.",
             facts={"folder": str(folder), "tensor": head.name},
-            cure="Set tie_word_embeddings to false in config.json if the head is meant.",
+            cure="Set tie_word_embeddings to false in config.json to use that head.",
         )
     return {name: tensor for name, tensor in stored.items() if name != "lm_head.weight"}
 
@@ -148,7 +148,7 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
         path = folder / shard
         if Path(shard).name != shard or not path.is_file():
             raise RopeError(
-                "load: a shard that the index names is not in the folder.",
+                "load: a shard in the index is missing from the folder.",
                 facts={"folder": str(folder), "shard": shard},
                 cure="Fetch the missing file.",
             )
@@ -157,7 +157,7 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
 
 
 def open_safetensors(path: Path, open_files: ExitStack) -> Any:
-    """Open a safetensors file; raise `RopeError` that names it if it is damaged."""
+    """Open a safetensors file; raise `RopeError` with its name if it is damaged."""
     safetensors = need("safetensors")
     try:
         return open_files.enter_context(safetensors.safe_open(path, framework="pt"))

@@ -16,10 +16,10 @@ from ropewalk.errors import RopeError
 def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
     """Return LeRoPE's `alpha`, the learned logarithm of each frequency's factor, from a checkpoint's weights.
 
-    **Arguments:** `folder`: with safetensors files, one of which has the tensor `rotary_emb.alpha` (transformers) or
-    `lerope.alpha` (Mistral's own format). Other tensors are not read.
+    **Arguments:** `folder`: with safetensors files, one with the tensor `rotary_emb.alpha` (transformers) or
+    `lerope.alpha` (Mistral's own format). Other tensors are not loaded.
 
-    **Returns:** one number for each pair; `RopeConfig.from_hf(folder, alpha=...)` takes them.
+    **Returns:** one number for each pair, for `RopeConfig.from_hf(folder, alpha=...)`.
     **Raises:** `RopeError` if there is no such tensor, or more than one.
 
     >>> import tempfile, torch
@@ -34,9 +34,9 @@ def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
 
 
 def read_coefficients(folder: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
-    """Return FoPE's `cos_coef` and `sin_coef` from a checkpoint's weights, in the dtype in which they are stored.
+    """Return FoPE's `cos_coef` and `sin_coef` from a checkpoint's weights, in their stored dtype.
 
-    **Arguments:** `folder`: with safetensors files. Other tensors are not read.
+    **Arguments:** `folder`: with safetensors files. Other tensors are not loaded.
 
     **Returns:** two tensors `[key heads, kept pairs, kept pairs]` or `[kept pairs, kept pairs]`, for
     `FourierEmbedding`.
@@ -54,7 +54,7 @@ def read_coefficients(folder: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
 
 
 def _read(folder: Path, *endings: str) -> Tensor:
-    """Return the only tensor of the folder's safetensors files whose name has one of these endings."""
+    """Return the only tensor of the folder's safetensors files with one of these endings in its name."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise no_safetensors(folder)
@@ -63,7 +63,7 @@ def _read(folder: Path, *endings: str) -> Tensor:
         places = [(file, name) for file in opened for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
         if len(places) != 1:
             raise RopeError(
-                "read: a checkpoint with a learned rotation has exactly one such tensor.",
+                "read: a checkpoint with a learned rotation must have exactly one such tensor.",
                 facts={"folder": str(folder), "endings": endings, "found": [name for _, name in places]},
                 cure="Fetch every weight file of one checkpoint into one folder.",
             )

@@ -34,14 +34,14 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
       replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both. GGUF files, which are
       dequantised, give float32.
 
-    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights are half-split
-    as in Hugging Face's files; the permuted q and k of a GGUF file are put back. Weights are memory-mapped. A tensor
-    that needs no conversion is never copied; others are converted one by one, so that memory peaks at little more than
-    one copy. Do not overwrite a file in place while it is mapped; `save` never does. Nothing is unpickled, and code
-    that a checkpoint brings (`auto_map`) is never run: the model computes what its family does.
+    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and folders written by `save`. Weights are
+    half-split as in Hugging Face's files; the permutation of q and k in a GGUF file is undone. Weights are
+    memory-mapped. A tensor that needs no conversion is never copied. Others are converted one by one, so the peak
+    memory is little more than one copy. Do not overwrite a file in place while it is mapped; `save` never does. Nothing
+    is unpickled, and code of a checkpoint (`auto_map`) is never run: the model is that of its family.
 
-    **Raises:** `RopeError` that names the file or tensor if it is missing, truncated, unexpected or of a wrong shape,
-    or if the architecture is unknown.
+    **Raises:** `RopeError`, with the name of the file or tensor, if it is missing, truncated, unexpected or of a wrong
+    shape, or if the architecture is unknown.
 
     >>> load("no/such/folder")
     Traceback (most recent call last):
@@ -66,9 +66,9 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
     content = read_json(path / "config.json")
     if is_classifier(content):
         raise RopeError(
-            "load: this folder holds a text classifier, but a language model is needed.",
+            "load: this folder contains a text classifier, but a language model is needed.",
             facts={"source": str(source)},
-            cure="rw.load reads both; `ropewalk classify predict` labels texts with it.",
+            cure="Use rw.load, which loads both, or `ropewalk classify predict` to label texts.",
         )
     return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
 
@@ -96,7 +96,7 @@ def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None
         raise RopeError(
             "load: there is no such folder.",
             facts={"folder": str(path)},
-            cure="Pass the --out of `ropewalk classify train`.",
+            cure="Pass the --out folder of `ropewalk classify train`.",
         )
     return read_classifier(path, fast_dtype_or_warn(path, "load") if dtype is None else dtype)
 
@@ -110,12 +110,12 @@ def save(
     """Write a model as a folder for `load`, atomically. transformers also loads a decoder's folder.
 
     **Arguments:**
-    - `folder`: made, or replaced in one step if it holds only a checkpoint.
+    - `folder`: created, or replaced in one step if it contains only a checkpoint.
     - `tokenizer`: saved in the same folder; defaults to `model.tokenizer`.
 
     A decoder's interleaved heads are written half-split, as in Hugging Face's families: the same function with its
     rows in a different order. A decoder that no family can express (LayerNorm, ReLU, two thetas, partial rotary, a
-    rope that has no Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` reads and
+    rope without a Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` supports and
     transformers does not. Weights keep their dtype.
 
     **Raises:** `RopeError` if the folder contains other files.
@@ -139,14 +139,14 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
         raise RopeError(
             "load: `dtype` must be a floating dtype of torch, or None.",
             facts={"dtype": dtype},
-            cure="For example torch.bfloat16; None keeps what is stored.",
+            cure="Pass for example torch.bfloat16, or None to keep the stored dtype.",
         )
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
     """Return the `DecoderConfig` of a checkpoint without its weights: a folder, config.json, .gguf, "tiny", or dict.
 
-    **Raises:** `RopeError` for a config that is missing, damaged or of an unknown architecture.
+    **Raises:** `RopeError` for a missing or damaged config, or an unknown architecture.
 
     >>> read_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
     ...              "num_hidden_layers": 2, "num_attention_heads": 2}).ropes[0].theta
@@ -164,7 +164,7 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderCo
 
 
 def write_config(config: DecoderConfig) -> dict[str, Any]:
-    """Return an equivalent config.json: of the first Hugging Face family that can express it, else of "ropewalk".
+    """Return an equivalent config.json: for the first Hugging Face family that can express it, else for "ropewalk".
 
     Families are half-split, so an interleaved config becomes `model_type` "ropewalk"; `save` re-orders the weights.
 

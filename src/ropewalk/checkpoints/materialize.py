@@ -1,4 +1,4 @@
-"""Modules built around tensors that are still on disk, checked by name and shape, without copies."""
+"""Build modules around tensors on disk, checked by name and shape, without copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ropewalk.models.decoder import Decoder
 
 
 def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:
-    """Release the pages of a mapping that hold only these bytes, which must be unmodified."""
+    """Release the pages of a mapping that contain only these bytes, which must be unmodified."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     page = mmap.PAGESIZE
@@ -32,9 +32,9 @@ def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:
 
 
 class Widened:
-    """A validated safetensors file in a mapping that releases the pages of converted tensors.
+    """A validated, mapped safetensors file that releases the pages of converted tensors.
 
-    In safetensors' own mapping they would stay: a second, narrower copy of the whole model.
+    In safetensors' own mapping these pages would stay in memory as a second copy of the model.
     Source: the format in safetensors' README (8 bytes of length, a JSON header, then the data).
     """
 
@@ -47,7 +47,7 @@ class Widened:
         self._begins = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
     def read(self, name: str, shape: tuple[int, ...], stored: torch.dtype, dtype: torch.dtype) -> Tensor:
-        """Return one tensor, converted from dtype `stored` to `dtype`, which differs."""
+        """Return one tensor, converted from dtype `stored` to a different `dtype`."""
         count, begin = prod(shape), self._begins[name]
         if count == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
@@ -58,13 +58,13 @@ class Widened:
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-_CURE = "Config and weights are of different models, or the file is damaged."
+_CURE = "Use config and weights of one model, and fetch the file again if it is damaged."
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a checkpoint, not yet read: its name in the file, shape and dtype, and the function to read it."""
+    """One tensor of a checkpoint, not yet loaded: its name in the file, shape and dtype, and a function to load it."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Stored:
 def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> Decoder:
     """Return a Decoder with the stored tensors as its parameters: built without memory, filled without copies.
 
-    `stored` is keyed by the Decoder's own names. Every name and shape is checked before anything is read.
+    `stored` is keyed by the Decoder's own names. Every name and shape is checked before anything is loaded.
     """
     if config.num_hidden_layers > len(stored):  # before a damaged number of layers is built
         raise RopeError(
@@ -96,7 +96,7 @@ def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torc
 
 
 def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> ModuleT:
-    """Return the module that `build` makes, in eval mode, with the stored tensors, all checked before any is read."""
+    """Return the module from `build`, in eval mode, with the stored tensors, all checked before any is loaded."""
     model = without_values(build)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names(wanted, stored, where)
@@ -116,7 +116,7 @@ def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torc
 
 
 def without_values(build: Callable[[], ModuleT]) -> ModuleT:
-    """Return the module that `build` makes on the meta device: shapes without values.
+    """Return the module from `build` on the meta device: shapes without values.
 
     >>> from ropewalk.checkpoints.load import read_config
     >>> without_values(lambda: Decoder(read_config("tiny"))).embed_tokens.weight.device.type
@@ -142,7 +142,7 @@ def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where:
     for rule, names in (
         ("load: tensors are missing from the checkpoint.", [name for name in wanted if name not in stored]),
         (
-            "load: the checkpoint holds tensors that the model has no place for.",
+            "load: the checkpoint contains tensors that the model does not have.",
             [tensor.name for name, tensor in stored.items() if name not in wanted],
         ),
     ):
@@ -152,12 +152,12 @@ def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where:
 
 
 def _check_shapes(wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored], where: str) -> None:
-    """Raise `RopeError` for the first stored tensor that does not have the wanted shape."""
+    """Raise `RopeError` for the first stored tensor with an unexpected shape."""
     for name, shape in wanted.items():
         tensor = stored[name]
         if tensor.shape != shape:
             raise RopeError(
-                "load: a tensor has another shape than the config requires.",
+                "load: the shape of a tensor differs from the config.",
                 facts={"checkpoint": where, "tensor": tensor.name, "shape": tensor.shape, "expected": shape},
                 cure=_CURE,
             )

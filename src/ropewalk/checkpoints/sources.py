@@ -18,7 +18,7 @@ _NEVER = ["*/*", "consolidated*"]  # folders hold other formats; Mistral's conso
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether this is OWNER/NAME or OWNER/NAME@REVISION of the hub, and not a path.
+    """Return whether this is OWNER/NAME or OWNER/NAME@REVISION of the hub, not a path.
 
     >>> is_hub_name("google/gemma-3-1b-it@main"), is_hub_name("./model"), is_hub_name("models/config.json")
     (True, False, False)
@@ -30,7 +30,7 @@ def is_hub_name(source: str) -> bool:
 
 
 def fetch(source: str, *, weights: bool = True) -> Path:
-    """Return the folder of a model of the hub, downloaded into the client's cache if it is not there.
+    """Return the folder of a model of the hub, downloaded into the client's cache if necessary.
 
     **Arguments:**
     - `source`: OWNER/NAME, or OWNER/NAME@REVISION. `weights`: False fetches only config and tokenizer.
@@ -50,13 +50,13 @@ def fetch(source: str, *, weights: bool = True) -> Path:
         )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise RopeError(
-            "load: no such file or folder, and no such model on the hub, or access to it is missing.",
+            "load: no such file or folder, and no such model on the hub, or no access to it.",
             facts={**facts, "error": _first_line(error)},
             cure="Check the name; for a gated model accept its licence and run `hf auth login`.",
         ) from error
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError, ValueError) as error:
         offline = bool(need("huggingface_hub.constants").HF_HUB_OFFLINE)
-        reason = "HF_HUB_OFFLINE is set, and the cache does not hold it" if offline else "the hub cannot be reached"
+        reason = "HF_HUB_OFFLINE is set, and the model is not in the cache" if offline else "the hub cannot be reached"
         raise RopeError(
             f"load: no such file or folder, and this model cannot be fetched: {reason}.",
             facts={**facts, "cache": need("huggingface_hub.constants").HF_HUB_CACHE, "error": _first_line(error)},
@@ -66,9 +66,9 @@ def fetch(source: str, *, weights: bool = True) -> Path:
     lacking += [] if not weights or any(folder.glob("*.safetensors")) else ["*.safetensors"]
     if lacking:
         raise RopeError(
-            "load: this model of the hub cannot be loaded: files are missing there, or in the cache.",
+            "load: this model of the hub cannot be loaded: files are missing on the hub or in the cache.",
             facts={**facts, "missing": lacking, "folder": os.fspath(folder)},
-            cure="Pickled weights are refused. Of a GGUF file pass the path: hf download ... --local-dir DIR.",
+            cure="Choose a model with safetensors. Of a GGUF file pass the path: hf download ... --local-dir DIR.",
         )
     return folder
 
@@ -86,11 +86,11 @@ _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
     """Return the path of a checkpoint: an existing path, the folder of a built-in model, or a model of the hub.
 
-    A name OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub is downloaded into its client's cache; `weights`
-    False leaves the weights out.
+    A model of the Hugging Face hub (OWNER/NAME or OWNER/NAME@REVISION) is downloaded into its client's cache. If
+    `weights` is False, the weights are skipped.
 
-    **Raises:** `RopeError` for a missing source, with similar names, and for files that `load` refuses: pickles, a
-    .safetensors file without its folder, an adapter, and files that are no checkpoint.
+    **Raises:** `RopeError` for a missing source, with similar names, and for unsupported files: pickles, a .safetensors
+    file without its folder, an adapter, and files that are not checkpoints.
     """
     try:
         path = as_path(source, "load")
@@ -102,7 +102,7 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
         raise RopeError(
             "load: the source cannot be looked up.",
             facts={"source": str(source), "error": error.strerror},
-            cure="Pass the path of a checkpoint that can be read.",
+            cure="Pass the path of a readable checkpoint.",
         ) from error
     if isinstance(source, str) and source.isidentifier():
         builtin = files("ropewalk.builtin") / source
@@ -119,7 +119,7 @@ def refuse_bare_weights(path: Path) -> None:
         return
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
         raise RopeError(
-            "load: a safetensors file holds only weights; the model is its folder, with config.json.",
+            "load: a safetensors file contains only weights, without config.json.",
             facts={"file": str(path)},
             cure=f"Pass the folder: {path.parent}",
         )
@@ -127,18 +127,18 @@ def refuse_bare_weights(path: Path) -> None:
         start = file.read(4)
     if start.startswith(_PICKLE_STARTS) or (path.suffix in _PICKLES and start != b"GGUF"):
         raise RopeError(
-            "load: this is a file of pickled weights, and pickles are refused: loading one can run any code.",
+            "load: this is a file of pickled weights. Pickles are not supported, because loading one can run any code.",
             facts={"file": str(path)},
             cure="If you trust it, convert it to safetensors. With its config.json in the same folder:\n"
             f"  {_CONVERT}\n"
             "A state dict without a config:\n"
             '  safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")\n'
-            "and pass the folder that holds model.safetensors and config.json.",
+            "and pass the folder of model.safetensors and config.json.",
         )
 
 
 def no_safetensors(folder: Path) -> RopeError:
-    """Return the error for a folder without safetensors; pickled weights are refused, because they can run code."""
+    """Return the error for a folder without safetensors; pickles are not supported, because they can run code."""
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if not pickles:
         return RopeError(
@@ -147,19 +147,19 @@ def no_safetensors(folder: Path) -> RopeError:
             cure="Fetch model.safetensors into the folder of config.json.",
         )
     return RopeError(
-        "load: the folder has no safetensors weights, and pickles are refused: loading one can run any code.",
+        "load: the folder has no safetensors weights, only pickles, which can run any code.",
         facts={"folder": str(folder), "pickles": pickles},
         cure=f"If you trust them, convert them: {_CONVERT}.",
     )
 
 
 def _refuse_other_things(path: Path) -> None:
-    """Raise `RopeError` for the folder of an adapter, and for a file that is empty or a text."""
+    """Raise `RopeError` for the folder of an adapter, and for an empty file or a text file."""
     adapter = path / "adapter_config.json"
     if adapter.is_file() and not (path / "config.json").exists():
         base = read_json(adapter).get("base_model_name_or_path")
         raise RopeError(
-            "load: this folder holds a peft adapter, not a whole model.",
+            "load: this folder contains a peft adapter, not a whole model.",
             facts={"folder": str(path), "its base model": base},
             cure="Merge it into its base model and pass the new folder:\n"
             "  peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)\n"
@@ -170,9 +170,7 @@ def _refuse_other_things(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(4096)
     if not start:
-        raise RopeError(
-            "load: the file is empty.", facts={"file": str(path)}, cure="Pass a checkpoint; fetch this one again."
-        )
+        raise RopeError("load: the file is empty.", facts={"file": str(path)}, cure="Fetch the checkpoint again.")
     if path.suffix in (".json", ".gguf") or start.startswith(b"GGUF") or start.lstrip().startswith(b"{"):
         return
     try:
@@ -181,9 +179,9 @@ def _refuse_other_things(path: Path) -> None:
         is_text = b"\0" not in start and error.start > len(start) - 4  # the end of the sample splits a character
     if is_text:
         raise RopeError(
-            "load: this file is a text, not a checkpoint.",
+            "load: this is a text file, not a checkpoint.",
             facts={"file": str(path)},
-            cure="Pass a checkpoint as MODEL. A text belongs to --text.",
+            cure="Pass a checkpoint as MODEL, and a text with --text.",
         )
     raise RopeError(
         "load: this file is not a checkpoint.",
@@ -203,18 +201,18 @@ def display_name(source: str | os.PathLike[str], path: Path) -> str:
 
 
 def as_path(source: object, where: str) -> Path:
-    """Return `source` as a path; raise `RopeError` if it is empty, which would be the current folder."""
+    """Return `source` as a path; raise `RopeError` for an empty string, which would be the current folder."""
     if not isinstance(source, str | os.PathLike) or not str(source):
         raise RopeError(
-            f"{where}: a path is a string or a pathlib.Path, and not empty.",
+            f"{where}: a path must be a non-empty string or a pathlib.Path.",
             facts={"path": source},
-            cure='The current folder is ".".',
+            cure='Pass "." for the current folder.',
         )
     return Path(source)
 
 
 def similar_names(path: Path) -> list[str]:
-    """Return the names in the folder of `path` that are nearest to its own; none if the folder cannot be read."""
+    """Return the nearest names in the folder of `path`; none if the folder cannot be read."""
     try:
         there = [entry.name for entry in path.parent.iterdir()]
     except OSError:
@@ -223,7 +221,7 @@ def similar_names(path: Path) -> list[str]:
 
 
 def _missing(source: str, path: Path) -> RopeError:
-    """Return the error for a source that is not there: a mistyped path, or a short name."""
+    """Return the error for a missing source: a mistyped path, or a short name."""
     facts: dict[str, object] = {"source": source}
     near, rule = similar_names(path), "load: no such file or folder."
     if len(path.parts) > 1 or path.suffix in _SUFFIXES:
@@ -231,7 +229,7 @@ def _missing(source: str, path: Path) -> RopeError:
             folder = next(parent for parent in (*path.parent.parents, Path()) if parent.is_dir())
             facts["the folder that exists"] = str(folder.absolute())
     else:
-        rule = "load: no such file or folder, and no built-in model of that name."
+        rule = "load: no such file or folder, and no built-in model of this name."
         builtin = [entry.name for entry in files("ropewalk.builtin").iterdir() if (entry / "config.json").is_file()]
         near += difflib.get_close_matches(source, builtin, n=1)
     if near:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a typed wrapper of a `tokenizers.Tokenizer` and its special tokens."""
+"""Encode and decode text: a typed wrapper of a `tokenizers.Tokenizer` and its special tokens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class TextTokenizer:
-    """A `tokenizers.Tokenizer` and the ids that begin and end a text.
+    """A `tokenizers.Tokenizer` with its bos and eos ids.
 
     - `tokenizer`: the `tokenizers.Tokenizer`.
-    - `bos_id`: the id that begins a text, or None.
-    - `eos_ids`: the ids after which generation stops; the first is written between documents.
+    - `bos_id`: the id at the beginning of a text, or None.
+    - `eos_ids`: the ids that stop generation; the first is written between documents.
     - `chat_template`: the checkpoint's Jinja template, kept and saved but never run.
 
     >>> tokenizer = TextTokenizer.bytes()
@@ -50,7 +50,7 @@ class TextTokenizer:
                 raise RopeError(
                     f"TextTokenizer: `{name}` is not in the vocabulary.",
                     facts={name: token, "vocab_size": self.vocab_size},
-                    cure="Pass ids of tokens that the tokenizer holds.",
+                    cure="Pass ids of the tokenizer's tokens.",
                 )
 
     @property
@@ -59,25 +59,25 @@ class TextTokenizer:
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
-        """Return the ids of `text`; with `add_special` also the tokens that the checkpoint puts around every text."""
+        """Return the ids of `text`; with `add_special`, also the checkpoint's tokens around every text."""
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=add_special).ids)
         except TypeError as error:  # `tokenizers` raises it for lone surrogates, and for anything but text
             raise RopeError(
-                "TextTokenizer: only text that UTF-8 can encode has tokens.",
+                "TextTokenizer: the text cannot be encoded as UTF-8.",
                 facts={"text": text},
                 cure="Decode bytes with errors='replace' first.",
             ) from error
 
     @property
     def prefix_ids(self) -> list[int]:
-        """Return the ids that the checkpoint puts before every text: often only `bos_id`, or none."""
+        """Return the checkpoint's prefix ids of every text: often only `bos_id`, or none."""
         plain, ids = self.encode("a"), self.encode("a", add_special=True)
         before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
         return ids[:before]
 
     def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """Return the ids of a text that a model continues, with the tokens before it and none after it.
+        """Return the ids of a text to continue, with prefix tokens and no end token.
 
         - `bos`: True begins with `bos_id`, if there is one; False with nothing; None with `prefix_ids`. A text that
           already begins with these tokens gets no second set.
@@ -94,7 +94,7 @@ class TextTokenizer:
         return ids if ids[: len(begin)] == begin else [*begin, *ids]
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Return the text of `ids`; incomplete characters become U+FFFD. `skip_special` leaves out control tokens."""
+        """Return the text of `ids`; incomplete characters become U+FFFD. `skip_special` omits control tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def stream(self, skip_special: bool = True) -> TextStream:
@@ -110,7 +110,7 @@ class TextTokenizer:
         write_json(target / "tokenizer_config.json", self._config())
 
     def _config(self) -> dict[str, Any]:
-        """Return tokenizer_config.json: the class that reads tokenizer.json unchanged, and the special tokens."""
+        """Return tokenizer_config.json: the class that loads tokenizer.json unchanged, and the special tokens."""
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -125,11 +125,10 @@ class TextTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str]) -> TextTokenizer:
-        """Read tokenizer.json of a Hugging Face folder.
+        """Load tokenizer.json of a Hugging Face folder.
 
-        The ids that end a text come from generation_config.json, else config.json, else tokenizer_config.json; the one
-        that begins a text comes from tokenizer_config.json, else the others. Raises `RopeError` that names a missing or
-        damaged file.
+        eos ids come from generation_config.json, else config.json, else tokenizer_config.json; the bos id comes from
+        tokenizer_config.json, else the others. Raises `RopeError` with the name of a missing or damaged file.
         """
         root = Path(folder)
         path = root / "tokenizer.json"
@@ -137,7 +136,7 @@ class TextTokenizer:
             raise RopeError(
                 "TextTokenizer: the folder has no tokenizer.json.",
                 facts={"folder": str(root)},
-                cure="Save the tokenizer in the `tokenizers` format (AutoTokenizer...save_pretrained does it).",
+                cure="Save the tokenizer in the `tokenizers` format, for example with AutoTokenizer...save_pretrained.",
             )
         try:
             tokenizer = need("tokenizers").Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -170,7 +169,7 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> TextTokenizer:
-        """Train byte-level BPE on `texts`, with one special token, <|endoftext|> (id 0), that begins and ends a text.
+        """Train byte-level BPE on `texts`, with one special token, <|endoftext|> (id 0), as bos and eos.
 
         Each digit is a token and words keep their leading space, as in SmolLM2's tokenizer. `vocab_size` counts the 256
         bytes and the special token, so it is at least 257. The same texts give the same tokenizer.
@@ -181,7 +180,7 @@ class TextTokenizer:
         """
         if vocab_size < 257:
             raise RopeError(
-                "TextTokenizer.train: `vocab_size` counts 256 bytes and one special token.",
+                "TextTokenizer.train: `vocab_size` must be at least 257 (256 bytes and one special token).",
                 facts={"vocab_size": vocab_size},
                 cure="Pass 257 or more; TextTokenizer.bytes() needs no training.",
             )
@@ -215,7 +214,7 @@ class TextTokenizer:
 
 
 class TextStream:
-    """A decoder of tokens that arrive one by one, which holds text back while a character is incomplete.
+    """Decode tokens one by one, holding back text while a character is incomplete.
 
     >>> stream = TextTokenizer.bytes().stream()
     >>> [stream.push(byte) for byte in "né".encode()], stream.finish()
@@ -228,7 +227,7 @@ class TextStream:
         self._held: list[int] = []
 
     def push(self, token: int) -> str:
-        """Return the text that `token` completes; empty while its last character needs more tokens."""
+        """Return the text completed by `token`; empty while its last character is incomplete."""
         self._held.append(token)
         # A character has at most four bytes, so four tokens either complete it or never will.
         if self._text().endswith("\ufffd") and len(self._held) < 4:
@@ -236,7 +235,7 @@ class TextStream:
         return self.finish()
 
     def finish(self) -> str:
-        """Return the text that is still held back, with U+FFFD for missing bytes."""
+        """Return the remaining text, with U+FFFD for missing bytes."""
         text = self._text()
         if self._held and "\ufffd" not in self._decode(self._held[-1:]):
             self._anchor = self._held[-1:]
@@ -251,7 +250,7 @@ class TextStream:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each of GPT-2's printable characters, in which byte-level tokens are written."""
+    """Return the byte of each of GPT-2's printable characters for byte-level tokens."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}

@@ -4,7 +4,7 @@ The pairing of features, the handling of partial rotation and the defaults of a 
 tables list them by `model_type`, as implemented in transformers 5.23 and measured by `make parity`. `SOURCES` names the
 code of models that transformers does not contain. Unknown families are never guessed. To add a family, add a row; the
 row has a `decoder` if our decoder can express the family. `trained` states the scalings and lengths of the training,
-`unread` the keys that no reading knows.
+`unread` the keys that `from_hf` does not use.
 """
 
 from ropewalk.families.family import Condition, DecoderShape, Family
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 DECODERS: dict[str, DecoderShape] = {name: row.decoder for name, row in FAMILIES.items() if row.decoder is not None}
-"""The families that our decoder can express, in the order in which an export tries them."""
+"""The families supported by our decoder, in the order in which an export tries them."""
 
 
 def family_name(model_type: str) -> str | None:

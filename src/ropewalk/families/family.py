@@ -13,7 +13,7 @@ Block = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Condition:
-    """The values of a config's key for which a family's description is true, and the reason it is not for others.
+    """The values of a config's key for which a family's description applies, and why it does not for others.
 
     - `values`: allowed values, compared by type and value; None stands for an absent key.
     - `rope_types`: allowed rules of a rope block; an absent block is allowed.
@@ -26,7 +26,7 @@ class Condition:
     without: str | None = None
 
     def holds(self, value: Any) -> bool:
-        """Return whether the description is true of a config with this value."""
+        """Return whether the description applies to a config with this value."""
         if self.values is not None:
             return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
         if self.rope_types is not None:
@@ -37,7 +37,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Indexer:
-    """The rotation in the indexer of sparse attention: another pairing, the tables of its layer.
+    """The rotation in the indexer of sparse attention: its own pairing, with the tables of its layer.
 
     - `interleaved`: its pairing. `last`: the last features of its head rotate, not the first.
     - `layer_type`: the layers that have an indexer; None: all.
@@ -50,7 +50,7 @@ class Indexer:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The facts that our decoder needs about a family that it can express.
+    """The facts about a family that our decoder needs.
 
     - `architecture`: class of the causal model.
     - `defaults`: values of keys that a config.json leaves out.
@@ -82,8 +82,8 @@ class Family:
       of the width. `whole_width`: the rotation precedes the split into heads.
     - `max_position_embeddings`: default, tokens. `original_length`: default of an `original_max_position_embeddings`
       outside the rope block, which takes precedence over the one inside.
-    - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features rotates; it is what we describe.
-      `slice_of`: the class makes the slice from a fraction of the sum of these keys (`sizes` has their defaults).
+    - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features rotates, and we describe this
+      slice. `slice_of`: the slice is a fraction of the sum of these keys (`sizes` has their defaults).
 
     Rotated fraction:
     - `partial`: None: the class rotates the whole head and ignores fractions. A number: the fraction that applies if
@@ -96,17 +96,17 @@ class Family:
     - `theta`, `block`: defaults of released configs, which leave out values equal to the class's.
     - `top_thetas`: keys of theta outside the block that the class reads. `theta_ratio`: key of a factor of theta.
     - `fixed`: the class reads no block, only `top_thetas`; a config that states a different rule or theta raises.
-    - `meanings`: for a `rope_type` with a different meaning here, the `rope_type` of the rule that it means and the key
-      of the block that this depends on (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's
-      `dynamic` with `alpha` is NTK-aware scaling.
-    - `backwards`: it rotates by minus the angle.
-    - `learned`: each frequency has a learned factor exp(alpha); the name of the rotary module's tensor of alphas.
+    - `meanings`: for a `rope_type` with a different meaning here, the `rope_type` of the actual rule and the key of the
+      block that decides (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's `dynamic` with
+      `alpha` is NTK-aware scaling.
+    - `backwards`: the class rotates by minus the angle.
+    - `learned`: the name of the rotary module's tensor of alphas, if each frequency has a learned factor exp(alpha).
     - `keys`: further keys that its block may contain; they act in attention, not on the rotation.
 
     Layer types:
     - `blocks`: default block of each layer type, for families with several; None is a layer without rotation.
       `block_of`: for a layer type the name of its block, if different. `theta_keys`: older top-level key of each theta.
-    - `filled`: a nested block takes every key that it lacks from the block of `blocks`, not only theta.
+    - `filled`: a nested block takes every missing key from the block of `blocks`, not only theta.
     - `scaled`: layer types that a flat `rope_scaling` applies to. `scaled_block`: its defaults for a `rope_type`.
       `thetas_on_top`: a theta in it is ignored; without layer types, the first of `top_thetas` precedes the block's.
     - `layer_types`: all layer types of a family with one block. `nope`: those that do not rotate. `nope_needs_window`:
@@ -125,7 +125,7 @@ class Family:
     - `axial`: for a vision tower, the axis of each share of the pairs, in their order (0, 1: row, column; for video
       0, 1, 2: frame, row, column), each with its own ladder. `in_turn`: pairs cycle through the axes; else each axis
       has a block of pairs. `one_ladder`: the axes share one ladder, dealt out in turn. `halves`: each axis rotates a
-      part of the head separately; we describe one such part.
+      part of the head separately; we describe one part.
 
     Other:
     - `holds`: conditions on the config's keys; all must be true.

@@ -1,4 +1,4 @@
-"""Families that no RopeConfig describes, with the reason, and those without a rotary embedding."""
+"""Families that RopeConfig cannot describe, with the reason, and those without a rotary embedding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ REFUSED: dict[str, str] = {
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
     "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE); "
-    "ropewalk.rotation.FourierEmbedding.from_hf(config) makes them",
+    "ropewalk.rotation.FourierEmbedding.from_hf(config) builds them",
     "path_attn": "its positions are products of matrices that depend on the text (PaTH, arXiv:2505.16381; "
     'a new model has them with encoding="path")',
-    "forgetting_transformer": "a forget gate decays its scores, beside or in place of RoPE (FoX, arXiv:2503.02130; "
+    "forgetting_transformer": "a forget gate decays its scores, with or without RoPE (FoX, arXiv:2503.02130; "
     'a new model has it with encoding="fox")',
     "qwen2_5_omni_dit": "only its first head rotates",
     "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",

@@ -1,4 +1,4 @@
-"""The code that the rows of families outside transformers are taken from."""
+"""The source code of the rows for families outside transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies if the re
     "exaone": "ml-explore/mlx-lm models/exaone.py@1205638",
     "internlm": "yangulei/internlm-20b modeling_internlm.py@5d2ec53",
     "internlm2": "IntMeGroup/HarmonyIQA modeling_internlm2.py@79a7bf6",
-    "kimi_k2": "MoonshotAI/Kimi-K2 docs/deploy_guidance.md: DeepSeek-V3's code under another model_type",
+    "kimi_k2": "MoonshotAI/Kimi-K2 docs/deploy_guidance.md: DeepSeek-V3's code under a different model_type",
     "llada": "QuentinFitteRey/LLada-Reasoning modeling_llada.py@dad4f02",
     "minicpm": "mindspore-lab/mindnlp models/minicpm/modeling_minicpm.py@8f4fefb",
     "minimax_m1": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",

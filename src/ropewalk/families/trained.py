@@ -1,8 +1,8 @@
 """The training of published checkpoints: with or without the scaling in their config, and to which length.
 
-A config.json states neither. A scaling of the training is part of the model; any other scaling is an option for
-inference, and the model was trained with unscaled frequencies. Each fact has its source. Other checkpoints are not
-guessed (the doctor measures them).
+A config.json states neither. A scaling used in training is part of the model. Any other scaling is an option for
+inference, and the model was trained with unscaled frequencies. Each fact has its source. Nothing is guessed about other
+checkpoints (the doctor measures them).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fact:
     length_key: str | None = None
 
     def holds(self, family: str, rule: str, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fact is about this config."""
+        """Return whether the fact applies to this config."""
         stated = self.length_key is None or isinstance(fields.get(self.length_key), int)
         named = family in self.families.split() and rule in self.rules.split()
         return named and stated and all(fields.get(key) == value for key, value in self.where.items())

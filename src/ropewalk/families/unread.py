@@ -1,4 +1,4 @@
-"""Keys of a config that say something about positions and that `from_hf` does not read, as plain data."""
+"""Config keys about positions that `from_hf` does not use, as plain data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ropewalk.families.family import Family
 
 MEANINGS: dict[str, str] = {
     "use_fope": "FoPE, a Fourier series for each head in place of one frequency for each pair (arXiv:2412.17739)",
-    "use_forget_gate": "a forget gate, beside or in place of rotation (FoX, arXiv:2503.02130)",
+    "use_forget_gate": "a forget gate, with or without rotation (FoX, arXiv:2503.02130)",
 }
-"""The meaning of keys that are known and not read. To support one, remove its row and read it."""
+"""The meaning of known keys that `from_hf` does not use. To support one, remove its row and use it."""
 
 _LOOKS = re.compile(
     "rope|rotary|fope|nope|alibi|forget_gate|yarn|ntk|xpos|theta|position_embeddings?_type|pos_?encoding"
@@ -27,7 +27,7 @@ _ROTARY = ("rope", "rotary", "rotary_embedding", "absolute")
 
 
 def unread_keys(fields: Mapping[str, Any], family: Family | None) -> dict[str, Any]:
-    """Return the top-level keys that look like settings of positions and are not read; those that are off are left out.
+    """Return the unused top-level keys that look like position settings, without those that are off.
 
     >>> from ropewalk.families import FAMILIES
     >>> unread_keys({"rope_theta": 1e4, "use_fope": True, "rope_delta": 0}, FAMILIES["llama"])
@@ -48,7 +48,7 @@ def unread_keys(fields: Mapping[str, Any], family: Family | None) -> dict[str, A
 
 
 def described(keys: Mapping[str, Any]) -> str:
-    """Return the keys in words, with the meaning of those that are known.
+    """Return the keys in words, with the meaning of known ones.
 
     >>> described({"rope_delta": 4})
     '`rope_delta` (4)'

@@ -1,4 +1,4 @@
-"""The extension methods: their table, the ropes that they give a model, and the choice of methods for a run."""
+"""The extension methods: their table, the ropes of a model under them, and the choice of methods for a run."""
 
 from __future__ import annotations
 

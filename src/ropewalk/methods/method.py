@@ -15,7 +15,7 @@ from ropewalk.rope.scaling import Scaling
 
 @dataclass(frozen=True)
 class Look:
-    """A method's look in every figure, which is distinct even without colour."""
+    """A method's style in every figure, distinct even without colour."""
 
     color: str
     line: str = "-"
@@ -31,26 +31,26 @@ class Method:
     Behaviour
     - `name`: as on the command line. In a tie the earlier method of the table wins. `priority`: if time is short,
       methods with lower numbers are measured first.
-    - `scaling`: for a method of frequencies, its rule, made from the rope as it was trained. It acts on the frequencies
-      of a scaling that the model was trained with, and replaces any other.
+    - `scaling`: for a method of frequencies, its rule, made from the rope as it was trained. The rule is applied on top
+      of a scaling used in training, and replaces any other.
     - `extension`: for a method in attention, its rule there.
-    - `keeps_own`: the checkpoint's scaling and extensions do not change. Every other method removes extensions first,
-      and a scaling that the model was not trained with.
-    - `removes_rope`: layers that see beyond the trained length have no rotation.
-    - `crops`: the model reads fresh windows of the trained length. `forgets`: distant tokens are not seen, so a lower
-      loss does not show a longer context; the method is a baseline, and never recommended.
-    - `equal_below`: the number of first tokens of a row that the method reads exactly as `plain` does, so that they
-      need not be read again; 0 if every token may differ.
-    - `on_request`: it is measured only if it is named, or all are. The default choice stays small, because intervals
-      that hold for all methods at once grow with their number.
-    - `needs_tuning`: it is not meant to work without tuning. `tuned_at_trained_length`: its tuning windows have the
+    - `keeps_own`: the checkpoint's scaling and extensions do not change. Every other method first removes extensions,
+      and scalings that were not used in training.
+    - `removes_rope`: layers with attention beyond the trained length have no rotation.
+    - `crops`: the model processes fresh windows of the trained length. `forgets`: distant tokens are not visible, so a
+      lower loss does not show a longer context; the method is a baseline, and never recommended.
+    - `equal_below`: the number of first tokens of a row with the same results as under `plain`, which need not be
+      computed again; 0 if every token may differ.
+    - `on_request`: measured only by name or with "all". The default choice stays small, because simultaneous intervals
+      grow with the number of methods.
+    - `needs_tuning`: the method does not work without tuning. `tuned_at_trained_length`: its tuning windows have the
       trained length, and its extension is left out during tuning.
 
     Description
     - `changes`, `costs`: one line each. `source`: an arXiv number, or empty.
     - `config`: its form in config.json, or None; then `not_in_config` is the reason, and `nearest` the closest method
       that config.json can express.
-    - `when_shared`: a note for when a method with equal frequencies was measured in its place.
+    - `when_shared`: a note if a method with equal frequencies was measured instead.
     - `look`: colour, line and marker.
     """
 
@@ -77,29 +77,29 @@ class Method:
 
     @property
     def scales_frequencies(self) -> bool:
-        """Return whether it is a rule for frequencies that works without tuning: a start of the search for factors."""
+        """Return whether the method scales frequencies and works without tuning (a start for the search of factors)."""
         return self.scaling is not None and not self.needs_tuning
 
     @property
     def in_attention(self) -> bool:
-        """Return whether it acts in attention."""
+        """Return whether the method acts in attention."""
         return self.extension is not None
 
     @property
     def extends(self) -> bool:
-        """Return whether it changes the model's positions, so that it needs a target beyond the trained length."""
+        """Return whether the method changes positions and needs a target beyond the trained length."""
         return self.scaling is not None or self.extension is not None
 
     @property
     def config_note(self) -> str:
-        """Return whether and how config.json can express it, in a few words."""
+        """Return, in a few words, whether and how config.json can express the method."""
         return f"no: {self.not_in_config}" if self.config is None else f"yes ({self.config})"
 
     def positions(self, current: Positions, reach: Reach) -> Positions:
         """Return each layer's rope and extension under this method.
 
-        Layers without a rope keep none. Layers with a sliding window of at most the trained length keep the rope that
-        they were trained with, and get no extension. No sliding layer gets an extension that remaps positions.
+        Layers without a rope keep none. Layers with a sliding window of at most the trained length keep the rope of
+        training, and get no extension. No sliding layer gets an extension that remaps positions.
 
         **Raises:** `RopeError` if the method cannot be applied.
 
@@ -132,7 +132,7 @@ class Method:
         )
 
     def rope(self, rope: RopeConfig, reach: Reach) -> RopeConfig:
-        """Return one rope under this method, which starts from the rope as it was trained (`RopeConfig.as_trained`).
+        """Return one rope under this method, starting from the rope as it was trained (`RopeConfig.as_trained`).
 
         **Raises:** `RopeError` if the method cannot be applied.
 
@@ -147,7 +147,7 @@ class Method:
             return base
         if not rope.can_be_extended:
             raise RopeError(
-                f"methods: `{self.name}` cannot change this rope: pairs do not rotate, or frequencies are given.",
+                f"methods: `{self.name}` cannot change this rope: pairs do not rotate, or frequencies are explicit.",
                 facts={"rope": rope},
                 cure="Measure it with --methods plain,as-is.",
             )
@@ -160,7 +160,7 @@ class Method:
     def _check_extends(self, reach: Reach) -> None:
         if not reach.extends:
             raise RopeError(
-                f"methods: `{self.name}` extends, but the target is within the trained length.",
+                f"methods: `{self.name}` needs a target beyond the trained length.",
                 facts={"target": reach.target, "trained_length": reach.trained},
-                cure="Pass a longer --target, or only --methods plain.",
+                cure="Pass a longer --target, or use only --methods plain.",
             )

@@ -21,7 +21,7 @@ from ropewalk.rope.values import as_whole
 class Reach:
     """The lengths of an extension, in tokens.
 
-    - `trained`: the trained length, with the scaling that belongs to the model. `target`: the wanted length.
+    - `trained`: the trained length, with the model's own scaling. `target`: the required length.
     - `unscaled_tokens`: number of leading tokens left unscaled by methods that scale frequencies (LongRoPE's n-hat,
       Ding et al. 2024, arXiv:2402.13753, section 3.2).
 
@@ -42,7 +42,7 @@ class Reach:
                 raise RopeError(
                     f"Reach: `{name}` must be a whole number of at least {least}.",
                     facts={name: getattr(self, name)},
-                    cure="Lengths are in tokens.",
+                    cure="Pass lengths in tokens.",
                 )
             object.__setattr__(self, name, value)
 
@@ -71,7 +71,7 @@ class ConfigForm:
     part: str | None = None
 
     def whole(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keys of the language model in the nesting of config.json."""
+        """Return keys of the language model nested as in config.json."""
         return dict(keys) if self.part is None else {self.part: dict(keys)}
 
 
@@ -99,11 +99,11 @@ def rope_parameters(
     ropes: Sequence[RopeConfig | None],
     block_of: Callable[[RopeConfig], Mapping[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """Return the `rope_parameters` that give the layers these ropes, or None if there are none.
+    """Return the `rope_parameters` for these ropes of the layers, or None if none can express them.
 
     - `own`, `ropes`: of each layer, before and now. `block_of`: returns a rope's block, or None.
 
-    If each layer type has a block, the result has all of them, because transformers requires all of DeepSeek-V4's.
+    If each layer type has a block, the result has all of them, because transformers requires all blocks of DeepSeek-V4.
 
     >>> rope, other = RopeConfig(8, interleaved=False), RopeConfig(8, interleaved=False, theta=100.0)
     >>> rope_parameters(ConfigForm(), (rope, rope), (other, other), RopeConfig.to_hf)
@@ -190,8 +190,8 @@ def with_unscaled_tokens(base: RopeConfig, rope: RopeConfig, reach: Reach) -> Ro
 def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any] | None:
     """Return a complete `longrope` block: one divisor of theta's frequencies for each pair.
 
-    Two equal lists express any rule with frequencies that do not depend on the length. `trained`: tokens at which the
-    lists switch, unless the rope has such a length. Returns None if divisors cannot express the frequencies.
+    Two equal lists express any rule with length-independent frequencies. `trained`: tokens at which the lists switch,
+    unless the rope has such a length. Returns None if divisors cannot express the frequencies.
 
     >>> from ropewalk.rope.scaling import Linear
     >>> longrope_block(RopeConfig(4, interleaved=False, scaling=Linear(4.0)), 16, 64)["long_factor"]
@@ -216,7 +216,7 @@ def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any
 
 
 def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:
-    """Return the rope that reaches furthest: the first scaled one, else the first, else None."""
+    """Return the rope with the longest reach: the first scaled one, else the first, else None."""
     present = [rope for rope in ropes if rope is not None]
     return next((rope for rope in present if rope.scaling is not None), present[0] if present else None)
 
@@ -249,7 +249,7 @@ def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
 
 
 def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
-    """Return whether a stated trained length implies training with the scaling; None if it does not tell.
+    """Return whether a stated trained length implies training with the scaling; None if it implies neither.
 
     >>> from ropewalk.rope.scaling import YaRN
     >>> rope = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16), max_position_embeddings=64)
@@ -263,7 +263,7 @@ def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
 
 
 def trained_length_of(positions: Positions) -> int | None:
-    """Return the trained length in tokens of the rope that reaches furthest, else of the first rope that has one.
+    """Return the trained length in tokens of the rope with the longest reach, else of the first rope that has one.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
     >>> trained_length_of(Positions((None, rope), (None, None), (None, None)))

@@ -309,7 +309,7 @@ def method_named(name: str) -> Method:
 
 
 def named_methods(asked: Sequence[str] | None) -> list[str]:
-    """Return the single names in `asked`; raise `RopeError` for a name that no method has.
+    """Return the single names in `asked`; raise `RopeError` for an unknown name.
 
     >>> named_methods(["yarn, dca", "all"])
     ['yarn', 'dca', 'all']
@@ -326,9 +326,9 @@ def named_methods(asked: Sequence[str] | None) -> list[str]:
 
 
 def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Reach) -> tuple[str, ...]:
-    """Return the names of a run's methods in table order, always with `plain`, to which differences are paired.
+    """Return the names of a run's methods in table order, always with `plain`, the baseline of all differences.
 
-    - `asked`: names of methods, single or separated by commas. "all" is every method that works without tuning,
+    - `asked`: names of methods, single or separated by commas. "all" is every method without tuning,
       including those in attention. None or no names: `default_methods`.
     """
     words = named_methods(asked)
@@ -345,9 +345,9 @@ def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Rea
 
 
 def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
-    """Return `plain`, `crop`, and every method that config.json can express and that is not measured only on request.
+    """Return `plain`, `crop`, and every method that config.json can express, except those measured on request.
 
-    `as-is` is included if the checkpoint has an extension, or a scaling that it was not trained with. If the target is
+    `as-is` is included if the checkpoint has an extension, or a scaling that was not used in training. If the target is
     within the trained length, only `plain` and `as-is` remain.
     """
     scaled = any(rope.as_trained() != rope for rope in positions.present_ropes) or any(positions.extensions)

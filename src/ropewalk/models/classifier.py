@@ -25,21 +25,21 @@ POOLINGS = ("mean", "first")
 
 @dataclass(frozen=True)
 class TextClassifierConfig:
-    """The shape of a text classifier; fields that `DecoderConfig` has too have its names.
+    """The shape of a text classifier; fields shared with `DecoderConfig` have its names.
 
     **Arguments:**
 
     - `labels`: the classes by name, in the order of the logits; two or more.
     - `encoding`: one of `ropewalk.encodings` by name or with its settings, a RopeConfig, or None for no position.
-      Queries see both directions, so "xpos" is refused.
+      Attention is bidirectional, so "xpos" raises.
     - `pooling`: "mean" of the real tokens' vectors, or the "first" real token's.
-    - `max_length`: tokens; `encode` cuts longer texts, and a learned table has this number of positions.
+    - `max_length`: tokens; `encode` truncates longer texts, and a learned table has this number of positions.
     - `dropout`: of embeddings, residual branches and the pooled vector; `attention_dropout`: of attention's weights;
       both only in training.
     - `initializer_range`, `embedding_range` (None: the same): standard deviations of the first matrices and embeddings.
       A wide range separates words that occur in few texts.
 
-    **Raises:** `RopeError` if sizes do not fit.
+    **Raises:** `RopeError` if sizes do not match.
 
     >>> TextClassifierConfig(vocab_size=32, labels=("no", "yes"), hidden_size=16, intermediate_size=32,
     ...                      num_hidden_layers=2, num_attention_heads=2).encoder.rope.head_dim
@@ -72,19 +72,19 @@ class TextClassifierConfig:
             raise RopeError(
                 "TextClassifierConfig: `labels` must be two or more different names.",
                 facts={"labels": self.labels},
-                cure="Name each class once.",
+                cure="Pass each class once.",
             )
         if self.pooling not in POOLINGS:
             raise RopeError(
                 "TextClassifierConfig: unknown `pooling`.",
                 facts={"pooling": self.pooling, "known": POOLINGS},
-                cure="Choose one of the known.",
+                cure="Choose one of the known values.",
             )
         if self.max_length < 1 or not 0.0 <= self.dropout < 1.0:
             raise RopeError(
-                "TextClassifierConfig: `max_length` is at least 1 token, `dropout` a probability below 1.",
+                "TextClassifierConfig: `max_length` must be at least 1 token, and `dropout` a probability below 1.",
                 facts={"max_length": self.max_length, "dropout": self.dropout},
-                cure="Leave them out for the defaults.",
+                cure="Omit them for the defaults.",
             )
         try:
             encoder = self.encoder
@@ -97,7 +97,7 @@ class TextClassifierConfig:
 
     @property
     def encoder(self) -> DecoderConfig:
-        """Return the shape of the layers, as of a decoder."""
+        """Return the shape of the layers as a decoder's config."""
         encoding = LearnedAbsolute(self.max_length) if self.encoding == "learned" else self.encoding
         return DecoderConfig(
             **{name: getattr(self, name) for name in SHARED},
@@ -111,14 +111,14 @@ SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "norm", "norm_eps", "attention_dropout", "initializer_range",
 )  # fmt: skip
-"""The fields that have the same meaning in DecoderConfig."""
+"""The fields with the same meaning in DecoderConfig."""
 
 
 class TextClassifier(nn.Module):
     """A bidirectional encoder with a pooled vector and a linear head; the layers are the decoder's, without its mask.
 
     `tokenizer` is None until training or a checkpoint sets one. Only parameters are stored. Padding changes no logit:
-    no query sees a padded token, and the pooled vector ignores it.
+    padded tokens are masked in attention and ignored in pooling.
 
     Sources: Devlin et al. 2019, arXiv:1810.04805 (first-token pooling); Reimers and Gurevych 2019, arXiv:1908.10084,
     section 3 (mean pooling).
@@ -161,7 +161,7 @@ class TextClassifier(nn.Module):
         token's position is its index among the real tokens of its row. Frequencies that depend on length use the
         number of real tokens of the row.
 
-        **Raises:** `RopeError` for ids that are not in the vocabulary, and for a row without a real token.
+        **Raises:** `RopeError` for ids outside the vocabulary, and for a row without a real token.
         """
         self._check_call(input_ids, attention_mask)
         x = self.embed_tokens(input_ids)
@@ -180,25 +180,25 @@ class TextClassifier(nn.Module):
         return F.dropout(x, self.config.dropout) if self.training and self.config.dropout else x
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, at most `max_length`; first-token pooling puts the beginning token before them.
+        """Return the ids of a text, at most `max_length`; first-token pooling puts the bos token before them.
 
         **Raises:** `RopeError` for a text without a token, and without a tokenizer.
         """
         if self.tokenizer is None:
             raise RopeError(
-                "TextClassifier: the model has no tokenizer to encode texts with.",
-                cure="Set `tokenizer`, or load a folder that `ropewalk classify train` wrote.",
+                "TextClassifier: the model has no tokenizer to encode texts.",
+                cure="Set `tokenizer`, or load a folder written by `ropewalk classify train`.",
             )
         ids = self.tokenizer.encode(text.strip())
         if not ids:
-            raise RopeError("TextClassifier: the text is empty.", facts={"text": text}, cure="Leave out empty texts.")
+            raise RopeError("TextClassifier: the text is empty.", facts={"text": text}, cure="Omit empty texts.")
         start = self.tokenizer.bos_id
         if self.config.pooling == "first" and start is not None:
             ids = [start, *ids]
         return ids[: self.config.max_length]
 
     def num_parameters(self) -> int:
-        """Return the number of learned numbers."""
+        """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def extra_repr(self) -> str:
@@ -210,9 +210,9 @@ class TextClassifier(nn.Module):
             return
         if not input_ids.shape[1] or (attention_mask is not None and not bool((attention_mask != 0).any(-1).all())):
             raise RopeError(
-                "TextClassifier: a text without a single token has no class.",
+                "TextClassifier: a text without tokens has no class.",
                 facts={"input_ids": input_ids, "attention_mask": attention_mask},
-                cure="Leave out empty texts.",
+                cure="Omit empty texts.",
             )
 
 

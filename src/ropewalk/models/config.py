@@ -32,12 +32,12 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""Leave this setting unchanged; None removes it."""
+"""The value that leaves a setting unchanged; None removes the setting."""
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Each layer's rope, extension and sliding window (tokens), or None; one entry per layer.
+    """The rope, extension and sliding window (tokens), or None, of each layer.
 
     >>> rope = RopeConfig(head_dim=8, interleaved=False)
     >>> Positions((rope, None), (None, None), (None, 4)).num_layers
@@ -59,7 +59,7 @@ class Positions:
 
     @property
     def present_ropes(self) -> tuple[RopeConfig, ...]:
-        """Return the ropes of the layers that have one."""
+        """Return the ropes of all layers with a rope."""
         return tuple(rope for rope in self.ropes if rope is not None)
 
     @property
@@ -73,16 +73,16 @@ class Positions:
         return any(rope.needs_seq_len for rope in self.present_ropes)
 
     def with_rope(self, rope: RopeSetting) -> Positions:
-        """Return positions with one rope for every layer that has one, None for none, or one entry per layer."""
+        """Return positions with this rope in every layer with a rope, None for no rope, or one entry per layer."""
         if isinstance(rope, RopeConfig):
             return replace(self, ropes=tuple(None if old is None else rope for old in self.ropes))
         return replace(self, ropes=entries("with_positions", "rope", rope, RopeConfig, self.num_layers))
 
     def with_extension(self, extension: ExtensionSetting) -> Positions:
-        """Return positions with one extension for every layer that can have it, None for none, or one entry per layer.
+        """Return positions with this extension in every supported layer, None for no extension, or one entry per layer.
 
-        Layers without a rope or with a sliding window cannot have one that remaps. **Raises:** `RopeError` if no layer
-        can have it.
+        Layers without a rope or with a sliding window do not support extensions that remap. **Raises:** `RopeError` if
+        no layer supports it.
         """
         if isinstance(extension, Extension):
             layers = zip(self.ropes, self.sliding_windows, strict=True)
@@ -100,27 +100,27 @@ class Positions:
 def entries(where: str, name: str, value: object, kind: type[EntryT], count: int) -> tuple[EntryT | None, ...]:
     """Return `value`, or the entries of a tuple, as one entry for each of `count` layers.
 
-    **Raises:** `RopeError` for entries that are no `kind`, and for a different count; it names `where`, the caller.
+    **Raises:** `RopeError` for entries that are not a `kind`, and for a different count. `where` is the caller.
     """
     of_layers: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value,) * count
     if len(of_layers) != count:
         raise RopeError(
             f"{where}: a tuple `{name}` needs one entry per layer.",
             facts={f"len({name})": len(of_layers), "num_hidden_layers": count},
-            cure="Give None for the layers without.",
+            cure="Pass None for the layers without one.",
         )
     if not all(entry is None or isinstance(entry, kind) for entry in of_layers):
         raise RopeError(
             f"{where}: `{name}` must be a {kind.__name__}, None, or a tuple of these.",
             facts={name: value},
-            cure="Give one for all layers, or a tuple with one entry per layer.",
+            cure="Pass one for all layers, or a tuple with one entry per layer.",
         )
     return of_layers
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The shape of a decoder; fields have Hugging Face's names if it has them.
+    """The shape of a decoder; fields use Hugging Face's names where they exist.
 
     **Arguments:**
 
@@ -133,7 +133,7 @@ class DecoderConfig:
     - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
     - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, applied only in training.
 
-    **Raises:** `RopeError` if sizes do not fit.
+    **Raises:** `RopeError` if sizes do not match.
 
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
     ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
@@ -170,13 +170,13 @@ class DecoderConfig:
         facts = {name: getattr(self, name) for name in sizes}
         if not all(isinstance(size, int) and size >= 1 for size in facts.values()):
             raise RopeError(
-                "DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts, cure="Give whole numbers."
+                "DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts, cure="Pass whole numbers."
             )
         if not 0.0 <= self.norm_eps < 1.0:
             raise RopeError(
-                "DecoderConfig: `norm_eps` must lie between 0 and 1.",
+                "DecoderConfig: `norm_eps` must be between 0 and 1.",
                 facts={"norm_eps": self.norm_eps},
-                cure="Published models have 1e-5 or 1e-6.",
+                cure="Pass for example 1e-5 or 1e-6, as in published models.",
             )
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
@@ -193,7 +193,7 @@ class DecoderConfig:
                 raise RopeError(
                     f"DecoderConfig: unknown `{name}`.",
                     facts={name: getattr(self, name), "known": known},
-                    cure="Choose one of the known.",
+                    cure="Choose one of the known values.",
                 )
         if self.encoding is not None:
             if self.rope is not None:
@@ -240,7 +240,7 @@ class DecoderConfig:
 
     @property
     def retained(self) -> Retained | None:
-        """Return the bounded part of a row that all layers see, so that a cache may drop the rest, or None."""
+        """Return the bounded part of a row visible to all layers, or None; a cache may drop the rest."""
         parts = {None if extension is None else extension.retained for extension in self.extensions}
         return parts.pop() if len(parts) == 1 else None
 

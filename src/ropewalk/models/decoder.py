@@ -41,7 +41,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 class Decoder(nn.Module):
     """A decoder language model; its state-dict keys are Hugging Face Llama's without the leading "model.".
 
-    `tokenizer` is None until a checkpoint sets one. A model that is built under `torch.device("meta")` uses no memory
+    `tokenizer` is None until a checkpoint sets one. A model built under `torch.device("meta")` uses no memory
     and is complete after `to_empty` and `load_state_dict`, because only parameters are stored. Weights start as normal
     numbers of standard deviation `initializer_range`, as in transformers' Llama.
 
@@ -95,19 +95,19 @@ class Decoder(nn.Module):
         - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
           covers only the new tokens. The result at padded tokens is finite and has no meaning.
         - `document_ids`: integers `[batch, seq]` of packed documents: when the id changes, a new document begins and
-          positions restart; documents do not see each other. Not with a cache.
+          positions restart; documents do not attend to each other. Not with a cache.
         - `cache`: from `new_cache`; the tokens are appended to it, and no gradients are kept.
         - `seq_len`: tokens, an int or int64 `[batch]`: required if frequencies depend on length (dynamic NTK,
           LongRoPE), unless the cache has it.
         - `branches`: the tokens `[1, seq]` are several continuations of the one row of `cache`. Each result equals that
-          of a call with only the token's own line. The cache has the same tokens afterwards.
-        - `shard`: the tokens are this process's part of rows that are split among processes (context parallelism);
+          of a call with only the token's own line. The cache contains the same tokens afterwards.
+        - `shard`: the tokens are this process's part of rows split among processes (context parallelism);
           `position_ids` and `seq_len` are those of the whole rows. Not with a cache or a mask.
-        - `head_fn`: a function that replaces the product with the head. Its arguments are the hidden states
+        - `head_fn`: a function to call instead of the product with the head. Its arguments are the hidden states
           `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
           Compute losses in it, because FSDP gathers the weight only during the forward.
 
-        **Raises:** `RopeError` for arguments that do not fit together, and for a call that exceeds the cache's
+        **Raises:** `RopeError` for arguments that contradict each other, and for a call that exceeds the cache's
         `seq_len`.
         """
         self._check_call(input_ids, cache, seq_len)
@@ -166,11 +166,11 @@ class Decoder(nn.Module):
 
         **Arguments:**
 
-        - `rope`: a RopeConfig for all layers that have a rope, None for none, or a tuple with one entry per layer.
-        - `extension`: one for all layers that can have it, None for none, or a tuple with one entry per layer. Layers
-          without a rope or with a sliding window cannot have one that remaps positions.
+        - `rope`: a RopeConfig for all layers with a rope, None for no rope, or a tuple with one entry per layer.
+        - `extension`: one for all layers that support it, None for no extension, or a tuple with one entry per layer.
+          Layers without a rope or with a sliding window do not support extensions that remap positions.
 
-        **Returns:** a model that shares the weights; `self` does not change. The models refuse each other's caches.
+        **Returns:** a model that shares the weights; `self` does not change. Each model raises for the other's caches.
 
         **Raises:** `RopeError` if no layer can have the extension or, for a rope, with a different encoding.
 
@@ -186,7 +186,7 @@ class Decoder(nn.Module):
         if not isinstance(rope, Unchanged):
             if self.config.encoding is not None:
                 raise RopeError(
-                    "with_positions: this model was trained with another encoding, which a rope cannot replace.",
+                    "with_positions: this model was trained with a different encoding, which a rope cannot replace.",
                     facts={"encoding": self.config.encoding},
                     cure='Train a model with encoding="rope".',
                 )
@@ -222,10 +222,10 @@ class Decoder(nn.Module):
 
         **Arguments:**
 
-        - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length; it stays fixed.
-        - `capacity`: tokens to reserve memory for; pass it if the final length is known.
+        - `seq_len`: tokens, an int or `[batch]`; fixed; required if frequencies depend on length.
+        - `capacity`: tokens to reserve memory for, if the final length is known.
         - `rotated`: False stores unrotated keys, which `KVCache.drop` needs; None: as the model's extension needs it.
-        - `static`: return a `StaticCache` of `capacity` tokens, with which `torch.compile` decodes by one graph.
+        - `static`: return a `StaticCache` of `capacity` tokens, for decoding in one graph under `torch.compile`.
         """
         weight = self.embed_tokens.weight
         return (StaticCache if static else KVCache)(
@@ -244,7 +244,7 @@ class Decoder(nn.Module):
         )
 
     def num_parameters(self) -> int:
-        """Return the number of learned numbers; a tied head counts once."""
+        """Return the number of parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _check_call(self, input_ids: Tensor, cache: KVCache | None, seq_len: SeqLen | None) -> None:
@@ -257,15 +257,15 @@ class Decoder(nn.Module):
             )
         if cache is not None and cache.ropes != self.config.ropes:
             raise RopeError(
-                "Decoder: the cache was made for a different rope, so its keys are rotated by different frequencies.",
+                "Decoder: the cache was made for a different rope, so its keys have different angles.",
                 facts={"cache.ropes": cache.ropes, "config.ropes": self.config.ropes},
-                cure="Make it with this model's new_cache.",
+                cure="Create it with this model's new_cache.",
             )
         if cache is not None and cache.extensions != self.config.extensions:
             raise RopeError(
                 "Decoder: the cache was made with a different extension, which changes deeper layers' keys and values.",
                 facts={"cache.extensions": cache.extensions, "config.extensions": self.config.extensions},
-                cure="Make it with this model's new_cache, and run its tokens again.",
+                cure="Create it with this model's new_cache, and run its tokens again.",
             )
         if cache is not None:
             encoding = _attention_of(self.layers[0]).position_encoding
@@ -284,7 +284,7 @@ def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:
 
 
 def _shallow(module: ModuleT) -> ModuleT:
-    """Return a copy of a module that shares its parameters and submodules, which can be replaced in it."""
+    """Return a copy of a module that shares its parameters and submodules, which can be replaced in the copy."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     twin._parameters = dict(module._parameters)

@@ -23,7 +23,7 @@ from ropewalk.rope.values import as_whole
 
 
 def draws_of(seed: int | None, rows: int) -> list[random.Random]:
-    """Return a stream of random numbers for each row; None seeds them by torch's generator."""
+    """Return a stream of random numbers for each row; None seeds them from torch's generator."""
     base = seed if seed is not None else int(torch.randint(2**62, (), device="cpu").item())
     return [random.Random(f"{base}:{row}") for row in range(rows)]
 
@@ -82,19 +82,19 @@ def generate(
     **Arguments:**
 
     - `prompts`: one or several texts (for a model with a tokenizer), one or several lists of token ids, or integers
-      `[batch, seq]`. They may differ in length; each result equals that of a call with only this prompt. A text begins
-      with the tokens that the checkpoint puts before every text; an empty text is the tokenizer's bos.
+      `[batch, seq]`. They may differ in length; each result equals that of a separate call. A text begins
+      with the prefix tokens of the checkpoint; an empty text is the tokenizer's bos.
     - `max_new_tokens`: tokens per prompt.
     - `temperature`: 0 selects the most likely token; else logits are divided by it. `top_k` keeps the k most likely
       tokens, then `top_p` the fewest of these with a total probability of at least p; both need a temperature above 0.
     - `stop_tokens`: ids that end a row; None: the tokenizer's `eos_ids` for texts, none for token ids.
     - `seed`: makes the result repeatable; each row has its own random numbers.
-    - `seq_len`: tokens; frequencies that depend on length are fixed at this length. None: dynamic NTK is fixed at
+    - `seq_len`: tokens; length-dependent frequencies are fixed at this length. None: dynamic NTK is fixed at
       prompt + max_new_tokens. LongRoPE follows the tokens so far, and a row's cache is recomputed when it exceeds the
-      original length, so that every token equals that of a new start.
+      original length, so every token equals that of a new call.
 
-    A model from `torch.compile` gets a `StaticCache`, so that one graph decodes all tokens, except if LongRoPE follows
-    the tokens, and for rows of different lengths under dynamic NTK.
+    A model from `torch.compile` gets a `StaticCache` to decode all tokens in one graph, except if LongRoPE follows the
+    tokens, and for rows of different lengths under dynamic NTK.
 
     **Raises:** `RopeError` for an empty prompt, an unknown token, text without a tokenizer, and options out of range.
 
@@ -125,7 +125,7 @@ def stream(
 ) -> Iterator[tuple[int, int]]:
     """Yield (row, token) for each new token, step by step.
 
-    Arguments and errors are `generate`'s. This call raises the errors, not the first step.
+    Arguments and errors are those of `generate`. Errors are raised by this call, not by the first step.
 
     >>> from ropewalk.checkpoints.load import load
     >>> len(list(stream(load("tiny"), ["The sea", "A whale"], max_new_tokens=3)))
@@ -176,7 +176,7 @@ class _Generation:
             raise RopeError(
                 "generate: `stop_tokens` must be token ids.",
                 facts={"stop_tokens": stop_tokens},
-                cure="Pass integers: a text that ends generation is encoded first.",
+                cure="Pass integers, for example tokenizer.encode(text).",
             )
         tokens = token_lists(prompts, model.tokenizer, model.config.vocab_size)
         final = [len(row) + max_new_tokens for row in tokens]
@@ -192,7 +192,7 @@ class _Generation:
             raise RopeError(
                 "generate: `seq_len` must be a whole number of tokens.",
                 facts={"seq_len": seq_len},
-                cure="Leave it out, or pass prompt + max_new_tokens.",
+                cure="Omit it, or pass prompt + max_new_tokens.",
             )
         if seq_len is not None:
             # The last token is not fed back, so the cache needs one less than the final length.
@@ -201,7 +201,7 @@ class _Generation:
                 raise RopeError(
                     "generate: `seq_len` is less than prompt + max_new_tokens, and frequencies depend on length.",
                     facts={"seq_len": seq_len, "needed": max(final)},
-                    cure="Raise it, or leave it out.",
+                    cure="Raise it, or omit it.",
                 )
         draws = draws_of(seed, len(tokens))
         return cls(
@@ -219,7 +219,7 @@ class _Generation:
         return lengths[0] if len(set(lengths)) == 1 else torch.tensor(lengths, device="cpu")
 
     def switches(self, row: int, seq_len: int) -> bool:
-        """Return whether the row has more tokens than the frequencies of its cache are correct for."""
+        """Return whether the row has outgrown the frequencies of its cache."""
         ropes = {rope for rope in self.model.config.ropes if rope is not None}
         return self.follows and any(len(self.tokens[row]) > rope.longest_at(seq_len) for rope in ropes)
 
@@ -289,7 +289,7 @@ def _is_compiled(model: Decoder) -> bool:
 
 
 def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:
-    """Drop the tokens that no later token sees, if they are more than `slack`, so that memory is bounded."""
+    """Drop tokens invisible to all later tokens, if they are more than `slack`, to bound memory."""
     retained = model.config.retained
     if retained is not None:
         excess = [max(0, held - retained.total) for held in cache.lengths.tolist()]
@@ -298,7 +298,7 @@ def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:
 
 
 def _feed(run: _Generation, rows: Sequence[int], cache: KVCache) -> Tensor:
-    """Return the logits after the newest token of each row; recompute rows whose frequencies change."""
+    """Return the logits after the newest token of each row; recompute rows with changed frequencies."""
     outdated: list[int] = []
     fixed = cache.seq_len
     if run.follows and fixed is not None:

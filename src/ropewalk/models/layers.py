@@ -1,4 +1,4 @@
-"""The parts that the decoder and the classifier share: feed-forward, norm, one pre-norm block, first weights."""
+"""The parts shared by the decoder and the classifier: feed-forward, norm, one pre-norm block, first weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FeedForward(nn.Module):
             raise RopeError(
                 "FeedForward: unknown `hidden_act`.",
                 facts={"hidden_act": hidden_act, "known": ACTIVATIONS},
-                cure="Choose one of the known.",
+                cure="Choose one of the known values.",
             )
         self.hidden_act = hidden_act
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias) if hidden_act == "swiglu" else None
@@ -60,7 +60,7 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Linear):
-    """A head that is not tied to the embedding; functions of its weight run in its forward, because FSDP gathers it."""
+    """An untied head. Functions of its weight run in its forward, because FSDP gathers the weight there."""
 
     def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
         """Return logits `[..., vocab]` for `[..., hidden]`, or the result of `head_fn`."""
@@ -68,7 +68,7 @@ class Head(nn.Linear):
 
 
 def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return the hidden states: a `head_fn` that leaves the head out."""
+    """Return the hidden states: a `head_fn` that skips the head."""
     return hidden
 
 
@@ -78,7 +78,7 @@ def make_norm(kind: str, size: int, eps: float) -> nn.Module:
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names are Hugging Face's Llama's.
+    """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names as in Hugging Face's Llama.
 
     >>> from ropewalk.models.decoder import Decoder
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -103,17 +103,17 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, inputs: ForwardInputs | None = None, layer: int = 0, bias: Tensor | None = None
     ) -> Tensor:
-        """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as `Attention.forward`'s.
+        """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as in `Attention.forward`.
 
         Without `inputs`, positions count from 0, as in a model's call without further arguments. `x` may be float32 for
         weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
 
-        **Raises:** `RopeError` for another shape, and without `inputs` if the frequencies depend on `seq_len`.
+        **Raises:** `RopeError` for a different shape, and without `inputs` if the frequencies depend on `seq_len`.
         """
         if inputs is None:
             if bias is not None or x.ndim != 3:
                 raise RopeError(
-                    "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` left out.",
+                    "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` None.",
                     facts={"x": x, "bias": bias},
                     cure="Add the batch with x[None]; for positions pass ForwardInputs.of(x, position_ids=...).",
                 )
@@ -135,7 +135,7 @@ def make_layer(
     *,
     causal: bool = True,
 ) -> DecoderLayer:
-    """Return one layer of a model; `shared` is the encoding that all its layers share, or None."""
+    """Return one layer of a model; `shared` is the encoding shared by all layers, or None."""
     attention = Attention(
         config.hidden_size,
         config.num_attention_heads,
@@ -163,7 +163,7 @@ def make_layer(
 
 
 def shared_encoding(config: DecoderConfig, *, causal: bool = True) -> Encoding | None:
-    """Return the encoding that all layers of a model share, or None."""
+    """Return the encoding shared by all layers of a model, or None."""
     if not isinstance(config.encoding, EncodingConfig) or not config.encoding.shared:
         return None
     return config.encoding.build(Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0, causal))
@@ -196,22 +196,22 @@ def check_ids(input_ids: Tensor, vocab_size: int, where: str) -> None:
         raise RopeError(
             f"{where}: `input_ids` must be integers [batch, seq].",
             facts={"input_ids": input_ids},
-            cure="Add the batch: input_ids[None].",
+            cure="Add the batch dimension: input_ids[None].",
         )
     if not torch.compiler.is_compiling() and input_ids.device.type == "cpu" and input_ids.numel():
         low, high = (int(bound) for bound in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise RopeError(
-                f"{where}: `input_ids` contains a token that is not in the vocabulary.",
+                f"{where}: `input_ids` contains a token outside the vocabulary.",
                 facts={"lowest": low, "highest": high, "vocab_size": vocab_size},
                 cure="Use the tokenizer that the model was trained with.",
             )
 
 
 def run_layers(layers: nn.ModuleList, x: Tensor, inputs: ForwardInputs, encoding: Encoding | None) -> Tensor:
-    """Run hidden states `[batch, seq, hidden]` through all layers; `encoding`: the one that they share, or None.
+    """Run hidden states `[batch, seq, hidden]` through all layers; `encoding`: the one they share, or None.
 
-    The bias that it adds to scores is computed here and passed as an argument, so that no layer stores it.
+    Its bias is computed here and passed as an argument, so no layer stores it.
     """
     biases: dict[int | None, Tensor | None] = {}
     for number, layer in enumerate(layers):

@@ -85,7 +85,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
-    """Return the dtype for `name` on a device, and for "auto" the reason: bfloat16 if that is fast, else float32.
+    """Return the dtype for `name` on a device, and the reason for "auto": bfloat16 if fast, else float32.
 
     >>> chosen_dtype("float32", "cpu")
     (torch.float32, None)

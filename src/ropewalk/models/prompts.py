@@ -1,4 +1,4 @@
-"""Tokenizers as models use them, and the checks of prompts and sampling."""
+"""The tokenizer interface of models, and checks of prompts and sampling arguments."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Tokenizer(Protocol):
 
     @property
     def prefix_ids(self) -> list[int]:
-        """Return the ids that the checkpoint puts before every text."""
+        """Return the checkpoint's prefix ids of every text."""
 
     def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """Return the ids of a text that a model continues; see `TextTokenizer.encode_prompt`."""
+        """Return the ids of a text to continue; see `TextTokenizer.encode_prompt`."""
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Return the ids of `text`."""
@@ -75,14 +75,14 @@ def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) 
             raise RopeError(
                 "generate: this model has no tokenizer, so prompts must be token ids.",
                 facts={"prompts": prompts},
-                cure="Pass token ids, or load a checkpoint that has a tokenizer.",
+                cure="Pass token ids, or load a checkpoint with a tokenizer.",
             )
         rows = [tokenizer.encode_prompt(row) if row else tokenizer.encode_prompt(row, bos=True) for row in rows]
         if not all(rows):
             raise RopeError(
-                "generate: the prompt is empty, and the checkpoint has no token that begins a text.",
+                "generate: the prompt is empty, and the checkpoint has no bos token.",
                 facts={"prompt": prompts},
-                cure="Give at least one character.",
+                cure="Pass at least one character.",
             )
     if not all(isinstance(row, Sequence) and all(as_whole(token) is not None for token in row) for row in rows):
         raise RopeError(
@@ -95,12 +95,12 @@ def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) 
         raise RopeError(
             "generate: a prompt is empty.",
             facts={"prompts": prompts},
-            cure="Begin with at least one token, such as the tokenizer's bos.",
+            cure="Pass at least one token, such as the tokenizer's bos.",
         )
     unknown = sorted({token for row in tokens for token in row if not 0 <= token < vocab_size})
     if unknown:
         raise RopeError(
-            "generate: a prompt contains tokens that are not in the vocabulary.",
+            "generate: a prompt contains tokens outside the vocabulary.",
             facts={"tokens": unknown, "vocab_size": vocab_size},
             cure="Use the tokenizer that the model was trained with.",
         )
@@ -108,7 +108,7 @@ def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) 
 
 
 def is_text(prompts: Prompts) -> bool:
-    """Return whether any prompt is a text; `token_lists` refuses a mixture."""
+    """Return whether any prompt is a text; `token_lists` raises for a mixture."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes):
         return any(isinstance(row, str) for row in prompts)
     return isinstance(prompts, str)
@@ -126,17 +126,17 @@ def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, t
         raise RopeError(
             "generate: `temperature` must be a finite number, at least 0.",
             facts={"temperature": temperature},
-            cure="0 selects the most likely token at each step.",
+            cure="Pass 0 to select the most likely token at each step.",
         )
     if top_k is not None and (as_whole(top_k) or 0) < 1:
         raise RopeError(
             "generate: `top_k` must be a whole number of at least 1.",
             facts={"top_k": top_k},
-            cure="None keeps all tokens.",
+            cure="Pass None to keep all tokens.",
         )
     if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
         raise RopeError(
-            "generate: `top_p` must be above 0 and at most 1.", facts={"top_p": top_p}, cure="None keeps all tokens."
+            "generate: `top_p` must be above 0 and at most 1.", facts={"top_p": top_p}, cure="Pass None for all tokens."
         )
     if temperature == 0 and (top_k is not None or top_p is not None):
         raise RopeError(

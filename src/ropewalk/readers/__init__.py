@@ -1,4 +1,4 @@
-"""The interface of models that can be measured, and the adapters that provide it."""
+"""The interface for measuring models, and its adapters."""
 
 from __future__ import annotations
 

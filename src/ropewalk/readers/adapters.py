@@ -40,17 +40,17 @@ def reader_of(model: object, name: str | None = None) -> Reader:
         if reader is not None:
             return reader
     raise RopeError(
-        "readers: no adapter knows this model, so it cannot be measured.",
+        "readers: no adapter supports this model, so it cannot be measured.",
         facts={"model": type(model).__name__},
         cure="Pass a Decoder, or an object with the methods of ropewalk.readers.reader.Reader.",
     )
 
 
 def fast_copy(model: object) -> tuple[object, str | None]:
-    """Return a float32 copy of a model whose dtype this CPU multiplies slowly, and a sentence that says so.
+    """Return a float32 copy of a model with a slow dtype on this CPU, and a sentence about it.
 
-    The model itself is not changed. It is returned with None if its dtype is fast, and with a sentence if memory does
-    not suffice for the copy.
+    The model itself is not changed. It is returned with None if its dtype is fast, and with a sentence if there is not
+    enough memory for the copy.
 
     **Arguments:** `model`: a model of transformers, a pair (model, tokenizer), or a `Decoder`.
 
@@ -75,7 +75,7 @@ def fast_copy(model: object) -> tuple[object, str | None]:
 
 
 def _in_float32(model: nn.Module) -> nn.Module:
-    """Return a copy with float32 weights and buffers; it is never held twice, as `copy.deepcopy(model).float()` is."""
+    """Return a copy with float32 weights and buffers; never twice in memory, unlike `copy.deepcopy(model).float()`."""
     wide: dict[int, Any] = {
         id(weight): nn.Parameter(weight.detach().float().clone(), requires_grad=weight.requires_grad)
         for weight in model.parameters()
@@ -95,7 +95,7 @@ def _in_float32(model: nn.Module) -> nn.Module:
 
 
 def adapters() -> Iterator[Adapt]:
-    """Yield the function `adapt` of every module of this folder that has one."""
+    """Yield every function `adapt` of the modules in this folder."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         adapt = getattr(importlib.import_module(f"ropewalk.readers.{module.name}"), "adapt", None)
         if adapt is not None:
@@ -134,9 +134,9 @@ def open_reader(
         return reader_of(load_decoder(path, dtype=dtype).to(device), name)
     if len(options) > 1 or (options and path.is_file()):
         raise RopeError(
-            "readers: to spread a model over several devices, pass a Hugging Face folder and one rule.",
+            "readers: several devices need a Hugging Face folder and one of `device_map` and `tp_plan`.",
             facts={"path": str(path), **options},
-            cure="Pass device_map or tp_plan with a folder.",
+            cure="Pass device_map or tp_plan, with a folder.",
         )
     need("transformers", "transformers")
     from ropewalk.readers.loading import load_live

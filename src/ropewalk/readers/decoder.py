@@ -40,7 +40,7 @@ class DecoderPrefix:
     """Tokens in a decoder's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
     - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward. Logits exist only for the last token;
-      for none if the tokens were read elsewhere, so that only questions with tokens of their own can be asked.
+      for none if the tokens were processed elsewhere, which allows only questions with their own tokens.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, *, chunk: int, tokens: int = 0) -> None:
@@ -69,10 +69,10 @@ class DecoderPrefix:
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """Return for each question the log-probability in nats of each of its continuations.
+        """Return the log-probability in nats of each continuation of each question.
 
-        The tokens of all questions go through the model as branches of one row, 256 at a time: common beginnings of
-        continuations are read once, and the prefix is neither copied nor changed.
+        The tokens of all questions go through the model as branches of one row, 256 at a time. Common beginnings of
+        continuations are processed once, and the prefix is neither copied nor changed.
         """
         check_questions(questions)
         trees = [_Tree(question, continuations) for question, continuations in questions]
@@ -124,7 +124,7 @@ class _Tree:
     """A question and its continuations as a tree of tokens.
 
     - `parents`: as in `Branches`, numbered within this tree.
-    - `lines`: for each continuation, each of its tokens with the node that it comes after (-1: the prefix).
+    - `lines`: for each continuation, its tokens with their preceding nodes (-1: the prefix).
     """
 
     def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
@@ -162,7 +162,7 @@ def _runs(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _log_probs_at(hidden: Tensor, weight: Tensor, *, nodes: Tensor, targets: Tensor) -> Tensor:
-    """Return the log-probability of each target after its node, float32; the logits of few nodes exist at a time."""
+    """Return the log-probability of each target after its node, float32; with the logits of few nodes at a time."""
     likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
     distinct, index = torch.unique(nodes, return_inverse=True)
     one_of_each = targets.new_empty(len(distinct)).scatter_reduce_(0, index, targets, "amin", include_self=False)
@@ -189,13 +189,13 @@ def continuation_log_probs(
     chunk: int = CHUNK,
     done: Callable[[int, tuple[float, bool]], None] | None = None,
 ) -> list[tuple[float, bool]]:
-    """Return for each (context, continuation) its log-probability, and whether greedy decoding would give it.
+    """Return the log-probability of each (context, continuation), and whether it is the greedy continuation.
 
     **Arguments:**
     - `pairs`: token ids, at least one in each context and each continuation.
     - `batch`: rows of similar lengths in one forward; a row's result does not depend on the others.
     - `chunk`: tokens of a row in one forward. Logits exist only for the continuations, 256 tokens at a time.
-    - `done`: called with a pair's index and result when it is computed.
+    - `done`: called with a pair's index and result after it is computed.
 
     **Returns:** (nats, summed over the continuation's tokens; greedy or not) in the order of `pairs`. Frequencies that
     depend on length are those of the tokens that each row reads: all but its last.
@@ -221,7 +221,7 @@ def continuation_log_probs(
 
 
 def _batch(model: Decoder, pairs: Sequence[Pair], chunk: int) -> list[tuple[float, bool]]:
-    """Return the results of one batch, padded on the right; the last token of each row is predicted, not read."""
+    """Return the results of one batch, padded on the right; the last token of each row is predicted, not processed."""
     device = model.embed_tokens.weight.device
     inputs = [[*context, *continuation][:-1] for context, continuation in pairs]
     lengths = torch.tensor([len(row) for row in inputs])
@@ -250,9 +250,9 @@ def _batch(model: Decoder, pairs: Sequence[Pair], chunk: int) -> list[tuple[floa
 
 
 def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tensor, greedy: Tensor) -> None:
-    """Add the continuations' log-probabilities in one chunk to their rows, and note tokens that are not the likeliest.
+    """Add the continuations' log-probabilities in one chunk to their rows, and mark tokens that are not the likeliest.
 
-    The logits of few tokens exist at a time.
+    Logits are computed for few tokens at a time.
     """
     rows, places = (targets >= 0).nonzero(as_tuple=True)
     wanted = targets[rows, places]
@@ -261,7 +261,7 @@ def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tenso
 
 
 def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: Tensor) -> None:
-    """Add each target's log-probability to its row, in float64 on the CPU; note tokens that are not the likeliest."""
+    """Add each target's log-probability to its row, in float64 on the CPU; mark tokens that are not the likeliest."""
     likely = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     totals.index_add_(0, rows.cpu(), likely.cpu().double())
     greedy[rows.cpu()[(logits.argmax(-1) != targets).cpu()]] = False
@@ -270,7 +270,7 @@ def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: 
 class DecoderReader:
     """A reader of our decoder; `ropewalk.readers.reader.Reader` describes its members.
 
-    - `name`: of the model in reports.
+    - `name`: the model's name in reports.
 
     >>> from ropewalk.checkpoints.load import load_decoder
     >>> reader = DecoderReader(load_decoder("tiny"), "tiny")
@@ -351,7 +351,7 @@ class DecoderReader:
         )
 
     def _prefix_so_far(self, cache: KVCache) -> DecoderPrefix:
-        """Return a prefix of the tokens in a cache of one row, to be asked."""
+        """Return a prefix, for questions, of the tokens in a cache of one row."""
         return DecoderPrefix(self.model, cache, chunk=CHUNK, tokens=cache.lay_out(1, 0).total)
 
     def reading_on(
@@ -365,7 +365,7 @@ class DecoderReader:
         advance: Advance | None = None,
         asking: Asking | None = None,
     ) -> Losses:
-        """Return the losses of a window from token 1 on, and reuse or keep its beginning."""
+        """Return the losses of a window from token 1 on, reusing or keeping its beginning."""
         return window_losses(
             self.model,
             input_ids,

@@ -28,11 +28,11 @@ else:
 
 
 _REPLACING = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers that make new tensors in an update and do not change the old ones."""
+"""Layers that create new tensors in an update and do not change the old ones."""
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """A cache layer for all tokens, with keys and values that are views of one buffer each, for `capacity` tokens."""
+    """A cache layer for all tokens, with one buffer each for keys and values, for `capacity` tokens."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         return self.keys, self.values
 
     def _allocate(self, tokens: int, key_states: Tensor, value_states: Tensor) -> None:
-        """Make buffers for `tokens` tokens of the shape of these states, and copy the tokens so far into them."""
+        """Allocate buffers for `tokens` tokens in the shape of these states, and copy the previous tokens into them."""
         held, buffers = self.get_seq_length(), []
         for states, old in ((key_states, self.keys), (value_states, self.values)):
             buffer = states.new_empty(*states.shape[:-2], tokens, states.shape[-1])
@@ -74,7 +74,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
 
 
 def new_cache(config: Any, capacity: int) -> Any:
-    """Return transformers' cache for a config, with full layers that are allocated for `capacity` tokens."""
+    """Return transformers' cache for a config, with full layers allocated for `capacity` tokens."""
     cache = DynamicCache(config=config)
     cache.layers = [PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
@@ -91,7 +91,7 @@ def copied(cache: Any) -> Any:
 
 @contextmanager
 def restored(cache: Any) -> Iterator[None]:
-    """Remove from the cache what is appended inside the block."""
+    """Remove the tokens appended inside the block from the cache."""
     layers = list(cache.layers)
     before = [
         (layer.keys, layer.values, layer.is_initialized) if isinstance(layer, PreallocatedLayer) else _snapshot(layer)
@@ -109,7 +109,7 @@ def restored(cache: Any) -> Iterator[None]:
 
 
 def held_bytes(cache: Any) -> list[tuple[int, int | None]]:
-    """Return for each layer the bytes of its tensors, and the most tokens that it holds (None: no limit)."""
+    """Return each layer's bytes, and its maximal number of tokens (None: no limit)."""
     sizes = []
     for layer in cache.layers:
         own = [value for name, value in vars(layer).items() if name not in ("_buffers", "_sliding_window_tensor")]
@@ -120,7 +120,7 @@ def held_bytes(cache: Any) -> list[tuple[int, int | None]]:
 
 
 def _snapshot(layer: Any) -> Any:
-    """Return a layer that does not change when tokens are appended to the original."""
+    """Return a copy that does not change when tokens are appended to the original."""
     return copy.copy(layer) if type(layer) in _REPLACING else copy.deepcopy(layer)
 
 
@@ -131,7 +131,7 @@ CHECKED = 6  # tokens of the check, read in two chunks
 class LiveModel:
     """The layers and the head of a causal language model of transformers, called separately; modules are not changed.
 
-    `hidden` calls the model's own layers with its cache. `logits` calls its own `forward` with hidden states in place
+    `hidden` calls the model's own layers with its cache. `logits` calls its own `forward` with hidden states instead
     of the layers, so soft caps, scales and other steps after the head are the model's. For half types, logits are
     computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on the CPU,
     losses are `ropewalk.readers.losses.target_losses`, with a product in the half type: a third of the time.
@@ -154,7 +154,7 @@ class LiveModel:
         return device
 
     def hidden(self, input_ids: Tensor, cache: Any, first: int) -> Tensor:
-        """Return the last hidden states `[rows, tokens, hidden]` of tokens from position `first` on."""
+        """Return the last hidden states `[rows, tokens, hidden]` of these tokens, from position `first` on."""
         rows, tokens = input_ids.shape
         positions = torch.arange(first, first + tokens, device=input_ids.device)[None].expand(rows, -1)
         cached = {} if cache is None else {"past_key_values": cache}
@@ -183,7 +183,7 @@ class LiveModel:
         """Return the half-precision weight of the head if the model only multiplies hidden states by it, else None.
 
         The model's forward must pass the hidden states unchanged to a stand-in for the head, and return the
-        stand-in's logits unchanged. Soft caps, scales, a bias and other steps would be seen.
+        stand-in's logits unchanged. This detects soft caps, scales, a bias and other steps.
         """
         head = None if self._wide is None else self._shell._modules[self._wide]
         if head is None or head.bias is not None or head.hook is not None:
@@ -217,9 +217,9 @@ class LiveModel:
         difference = float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
         if not difference <= (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most):
             raise RopeError(
-                "transformers: in chunks, this model does not give the logits of its own forward.",
+                "transformers: in chunks, this model's logits differ from its own forward.",
                 facts={"model": type(self.model).__name__, "largest difference": difference, "largest logit": most},
-                cure="It cannot be measured here.",
+                cure="Choose a different model: this one cannot be measured.",
             )
         return [(size // CHECKED, window) for size, window in held_bytes(cache)]
 
@@ -257,7 +257,7 @@ class _Outputs:
 
 
 class _WideHead(nn.Module):
-    """A half-precision head with float32 products, which calls accelerate's hook on it, if there is one."""
+    """A half-precision head with float32 products, with accelerate's hook, if there is one."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class _WideHead(nn.Module):
 
 
 class _Answers(nn.Module):
-    """A stand-in for the head that keeps its input as `given` and returns fixed logits."""
+    """A stand-in for the head that stores its input as `given` and returns fixed logits."""
 
     def __init__(self, weight: Tensor, logits: Tensor) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ class _Answers(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the weight of the head that it replaces."""
+        """Return the weight of the original head."""
         return self._weight[0]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -317,7 +317,7 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
     name = model.base_model_prefix
     if model.config.is_encoder_decoder or head is None or base is model or name not in model._modules:
         raise RopeError(
-            "transformers: this is not a causal language model, and nothing else can be measured.",
+            "transformers: only causal language models can be measured.",
             facts={"model": type(model).__name__, "encoder and decoder": bool(model.config.is_encoder_decoder)},
             cure="Load it with AutoModelForCausalLM.",
         )
@@ -336,7 +336,7 @@ class LivePrefix:
     """Tokens in a live model's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
     - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward. Logits exist only for the last token;
-      for none if the tokens were read elsewhere, so that only questions with tokens of their own can be asked.
+      for none if the tokens were processed elsewhere, which allows only questions with their own tokens.
     """
 
     def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
@@ -370,9 +370,9 @@ class LivePrefix:
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """Return for each question the log-probability in nats of each of its continuations.
+        """Return the log-probability in nats of each continuation of each question.
 
-        Questions are appended one after the other and removed again: the prefix is neither copied nor changed.
+        Questions are appended one by one and removed again; the prefix is neither copied nor changed.
         """
         check_questions(questions)
         return [self._answers(list(question), continuations) for question, continuations in questions]

@@ -1,4 +1,4 @@
-"""Checkpoints loaded with transformers, from safetensors or GGUF, never with remote code; and their tokenizers."""
+"""Checkpoints loaded with transformers, from safetensors or GGUF and without remote code, with their tokenizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
     backend = tokenizer if isinstance(tokenizer, kit) else getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, kit):
         raise RopeError(
-            "transformers: this tokenizer has no fast form, which is required.",
+            "transformers: this tokenizer has no fast form.",
             facts={"tokenizer": type(tokenizer).__name__},
             cure="Load it with AutoTokenizer from a folder with a tokenizer.json.",
         )
@@ -49,7 +49,7 @@ def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
 
 
 def _ids(key: str, holders: list[Any], tokenizer: Any) -> list[int]:
-    """Return the ids under a key that the vocabulary has, from the first holder with any."""
+    """Return the ids under a key that are in the vocabulary, from the first holder with any."""
     for holder in holders:
         value = getattr(holder, key, None)
         ids = [one for one in (value if isinstance(value, list | tuple) else [value]) if has_token(one, tokenizer)]
@@ -64,11 +64,11 @@ def load_live(
     """Return the transformers model of a folder or a GGUF file in eval mode, and its tokenizer, or None.
 
     **Arguments:**
-    - `dtype`: of the weights; None keeps what a folder stores, and gives float32 for GGUF.
-    - `options`: `device_map` or `tp_plan`, in place of `device`, for the model of a folder.
+    - `dtype`: of the weights; None: the stored dtype of a folder, and float32 for GGUF.
+    - `options`: `device_map` or `tp_plan`, instead of `device`, for the model of a folder.
 
-    **Raises:** `RopeError` for an architecture that transformers does not have, for the checkpoint's own code, for
-    pickled weights, and for missing or misshapen weights, which transformers would fill with random numbers.
+    **Raises:** `RopeError` for an architecture that is not in transformers, for the checkpoint's own code, for pickled
+    weights, and for missing or misshapen weights, which transformers would replace by random numbers.
     """
     if path.is_file():
         with quietly():
@@ -90,11 +90,11 @@ def config_of(folder: Path) -> Any:
     if model_type not in kit.CONFIG_MAPPING:
         own = content.get("auto_map")
         raise RopeError(
-            "load: unknown architecture, and the code that the config names for it is never run here."
+            "load: unknown architecture, and ropewalk never runs the code named in the config."
             if own
             else "load: unknown architecture.",
             facts={"file": str(folder / "config.json"), "model_type": model_type, "transformers": kit.__version__},
-            cure="Neither ropewalk nor this release of transformers supports it. Try a newer transformers.",
+            cure="Try a newer transformers: neither ropewalk nor this release supports it.",
         )
     try:
         return kit.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -129,7 +129,7 @@ def _loaded(folder: Path, config: Any, where: str, **options: Any) -> Any:
     wrong = {key: names for key, names in wrong.items() if names}
     if wrong:  # transformers fills them with random numbers
         raise RopeError(
-            "load: tensors are missing from the checkpoint, or have another shape than its config requires.",
+            "load: tensors are missing from the checkpoint, or their shapes differ from its config.",
             facts={"checkpoint": where, **wrong},
             cure="Download it again, or correct its config.json.",
         )
@@ -137,7 +137,7 @@ def _loaded(folder: Path, config: Any, where: str, **options: Any) -> Any:
 
 
 def _tokenizer_of(folder: Path, model: Any) -> Tokenizer | None:
-    """Return the tokenizer of a folder: from its tokenizer.json, else as transformers converts it, else None."""
+    """Return the tokenizer of a folder: from its tokenizer.json, else converted by transformers, else None."""
     if (folder / "tokenizer.json").is_file():
         return TextTokenizer.from_folder(folder)
     kit = need("transformers")
@@ -150,7 +150,7 @@ def _tokenizer_of(folder: Path, model: Any) -> Tokenizer | None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Silence transformers' progress bars and loading reports inside the block; our errors repeat what matters."""
+    """Silence transformers' progress bars and loading reports inside the block; our errors contain the facts."""
     logging = need("transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

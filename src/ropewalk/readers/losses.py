@@ -43,8 +43,8 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
     - `hidden`: `[tokens, hidden]`, in the head's dtype. `weight`: `[vocab, hidden]`. `targets`: int64 `[tokens]`.
 
     **Numerics:** products of half types are summed in float32 and then rounded: a logit of 20 by up to 0.06.
-    Therefore about the target's logit is subtracted from all logits of a token, which softmax ignores. The logits that
-    matter to the loss are then small, and so are their rounding errors: on SmolLM2 0.002 nats instead of 0.026, root
+    Therefore about the target's logit is subtracted from all logits of a token, which softmax ignores. The logits with
+    an effect on the loss are then small, and so are their rounding errors: on SmolLM2 0.002 nats instead of 0.026, root
     mean square.
 
     >>> [(part, logits)] = logit_slices(torch.ones(1, 2), torch.eye(3, 2), torch.tensor([1]))
@@ -82,7 +82,7 @@ def all_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return float32 logits `[..., vocab]` from half-precision values, widening few rows of the head at a time."""
+    """Return float32 logits `[..., vocab]` from half-precision values, converting few rows of the head at a time."""
     wide = hidden.float()
     return torch.cat([F.linear(wide, rows.float()) for rows in torch.split(weight, WIDENED_ROWS)], -1)
 
@@ -103,7 +103,7 @@ def window_losses(
 ) -> Losses:
     """Return the losses from token `first` on, each given all tokens before it.
 
-    **Arguments:** as `Reader.window_losses` and `ReadingOn.reading_on`. `prefix_of`: makes the prefix for `asking`.
+    **Arguments:** as `Reader.window_losses` and `ReadingOn.reading_on`. `prefix_of`: returns the prefix for `asking`.
     **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
     **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
     **Numerics:** the model's dtype inside, softmax in float32, equal to one full forward up to rounding.
@@ -152,7 +152,7 @@ def losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: in
 def crop_steps(tokens: int, trained_length: int, stride: int, *, first: int = 1) -> list[tuple[int, int, int]]:
     """Return the fresh windows of `crop` after the first window: (start, end, first token scored).
 
-    - `first`: the first token to score; windows without such tokens are left out.
+    - `first`: the first token to score; windows without such tokens are skipped.
 
     >>> crop_steps(11, 4, 2)
     [(2, 6, 4), (4, 8, 6), (6, 10, 8), (7, 11, 10)]
@@ -182,7 +182,7 @@ def cropped_losses(
     """Return the losses from token `first` on, each given at most the last `trained_length` - 1 tokens.
 
     Token t is scored in a fresh window of `trained_length` tokens, at positions from 0, that ends less than `stride`
-    tokens after t. So after the first window it sees between trained_length - stride and trained_length - 1 tokens.
+    tokens after t. So after the first window its context is trained_length - stride to trained_length - 1 tokens.
 
     **Arguments:** as `window_losses`.
     - `beginning`: losses of the first `trained_length` tokens (from token 1), if a plain pass over the same window
@@ -194,9 +194,9 @@ def cropped_losses(
     tokens = len(input_ids)
     if trained_length < 2 or not 1 <= stride <= trained_length - 1:
         raise RopeError(
-            "cropped_losses: the stride must lie between 1 and trained_length - 1.",
+            "cropped_losses: the stride must be between 1 and trained_length - 1.",
             facts={"stride": stride, "trained_length": trained_length},
-            cure="A quarter of the trained length is a good stride.",
+            cure="Pass for example a quarter of the trained length.",
         )
     if not 1 <= first < tokens:
         raise RopeError(

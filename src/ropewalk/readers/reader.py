@@ -1,4 +1,4 @@
-"""`Reader`: the interface through which any library's model is measured, questioned and extended."""
+"""`Reader`: the interface to measure, question and extend any library's model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ropewalk.rotation.rotate import rotate
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 Losses = npt.NDArray[np.float64]
 Advance = Callable[[int], None]
-"""Called with the number of tokens that have gone through the model."""
+"""Called with the number of processed tokens."""
 Asking = Mapping[int, Callable[["Prefix"], None]]
-"""Functions by the number of tokens after which they are called with the prefix so far."""
+"""Functions by number of tokens; each is called with the prefix of that many tokens."""
 IsDone = Callable[[int, Sequence[int]], bool]
 """Return whether a row of a generation, given by its number and its new tokens, has ended."""
 QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
@@ -49,7 +49,7 @@ class Prefix(Protocol):
         """
 
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """Return for each question the log-probability in nats of each of its continuations.
+        """Return the log-probability in nats of each continuation of each question.
 
         Each question is independent of the others and comes directly after the prefix, which does not change. Raises
         `RopeError` for an empty continuation.
@@ -67,9 +67,9 @@ class Prefix(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """One model that can be measured. Two adapters implement it: for our `Decoder`, and for live transformers models.
+    """One model to measure. Two adapters implement it: for our `Decoder`, and for live transformers models.
 
-    No method changes the model that was passed in. Token ids are int64 and one-dimensional unless stated otherwise;
+    No method changes the original model. Token ids are int64 and one-dimensional unless stated otherwise;
     losses and log-probabilities are in nats.
     """
 
@@ -79,7 +79,7 @@ class Reader(Protocol):
 
     @property
     def library(self) -> str:
-        """Return "ropewalk", or another library with its version and the model's class there."""
+        """Return "ropewalk", or a different library with its version and the model's class."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -95,7 +95,7 @@ class Reader(Protocol):
 
     @property
     def trained_length(self) -> int | None:
-        """Return the trained length in tokens, with the scaling that belongs to the model, or None if unknown."""
+        """Return the trained length in tokens, with the model's own scaling, or None if unknown."""
 
     @property
     def device(self) -> torch.device:
@@ -115,12 +115,12 @@ class Reader(Protocol):
     def under(self, positions: Positions) -> Reader:
         """Return the same model with shared weights and these positions in its layers.
 
-        `method.positions(reader.positions, reach)` makes them for an extension method. Raises `RopeError` if the model
+        `method.positions(reader.positions, reach)` returns them for a method. Raises `RopeError` if the model
         does not support them.
         """
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return about how many bytes a cache of `tokens` tokens takes."""
+        """Return the approximate size of a cache of `tokens` tokens, in bytes."""
 
     def window_losses(
         self,
@@ -136,11 +136,11 @@ class Reader(Protocol):
 
         **Arguments:**
         - `input_ids`: int64 `[tokens]`, at positions 0, 1, ...
-        - `first`: the first token that is scored, at least 1: nothing comes before token 0.
+        - `first`: the first token to score, at least 1 (token 0 has no context).
         - `seq_len`: tokens, for frequencies that depend on the length; defaults to the number of tokens.
         - `chunk`: tokens of one forward; `advance` is called with their number after each.
-        - `asking`: functions by a number of tokens. Each is called after that many tokens have been read, with a
-          prefix that may be asked, but not read further. Losses are those without it, up to rounding.
+        - `asking`: functions by a number of tokens. Each is called after that many tokens are processed, with a prefix
+          that can answer questions, but not be extended. Losses are those without it, up to rounding.
 
         **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
         **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
@@ -161,7 +161,7 @@ class Reader(Protocol):
     ) -> list[list[tuple[int, float]]]:
         """Return the `count` likeliest tokens after the first n, for each n of the ascending `lengths`, in one pass.
 
-        Each comes with its log-probability in nats, the likeliest first, at the frequencies of `seq_len` tokens.
+        Each has its log-probability in nats, the likeliest first, at the frequencies of `seq_len` tokens.
         """
 
     def continuation_log_probs(
@@ -172,9 +172,9 @@ class Reader(Protocol):
         chunk: int = CHUNK,
         done: Callable[[int, tuple[float, bool]], None] | None = None,
     ) -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its log-probability, and whether greedy decoding would give it.
+        """Return the log-probability of each (context, continuation), and whether it is the greedy continuation.
 
-        - `batch`: rows in one forward. `done`: called with a pair's index and result when it is computed.
+        - `batch`: rows in one forward. `done`: called with a pair's index and result after it is computed.
         """
 
     def generate(
@@ -200,7 +200,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class ReadingOn(Reader, Protocol):
-    """A reader that can reuse the beginning of a window which it has read under other positions."""
+    """A reader that can reuse the beginning of a window processed under different positions."""
 
     def reading_on(
         self,
@@ -216,14 +216,14 @@ class ReadingOn(Reader, Protocol):
         """Return the losses of a window from token 1 on.
 
         **Arguments:** as `window_losses`.
-        - `after`: a beginning, and the number of its tokens to reuse instead of reading them.
-        - `keep`: tokens, in whole chunks, that are passed to `kept` as a beginning after they are read.
+        - `after`: a beginning, and the number of its tokens to reuse instead of computing them.
+        - `keep`: tokens, in whole chunks, to pass to `kept` as a beginning after they are processed.
         """
 
 
 @runtime_checkable
 class WritableReader(Reader, Protocol):
-    """A reader whose model can be saved."""
+    """A reader with a model that can be saved."""
 
     @property
     def module(self) -> nn.Module:
@@ -245,13 +245,13 @@ class WritableReader(Reader, Protocol):
         source: Path | None = None,
         shard_bytes: int,
     ) -> dict[str, Any]:
-        """Write weights, tokenizer and other files, and return the content of config.json, which is not yet written.
+        """Write weights, tokenizer and other files, and return the content of config.json, which the caller writes.
 
         **Arguments:**
         - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
-        - `rope_fields`: the rope's keys of config.json, in place of the model's own. None: the library's own form,
-          which also holds what config.json cannot express.
-        - `length`: tokens that the written model is meant for. `source`: the checkpoint that it was loaded from.
+        - `rope_fields`: the rope's keys of config.json, instead of the model's own. None: the library's own form, which
+          also contains settings that config.json cannot express.
+        - `length`: the intended length of the written model in tokens. `source`: its original checkpoint.
 
         **Raises:** `RopeError` if the model cannot be written in this form.
         """
@@ -270,7 +270,7 @@ def check_window(input_ids: Tensor, first: int, chunk: int) -> None:
     """Raise `RopeError` unless a window has two tokens and `first` is one of them, but not token 0."""
     if input_ids.ndim != 1 or not 1 <= first < len(input_ids) or chunk < 1:
         raise RopeError(
-            "window_losses: give [tokens] of at least two, and `first` among them.",
+            "window_losses: `input_ids` must be [tokens] with at least two, and `first` one of them but not 0.",
             facts={"input_ids": input_ids, "first": first, "chunk": chunk},
             cure="Pass the token ids of one window, and 1 <= first < tokens.",
         )
@@ -280,16 +280,16 @@ def check_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch: int
     """Raise `RopeError` for an empty context or continuation, and for a batch or a chunk below 1."""
     if batch < 1 or chunk < 1:
         raise RopeError(
-            "continuation_log_probs: `batch` and `chunk` are at least 1.",
+            "continuation_log_probs: `batch` and `chunk` must be at least 1.",
             facts={"batch": batch, "chunk": chunk},
-            cure="Give whole numbers of rows and tokens.",
+            cure="Pass whole numbers of rows and tokens.",
         )
     for index, (context, continuation) in enumerate(pairs):
         if not len(context) or not len(continuation):
             raise RopeError(
-                "continuation_log_probs: nothing comes before the first token, and an empty text has no probability.",
+                "continuation_log_probs: contexts and continuations must have at least one token.",
                 facts={"pair": index, "context tokens": len(context), "continuation tokens": len(continuation)},
-                cure="Begin with the tokenizer's bos if there is no context.",
+                cure="Pass the tokenizer's bos if there is no context.",
             )
 
 
@@ -297,9 +297,9 @@ def check_read(input_ids: Sequence[int], tokens: int) -> None:
     """Raise `RopeError` if there are no tokens to append to a prefix of `tokens` tokens."""
     if not len(input_ids):
         raise RopeError(
-            "prefix: there are no tokens to read.",
+            "prefix: there are no tokens to append.",
             facts={"input_ids": list(input_ids), "tokens so far": tokens},
-            cure="Begin with the tokenizer's bos if there is no text.",
+            cure="Pass the tokenizer's bos if there is no text.",
         )
 
 
@@ -310,7 +310,7 @@ def check_questions(questions: Sequence[QuestionIds]) -> None:
             raise RopeError(
                 "prefix: an empty continuation has no probability.",
                 facts={"question": list(question), "tokens of each": list(map(len, continuations))},
-                cure="Give at least one token each.",
+                cure="Pass at least one token for each continuation.",
             )
 
 
@@ -320,20 +320,20 @@ def check_questions(questions: Sequence[QuestionIds]) -> None:
 class Beginning:
     """A copy of the keys and values of a window's first tokens, and of their losses.
 
-    - `model`: the model that read them. `cache`: one row of rotated keys, with at least `tokens` tokens.
+    - `model`: the model that computed them. `cache`: one row of rotated keys, with at least `tokens` tokens.
     - `losses`: float32 `[tokens]`, nats of the tokens from 1 to `tokens`, the last of which is not in the copy.
-    - `seconds`: the time that reading took.
+    - `seconds`: the time taken.
 
-    **Raises:** `RopeError` for a cache of unrotated keys, and for one that holds fewer tokens.
+    **Raises:** `RopeError` for a cache of unrotated keys, and for one with fewer tokens.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, losses: Tensor, seconds: float) -> None:
         layout = cache.lay_out(1, 0)
         if not cache.rotated or layout.total < len(losses):
             raise RopeError(
-                "Beginning: the cache must hold rotated keys of all its tokens.",
+                "Beginning: the cache must contain rotated keys of all its tokens.",
                 facts={"cache": cache, "tokens": len(losses)},
-                cure="Make it after the tokens were read, with a model without an extension.",
+                cure="Create it after processing the tokens, with a model without an extension.",
             )
         self.tokens, self.seconds, self.losses = len(losses), seconds, losses.clone()
         self._ropes = model.config.ropes
@@ -344,18 +344,18 @@ class Beginning:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its keys and values."""
+        """Return the size of its keys and values in bytes."""
         return sum(part.nbytes for layer in self._layers for part in layer)
 
     def put(self, model: Decoder, cache: KVCache, tokens: int) -> None:
         """Write the first `tokens` into an empty cache of the same model with an extension.
 
-        If the cache holds unrotated keys, the rotation is undone: to 1e-7 in float32, with one more rounding in a half
+        If the cache stores unrotated keys, the rotation is undone: to 1e-7 in float32, with one more rounding in a half
         type. Raises `RopeError` if the ropes differ, or the copy has fewer tokens.
         """
         if model.config.ropes != self._ropes or tokens > self.tokens:
             raise RopeError(
-                "Beginning: these tokens were read under another rope, or fewer of them.",
+                "Beginning: these tokens were processed under a different rope, or there are too few.",
                 facts={"ropes": set(self._ropes), "model": set(model.config.ropes), "tokens": (tokens, self.tokens)},
                 cure="Continue with the same weights and the same ropes.",
             )

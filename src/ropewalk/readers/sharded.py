@@ -1,7 +1,7 @@
-"""One window on several processes: each has a part of the rows, and every layer's keys and values are gathered.
+"""Process one window on several processes: each has a part of the rows, and gathers every layer's keys and values.
 
 A method defines each query row by its index and the keys before it, so the result does not depend on the process.
-Each process computes the layers for its own rows and holds the keys and values of one layer at a time; a reader in one
+Each process computes the layers for its own rows and keeps the keys and values of one layer at a time; a reader in one
 process keeps those of all layers. `window_bytes` returns the memory of a process.
 """
 
@@ -46,7 +46,7 @@ def sharing_windows(on: bool) -> Iterator[None]:
     if not launch.several:
         raise RopeError(
             "doctor: --shard-window and --tp-plan compute each window on several processes, but there is only one.",
-            cure="Start it with torchrun --nproc-per-node N -m ropewalk doctor ..., or leave them out.",
+            cure="Start it with torchrun --nproc-per-node N -m ropewalk doctor ..., or omit them.",
         )
     with process_group(launch), all_together():
         yield
@@ -55,7 +55,7 @@ def sharing_windows(on: bool) -> Iterator[None]:
 def rounds(tokens: int, chunk: int, ranks: int) -> list[list[Span]]:
     """Return the tokens of each rank, round by round: successive chunks, in reverse order in every second round.
 
-    Thus causal attention costs each rank about the same. A chunk is shorter than `chunk` if the window has fewer than
+    This balances the cost of causal attention. A chunk is shorter than `chunk` if the window has fewer than
     two for each rank. The rounds cover the window; in the last one a rank may have no tokens.
 
     >>> rounds(10, 2, 2)
@@ -69,7 +69,7 @@ def rounds(tokens: int, chunk: int, ranks: int) -> list[list[Span]]:
 
 
 def window_bytes(config: DecoderConfig, tokens: int, ranks: int, itemsize: int, chunk: int = CHUNK) -> dict[str, int]:
-    """Return the bytes that one process holds for a window of `tokens` tokens, without the weights.
+    """Return the memory of one process for a window of `tokens` tokens, in bytes, without the weights.
 
     "keys and values": of one layer, of all tokens. "hidden": of its own rows, float32 for half types. "gathered": the
     buffers of one round.
@@ -99,12 +99,12 @@ class ShardedReader(DecoderReader):
 
     @classmethod
     def of(cls, reader: Reader) -> ShardedReader:
-        """Return the same model, sharded; raise `RopeError` for a model that another library computes."""
+        """Return the same model, sharded; raise `RopeError` for a model of a different library."""
         if not isinstance(reader, DecoderReader):
             raise RopeError(
                 "doctor: --shard-window needs a model that ropewalk computes.",
                 facts={"model": reader.name, "computed by": reader.library},
-                cure="Leave out --shard-window: each process then measures whole windows.",
+                cure="Omit --shard-window: each process then measures whole windows.",
             )
         return cls(reader.model, reader.name)
 
@@ -126,7 +126,7 @@ class ShardedReader(DecoderReader):
         advance: Advance | None = None,
         asking: Asking | None = None,
     ) -> Losses:
-        """Return the losses of one window from token `first` on, the same on every process; `asking` is refused."""
+        """Return the losses of one window from token `first` on, the same on every process; `asking` raises."""
         if asking:
             self.prefix()
         check_window(input_ids, first, chunk)
@@ -137,7 +137,7 @@ class ShardedReader(DecoderReader):
         """Raise `RopeError`: a prefix needs the keys and values of all layers."""
         raise RopeError(
             "doctor: --shard-window measures only losses, but this needs a cached prefix.",
-            cure="Leave out --shard-window, or pass --measure loss.",
+            cure="Omit --shard-window, or pass --measure loss.",
         )
 
     continuation_log_probs = generate = stream = prefix
@@ -189,9 +189,9 @@ def sharded_losses(
 
 
 class _GatheredLayer(KVCache):
-    """Keys and values of one layer for all tokens: a process writes its part of a round and gathers the others'.
+    """Keys and values of one layer for all tokens: a process writes its part of a round and gathers the other parts.
 
-    All layers use one buffer, because the rows of a round only see keys of the same layer.
+    All layers use one buffer, because the rows of a round need only keys of the same layer.
     """
 
     def __init__(self, model: Decoder, tokens: int, seq_len: int, rank: int) -> None:
@@ -214,7 +214,7 @@ class _GatheredLayer(KVCache):
         self._round: Sequence[Span] = ()
 
     def inputs(self, of_round: Sequence[Span]) -> ForwardInputs:
-        """Return the layers' inputs for this process's rows of a round, which follow all tokens before them."""
+        """Return the layers' inputs for this process's rows of a round, after all previous tokens."""
         start, stop = of_round[self.rank]
         self._round, self._lengths = of_round, [start]
         return ForwardInputs.of(torch.empty(1, stop - start, 0, dtype=self.dtype, device=self.device), cache=self)

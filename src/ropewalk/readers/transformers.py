@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 class TransformersReader:
     """A reader of a causal language model of transformers; `ropewalk.readers.reader.Reader` describes its members.
 
-    - `model`: a `PreTrainedModel` with a head for the next token; it is not changed.
+    - `model`: a `PreTrainedModel` with a head for the next token; it does not change.
     - `tokenizer`: of transformers with a fast backend, of `tokenizers`, or a `TextTokenizer`. `name`: in reports.
 
-    Windows are processed in chunks through the model's own cache, with the head applied to few tokens at a time, so
-    that memory is bounded. The reader uses a copy that shares every weight and, if `ropewalk.attach` supports the
-    model, rotates with exact tables; otherwise only the model's own rotation can be measured. The constructor compares
-    six tokens in two chunks with the model's own forward.
+    Windows are processed in chunks through the model's own cache, with the head applied to few tokens at a time to
+    bound memory. The reader uses a copy that shares every weight. If `ropewalk.attach` supports the model, the copy
+    rotates with exact tables; otherwise only the model's own rotation can be measured. The constructor compares six
+    tokens in two chunks with the model's own forward.
 
     **Raises:** `RopeError` for a model that is not a causal language model, or has an unknown rotation.
     """
@@ -122,7 +122,7 @@ class TransformersReader:
             return self
         if self._refused is not None:
             raise RopeError(
-                "transformers: this model's rotation cannot be replaced, so it can only be measured unchanged.",
+                "transformers: this model's rotation cannot be replaced, so only the unchanged model can be measured.",
                 facts={"model": type(self.model).__name__, "reason": self._refused.rule},
                 cure="Pass --methods plain,crop.",
             ) from self._refused
@@ -137,7 +137,7 @@ class TransformersReader:
         return other
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the bytes of the keys and values of `tokens` tokens; layers with a window hold no more than it."""
+        """Return the bytes of the keys and values of `tokens` tokens; layers with a window hold at most its tokens."""
         return sum(size * min(tokens, window or tokens) for size, window in self._per_token)
 
     @torch.inference_mode()
@@ -288,13 +288,13 @@ class TransformersReader:
             raise RopeError(
                 "transformers: this model's frequencies depend on the length and change from chunk to chunk.",
                 facts={"model": type(self.model).__name__, "reason": self._refused.rule},
-                cure="It cannot be measured here.",
+                cure="Choose a different model: this one cannot be measured.",
             ) from self._refused
         return self._frozen.at(seq_len)
 
 
 class _Frozen:
-    """Copies of a model at the frequencies of fixed lengths, so that threads with different lengths are independent.
+    """Copies of a model at the frequencies of fixed lengths, to make threads with different lengths independent.
 
     The last few are kept; lengths with the same frequencies share a copy.
     """
@@ -348,6 +348,6 @@ def _twin(model: Any) -> Any:
 
 
 def _name_of(model: Any) -> str:
-    """Return the last part of the path that the model was loaded from, or its class."""
+    """Return the last part of the model's path, or its class."""
     path = str(getattr(model.config, "_name_or_path", "") or "").rstrip("/")
     return path.rpartition("/")[2] or type(model).__name__

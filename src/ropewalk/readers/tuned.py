@@ -1,4 +1,4 @@
-"""`Tuned`: a model before and after tuning as one reader, so that the doctor compares the two."""
+"""`Tuned`: a model before and after tuning as one reader, for comparison by the doctor."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ropewalk.readers.reader import Losses, Prefix, Reader
 
 
 class Tuned:
-    """A `Reader` that is the untuned model under plain, and the tuned one under every other positions.
+    """A `Reader` that is the untuned model under plain, and the tuned model under all other positions.
 
-    `measure.plan.plan` plans one method of it. plain is the untuned model as it is, the method the tuned weights under
-    the method, and crop the tuned weights under the method in fresh windows of the trained length. So what tuning
-    learned of the text in general is in crop too, and does not count as reading far tokens.
+    `measure.plan.plan` plans one method for it. plain is the unchanged untuned model. The method is the tuned weights
+    under the method, and crop the tuned weights under the method in fresh windows of the trained length. So crop
+    includes what tuning learned about the text in general, and this does not count as use of far tokens.
 
     **Arguments:**
     - `source`: the model before tuning, under its own positions. `tuned`: the same architecture with tuned weights; its
-      positions do not matter.
+      positions are ignored.
 
     **Raises:** `RopeError` if the two differ in more than their weights.
 
@@ -39,7 +39,7 @@ class Tuned:
         kinds = [(one.library, one.parameters, one.dtype, str(one.device)) for one in (source, tuned)]
         if kinds[0] != kinds[1]:
             raise RopeError(
-                "Tuned: the tuned model must be the source with other weights.",
+                "Tuned: the tuned model must be the source with different weights.",
                 facts={"source": kinds[0], "tuned": kinds[1]},
                 cure="Pass both in the same dtype and on the same device.",
             )

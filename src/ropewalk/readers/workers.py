@@ -22,11 +22,11 @@ JobT = TypeVar("JobT")
 
 
 class Stopped(Exception):
-    """The exception that ends a worker's job after another worker has failed or the run was interrupted."""
+    """The exception that ends a worker's job after a failure in another worker or an interruption."""
 
 
 class _Shares:
-    """The processor's cores in equal shares for the workers that have a job."""
+    """The processor's cores in equal shares for the workers with a job."""
 
     def __init__(self, cores: int) -> None:
         self.cores, self._busy, self._lock = cores, 0, threading.Lock()
@@ -57,7 +57,7 @@ _HERE = threading.local()
 
 
 class WorkersProgress:
-    """The `Progress` of several workers, with numbered pieces of work, which raises `Stopped` after `stop` is set.
+    """The `Progress` of several workers, with numbered pieces of work; raises `Stopped` after `stop` is set.
 
     - `pieces`: their number.
     """
@@ -67,13 +67,13 @@ class WorkersProgress:
         self._begun, self._one_at_a_time = 0, threading.Lock()
 
     def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work in which `tokens` tokens go through the model."""
+        """Begin a piece of work with `tokens` tokens to process."""
         with self._one_at_a_time:
             self._begun += 1
             self.progress.begin(f"[{self._begun}/{self.pieces}] {description}", tokens)
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` that have gone through the model, and update the cores of the worker's thread.
+        """Count `tokens` more processed tokens, and update the cores of the worker's thread.
 
         Raises `Stopped` after `stop` is set.
         """
@@ -87,9 +87,9 @@ class WorkersProgress:
 
 
 def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
-    """Return the number of workers: at most the cores, the jobs, and the caches of `target` tokens that fit 2 GiB.
+    """Return the number of workers: at most the cores, the jobs, and the caches of `target` tokens in 2 GiB.
 
-    On an accelerator it is 1. One worker for each core spends no time on threads that wait for each other, and does not
+    On an accelerator it is 1. One worker for each core avoids threads waiting for each other, and does not
     change results.
     """
     if reader.device.type != "cpu" or current().together:
@@ -107,11 +107,11 @@ def complete(
     stop: threading.Event | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Complete the ledger: measure every job here, or wait for another process that has leased it.
+    """Complete the ledger: measure every job here, or wait for the process that has leased it.
 
     **Arguments:**
     - `key`: returns a job's key in the ledger. `measure`: returns its result, a JSON object, in a worker's thread.
-    - `until`: no further job begins once it returns True.
+    - `until`: no job begins after it returns True.
     - `stop`: set when an error or Ctrl-C ends the run; `measure` should then raise `Stopped` soon.
 
     Jobs of other processes come last, and are measured here if their process is gone. Results are saved as they are
@@ -120,7 +120,7 @@ def complete(
     **Raises:** `RopeError` for `workers` below 1, and the exceptions of `measure`.
     """
     if workers < 1:
-        raise RopeError("doctor: `workers` must be at least 1.", facts={"workers": workers}, cure="Give 1 or more.")
+        raise RopeError("doctor: `workers` must be at least 1.", facts={"workers": workers}, cure="Pass 1 or more.")
     stop = stop or threading.Event()
 
     def attempt(job: JobT) -> None:

@@ -1,1 +1,1 @@
-"""What is rotated by how much: configs, scaling rules, frequencies, tables, pairing."""
+"""Configs, scaling rules, frequencies, tables and pairing of a rotation."""

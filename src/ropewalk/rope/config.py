@@ -18,7 +18,7 @@ from ropewalk.rope.values import as_whole, is_number
 
 DEFAULT_THETA = 10_000.0
 _LATER = {"later": True}  # marks fields that are not printed at their default, so that digests of older ropes stay
-_AXES_CURE = "axes_from_sections([...]) makes it from the number of pairs of each axis."
+_AXES_CURE = "axes_from_sections([...]) builds it from the number of pairs of each axis."
 
 
 def _whole(name: str, value: object, cure: str) -> int:
@@ -64,7 +64,7 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
         raise RopeError(
             "RopeConfig: `rotary_dim` must be even, at least 2 and at most head_dim.",
             facts={"rotary_dim": rotary_dim, "head_dim": head_dim},
-            cure="It counts the rotated features; leave it out to rotate the whole head.",
+            cure="Pass the number of rotated features, or omit it to rotate the whole head.",
         )
     if not isinstance(interleaved, bool):
         raise RopeError(
@@ -76,7 +76,7 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
         raise RopeError(
             "RopeConfig: `max_position_embeddings` must be at least 1 token.",
             facts={"max_position_embeddings": length},
-            cure="Leave it out if it is not known.",
+            cure="Omit it if it is unknown.",
         )
 
 
@@ -128,22 +128,22 @@ def _check_axis_values(
         raise RopeError(
             "RopeConfig: `axis_blocks` needs half-split pairs of several axes, with the pairs of each axis in a row.",
             facts={"interleaved": interleaved, "axes": axes},
-            cure="Interleaved pairs lie inside their axis's features without it: leave it out.",
+            cure="Omit it: interleaved pairs lie inside their axis's features anyway.",
         )
 
 
 @dataclass(frozen=True, repr=False)
 class RopeConfig:
-    """The frequencies and the pairing of a rotation; it can describe every published variant.
+    """The frequencies and the pairing of a rotation, for every published variant.
 
     **Arguments:**
     - `head_dim`: features of one head, even.
-    - `interleaved`: True pairs features (0,1), (2,3), ... as the paper, GPT-J and Meta's Llama do; False pairs
-      (i, i + rotary_dim/2) as GPT-NeoX and Hugging Face's Llama do. Never guessed.
+    - `interleaved`: True pairs features (0,1), (2,3), ... as in the paper, GPT-J and Meta's Llama. False pairs
+      (i, i + rotary_dim/2) as in GPT-NeoX and Hugging Face's Llama. Never guessed.
     - `theta`: the base; pair i rotates by theta^(-2i/rotary_dim) radians per token. With `axes_restart` it may be a
       tuple with one base for each axis.
     - `rotary_dim`: number of leading features that rotate (the others pass through); None is head_dim.
-    - `scaling`: a rule of `ropewalk.scaling`, or None; `PerAxis` holds one for each axis.
+    - `scaling`: a rule of `ropewalk.scaling`, or None; `PerAxis` contains one for each axis.
     - `max_position_embeddings`: tokens, from the checkpoint's config.
     - `axes`: axis of each pair; None is one axis. See `axes_from_sections`.
     - `axes_restart`: False: all axes share one ladder of frequencies (M-RoPE). True: each axis has its own, which
@@ -153,9 +153,9 @@ class RopeConfig:
     - `inv_freq`: inverse frequency of each pair, radians per token, in place of theta and scaling. A pair of frequency
       0 does not rotate; a negative one rotates backwards.
     - `trained`: how a published model was trained: with or without `scaling`, and to which length. It does not affect
-      the rotation, so configs that differ only in it are equal.
+      the rotation, and equality ignores it.
 
-    **Raises:** `RopeError` if the numbers do not fit each other.
+    **Raises:** `RopeError` if the numbers contradict each other.
     **Source:** Su et al. 2021, arXiv:2104.09864, section 3.2.
 
     >>> RopeConfig(head_dim=128, interleaved=False, theta=500_000.0).pairs
@@ -209,13 +209,13 @@ class RopeConfig:
             raise RopeError(
                 "RopeConfig: `inv_freq` needs one finite number for each pair.",
                 facts={"inv_freq": inv_freq, "pairs": self.pairs},
-                cure="Give radians per token; of a tensor, inv_freq.tolist().",
+                cure="Pass radians per token; convert a tensor with inv_freq.tolist().",
             )
         if self.theta != DEFAULT_THETA or self.scaling is not None or self.axes_restart:
             raise RopeError(
-                "RopeConfig: `inv_freq` excludes `theta`, `scaling` and `axes_restart`.",
+                "RopeConfig: `inv_freq` and `theta`, `scaling` or `axes_restart` are mutually exclusive.",
                 facts={"theta": self.theta, "scaling": self.scaling, "axes_restart": self.axes_restart},
-                cure="Leave out those, or `inv_freq`.",
+                cure="Omit those, or `inv_freq`.",
             )
         return tuple(map(float, given))
 
@@ -263,7 +263,7 @@ class RopeConfig:
 
     @property
     def switch_length(self) -> int | None:
-        """Return the tokens beyond which a second set of frequencies applies (LongRoPE), or None."""
+        """Return the length in tokens beyond which a second set of frequencies applies (LongRoPE), or None."""
         return None if self.scaling is None else self.scaling.switch_length
 
     @property
@@ -284,7 +284,7 @@ class RopeConfig:
 
     @property
     def trained_length(self) -> int | None:
-        """Return the tokens that the model was trained to, or None if the config does not state it.
+        """Return the length that the model was trained at, in tokens, or None if the config does not state it.
 
         `trained.length` if published training differs from the config's number; else the config's length if the model
         was trained with its scaling; else the length before the scaling.
@@ -295,10 +295,10 @@ class RopeConfig:
 
     @property
     def scaled_length(self) -> int | None:
-        """Return the tokens that the config states for its scaling, or None if it states none.
+        """Return the length that the config states for its scaling, in tokens, or None.
 
-        `max_position_embeddings`, unless that is the length before the scaling: then the length that the rule extends
-        to.
+        This is `max_position_embeddings`, unless that is the length before the scaling; then it is the length that the
+        rule extends to.
         """
         longest, original = self.max_position_embeddings, self.original_length
         if self.scaling is not None and (longest is None or longest == original):
@@ -316,7 +316,7 @@ class RopeConfig:
             raise RopeError(
                 "RopeConfig: explicit frequencies have no ladder.",
                 facts={"inv_freq": self.inv_freq},
-                cure="inverse_frequencies(config) gives the numbers.",
+                cure="Call inverse_frequencies(config) for the numbers.",
             )
         if self.axes is None or not self.axes_restart:
             return (Ladder(self._thetas[0], dim, tuple(range(self.pairs)), limit),)
@@ -335,7 +335,7 @@ class RopeConfig:
         return tuple(self.axes.count(axis) for axis in range(self.num_axes))
 
     def longest_at(self, seq_len: int) -> int | float:
-        """Return the most tokens for which the frequencies of `seq_len` are right; infinite without `needs_seq_len`.
+        """Return the longest length, in tokens, for the frequencies of `seq_len`; infinite without `needs_seq_len`.
 
         Dynamic NTK: the larger of `seq_len` and the trained length. LongRoPE: the original length on the short side,
         unbounded on the long side.
@@ -367,13 +367,12 @@ class RopeConfig:
         """Return the rope of a Hugging Face config.
 
         **Arguments:**
-        - `config`: path of a config.json or its folder, a dict, or a transformers config object. In a composite
-          (multimodal) config, the text part counts. For a vision tower pass its `vision_config`, as released or with
-          the model_type of transformers 5, such as "qwen2_vl_vision".
-        - `layer_type`: chooses among the layer types of a model that rotates them differently, for example
-          "sliding_attention".
+        - `config`: path of a config.json or its folder, a dict, or a transformers config object. If it is composite
+          (multimodal), its text part is used. For a vision tower pass its `vision_config`, as released or with the
+          model_type of transformers 5, such as "qwen2_vl_vision".
+        - `layer_type`: chooses a layer type if the model rotates them differently, for example "sliding_attention".
         - `alpha`: `[pairs]`, the learned logarithms of factors of the frequencies (LeRoPE: Mistral Large 4), which no
-          config contains. `ropewalk.checkpoints.read_alpha(folder)` reads them; of a live model they are
+          config contains. `ropewalk.checkpoints.read_alpha(folder)` loads them; a live model has them in
           `rotary_emb.alpha`.
 
         Every `rope_type` is supported, in the old spelling (`rope_scaling`, `rope_theta`) and the new
@@ -383,8 +382,8 @@ class RopeConfig:
         **Returns:** the `RopeConfig`. For multi-head latent attention (DeepSeek) it describes the slice of
         qk_rope_head_dim features. Positions of a vision tower are (row, column), as from `grid_positions`, even if its
         class takes the column first. Gemma 4's tower rotates each half of a head separately; the result describes one
-        half. Not described: what acts in attention but not in the rotation (DeepSeek's softmax mscale, Ministral's
-        llama_4_scaling_beta), and CLVP's rotation of values.
+        half. It does not contain factors that act only in attention (DeepSeek's softmax mscale, Ministral's
+        llama_4_scaling_beta), nor CLVP's rotation of values.
         **Raises:** `RopeError` for anything unknown, missing or impossible, and for a layer without rotation.
         **Source:** transformers 5.23, `modeling_rope_utils` and each model's own class.
 
@@ -408,7 +407,7 @@ class RopeConfig:
         `rw.positions.latent_positions`. LTX-Video rotates all heads together, so head_dim is their whole width.
         **Numerics:** angles are float64 in diffusers for FLUX and Wan (float32 on MPS), and float32 for the others; the
         tables of `RotaryEmbedding` are within 1.2e-7 of the exact values on every device.
-        **Raises:** `RopeError` for an unknown class, and for rope keys that the class does not read.
+        **Raises:** `RopeError` for an unknown class, and for rope keys that the class ignores.
         **Source:** diffusers 0.42.1, each model's own class.
 
         >>> rope = RopeConfig.from_diffusers({"_class_name": "WanTransformer3DModel", "attention_head_dim": 128})
@@ -426,7 +425,7 @@ class RopeConfig:
         `from_hf({**base_config, "rope_parameters": block})`. In a model with several thetas the block belongs under its
         layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have no name in transformers: they become
         a block with the same frequencies.
-        **Raises:** `RopeError` for what no block can express, such as `inv_freq`, or a theta or scaling for each axis.
+        **Raises:** `RopeError` if no block can express the config: `inv_freq`, or a theta or scaling for each axis.
 
         >>> RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64).to_hf()
         {'rope_type': 'default', 'rope_theta': 1000000.0, 'partial_rotary_factor': 0.5}
@@ -435,7 +434,7 @@ class RopeConfig:
             raise RopeError(
                 "to_hf: transformers has no block for explicit frequencies, or for a theta for each axis.",
                 facts={"inv_freq": self.inv_freq, "theta": self.theta},
-                cure="Save the model in ropewalk's own form, whose config holds every field.",
+                cure="Save the model in ropewalk's own form, whose config contains every field.",
             )
         return hugging_face.write(
             scaling=self.scaling,

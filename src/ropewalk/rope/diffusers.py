@@ -26,10 +26,10 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Transformer:
-    """How a class states its rope.
+    """The rope of a class.
 
     - `axes_key`, `axes_dim`: key of the features of each axis, and its default; `axes_of_head` computes them instead.
-    - `theta`, `theta_key`: the base, and the key that states it, if the class reads one.
+    - `theta`, `theta_key`: the base, and its key, if the class has one.
     - `switch`: a key that must be true, else the model has no rotation.
     - `ignored`: keys with "rope" in their name that do not change the angles.
     """
@@ -80,7 +80,7 @@ TRANSFORMERS: dict[str, _Transformer] = {
     "CogVideoXTransformer3DModel": _COGVIDEOX,
     "LTXVideoTransformer3DModel": _LTX,
 }
-"""How each class of diffusers states its rope."""
+"""The rope of each class of diffusers."""
 
 _ROPE_LIKE = ("rope", "theta", "rotary")
 
@@ -93,7 +93,7 @@ def read(model: Any) -> dict[str, Any]:
     unread = [key for key in config if any(word in str(key) for word in _ROPE_LIKE) and key not in read_keys]
     if unread:
         raise RopeError(
-            f"from_diffusers: diffusers' {name} does not read every rope key of this config.",
+            f"from_diffusers: diffusers' {name} ignores some rope keys of this config.",
             facts={key: config[key] for key in unread},
             cure="Remove those keys for what diffusers computes, or write RopeConfig(...) yourself.",
         )
@@ -101,7 +101,7 @@ def read(model: Any) -> dict[str, Any]:
         raise RopeError(
             "from_diffusers: this model has no rotation.",
             facts={known.switch: config.get(known.switch, False)},
-            cure="Its positions are added to the embeddings.",
+            cure="Use the model without a rope: its positions are added to the embeddings.",
         )
     head_dim = _size("attention_head_dim", config.get("attention_head_dim", known.head_dim))
     if known is _LTX:
@@ -154,21 +154,21 @@ def _described(model: Any) -> tuple[str, Mapping[str, Any]]:
         if name in TRANSFORMERS:
             return name, config
     raise RopeError(
-        "from_diffusers: the rope of this class is not known.",
+        "from_diffusers: the rope of this class is unknown.",
         facts={"_class_name": names[0]},
         cure=f"Pass one of {', '.join(TRANSFORMERS)}, or write RopeConfig(..., axes=..., axes_restart=True) yourself.",
     )
 
 
 def _file(path: Path) -> Any:
-    """Return the content of a config.json, or of that in a transformer's or pipeline's folder."""
+    """Return the content of a config.json, or of the one in a transformer's or pipeline's folder."""
     places = [path / "config.json", path / "transformer" / "config.json"] if path.is_dir() else [path]
     file = next((place for place in places if place.is_file()), places[-1])
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RopeError(
-            "from_diffusers: there is no config that can be read.",
+            "from_diffusers: the config cannot be read.",
             facts={"path": str(file), "error": str(error)},
             cure="Pass the folder of the pipeline or of its transformer.",
         ) from None
@@ -190,10 +190,10 @@ def _size(name: str, value: object) -> int:
 
 @dataclass(frozen=True)
 class _Latents:
-    """How the latents of a family are numbered.
+    """The numbering of a family's latents.
 
     - `several`: the model takes several images; image i starts at frame i * `apart`.
-    - `apart`: see there.
+    - `apart`: frames between images; see `several`.
     - `centred`: rows and columns count from the middle of the image.
     - `text`: positions of text tokens: "zero", "last" (counted on the last axis, which images have at 0) or "after"
       (counted on all axes after the largest row and column); None if text does not rotate.
@@ -220,7 +220,7 @@ LATENTS: dict[str, _Latents] = {
     "qwen_image": _Latents(several=True, centred=True, text="after"),
     "qwen_image_layered": _Latents(several=True, centred=True, text="after", last_behind=True),
 }
-"""How the latents of each family are numbered."""
+"""The numbering of each family's latents."""
 
 _LTX_BASE = (20.0, 2048.0, 2048.0)
 
@@ -235,8 +235,8 @@ def latent_positions(
       - "wan" (also SkyReels), "hunyuan_video", "cogvideox": (frame, row, column). CogVideoX 1.0 stretches the rows and
         columns of videos of other sizes than its own; 1.5 does not.
       - "hunyuan_image": (row, column).
-      - "flux" (also Chroma): text (0, 0, 0), then (0, row, column). Kontext's reference image has 1 in place of 0.
-      - "flux2": text (0, 0, 0, token), then (0, row, column, 0); reference image i has 10 i in place of the first 0.
+      - "flux" (also Chroma): text (0, 0, 0), then (0, row, column). Kontext's reference image has 1 instead of 0.
+      - "flux2": text (0, 0, 0, token), then (0, row, column, 0); reference image i has 10 i instead of the first 0.
       - "qwen_image": text after the largest row and column, the same number on all axes; then (frame, row, column) with
         rows and columns counted from the middle. Image i of an edit starts at frame i.
       - "qwen_image_layered": the same with the last image, the input, at frame -1.
@@ -246,7 +246,7 @@ def latent_positions(
     - `scale`: LTX's `rope_interpolation_scale`: (8 / frame rate, 32, 32) in its pipelines.
 
     **Returns:** int64 `[text + latents, axes]`; float64 for LTX.
-    **Raises:** `RopeError` for an unknown family, and for grids or text that it does not have.
+    **Raises:** `RopeError` for an unknown family, and for grids or text that it does not support.
     **Source:** diffusers 0.42.1, the transformers and pipelines of each family.
 
     >>> latent_positions("flux", (1, 1, 2), text=1).tolist()
@@ -271,7 +271,7 @@ def latent_positions(
         )
     if tokens is None or tokens < 0 or (tokens and known.text is None):
         raise RopeError(
-            "latent_positions: `text` must be a number of tokens, and 0 for a model that does not rotate its text.",
+            "latent_positions: `text` must be a number of tokens, and 0 for a model that does not rotate text.",
             facts={"family": family, "text": text},
             cure="Rotate only the latents: their tokens are q[:, :n] or q[:, -n:].",
         )
@@ -306,7 +306,7 @@ def _checked_grid(grid: Any) -> tuple[int, int, int]:
     sizes = [as_whole(size) or 0 for size in grid] if isinstance(grid, (tuple, list)) else []
     if len(sizes) != 3 or min(sizes) < 1:
         raise RopeError(
-            "latent_positions: a grid is (frames, rows, columns), whole numbers of at least 1.",
+            "latent_positions: a grid must be (frames, rows, columns), whole numbers of at least 1.",
             facts={"grid": grid},
             cure="Count patches: the sides of the latents divided by the size of a patch.",
         )

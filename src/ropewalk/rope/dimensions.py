@@ -1,4 +1,4 @@
-"""The sizes that a Hugging Face config states outside its rope block: head_dim, rotary_dim, theta, lengths, axes."""
+"""The sizes that a Hugging Face config contains outside its rope block: head_dim, rotary_dim, theta, lengths, axes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tu
         raise RopeError(
             "axes_from_sections: every axis needs at least one pair.",
             facts={"sections": sections},
-            cure="Give the number of pairs of each axis, for example [16, 24, 24].",
+            cure="Pass the number of pairs of each axis, for example [16, 24, 24].",
         )
     if not interleaved:
         return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
@@ -48,7 +48,7 @@ def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tu
 
 
 def sections_of(axes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the keys of a rope block for this order of axes; raises `RopeError` if no keys express it."""
+    """Return the keys of a rope block for this order of axes; raises `RopeError` if none exist."""
     sections = [axes.count(axis) for axis in range(max(axes) + 1)]
     for interleaved in (False, True):
         try:
@@ -60,7 +60,7 @@ def sections_of(axes: tuple[int, ...]) -> dict[str, Any]:
     raise RopeError(
         "to_hf: no `mrope_section` expresses this order of axes.",
         facts={"axes": axes},
-        cure="Only contiguous and interleaved sections have a spelling in transformers.",
+        cure="Use contiguous or interleaved sections, the only ones in transformers.",
     )
 
 
@@ -77,7 +77,7 @@ def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int
 def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
     """Return the block's theta (unless the class reads no block), else the config's, else the family's.
 
-    The config's keys are the family's `top_thetas`; DBRX's is in `attn_config`. ChatGLM multiplies it by a ratio.
+    The config's keys are the family's `top_thetas`; DBRX has it in `attn_config`. ChatGLM multiplies it by a ratio.
     """
     inner = fields.get("attn_config")
     stated = None if family.fixed else _first(block, "rope_theta")
@@ -160,7 +160,7 @@ def rotary_dim_of(
     GPT-NeoX), `rotary_dim` (MiniMax-M2) and the family's default. GPT-J has only `rotary_dim`. Multi-head latent
     attention rotates its slice; a stated fraction must agree, as one of the slice or of the whole head.
 
-    `scaled`: the block names a scaling rule.
+    `scaled`: whether the block names a scaling rule.
     """
     if family.axial and not family.halves:
         return _axial_dim(fields, block, family, name, head_dim)
@@ -203,7 +203,7 @@ def rotary_dim_of(
 
 
 def fraction_in_rule(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> Any:
-    """Return the fraction of a rule that has one (`proportional`): the block's, else the config's or the class's."""
+    """Return the fraction of the `proportional` rule: the block's, else the config's or the class's."""
     stated = _first(block, "partial_rotary_factor") or _first(fields, *family.fraction_keys)
     defaults = (None if stated is None else stated[1], family.scaled_partial, family.partial, 1.0)
     return next(value for value in defaults if value is not None)
@@ -214,7 +214,7 @@ def _contradicts(key: str, count: int, name: str, rotated: int, facts: Mapping[s
         f"from_hf: `{key}` means {count} rotated features, but transformers' {name} rotates {rotated}.",
         facts=facts,
         cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself."
-        + (" If it is right, state it as `partial_rotary_factor`." if key == "rotary_dim" else ""),
+        + (" If it is right, write it as `partial_rotary_factor`." if key == "rotary_dim" else ""),
     )
 
 
@@ -257,7 +257,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
     stated = block.get("mrope_interleaved", block.get("interleaved"))
     if stated is not None and bool(stated) != (family.mrope == "interleaved"):
         raise RopeError(
-            f"from_hf: `mrope_interleaved` contradicts how transformers' {name} lays out its axes.",
+            f"from_hf: `mrope_interleaved` contradicts the order of axes in transformers' {name}.",
             facts={"mrope_interleaved": stated, "the class": family.mrope},
             cure="Remove the key, or write RopeConfig(..., axes=...) yourself.",
         )
@@ -267,7 +267,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
         raise RopeError(
             "from_hf: `mrope_section` must be three whole numbers that sum to the number of pairs.",
             facts={"mrope_section": sections, "pairs": pairs},
-            cure="Give the number of pairs of time, height and width.",
+            cure="Pass the number of pairs of time, height and width.",
         )
     if family.mrope != "ernie":
         return axes_from_sections(sections, interleaved=family.mrope == "interleaved")
@@ -282,7 +282,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
 
 
 def fraction_of(rotary_dim: int, head_dim: int) -> float:
-    """Return a fraction f with int(head_dim * f) == rotary_dim, which is how transformers rounds."""
+    """Return a fraction f with int(head_dim * f) == rotary_dim, as transformers rounds."""
     fraction = rotary_dim / head_dim
     while int(head_dim * fraction) < rotary_dim:
         fraction = math.nextafter(fraction, 1.0)

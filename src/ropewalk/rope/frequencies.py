@@ -37,7 +37,7 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
     """Return the inverse frequencies of a config, in float64, and its attention factor.
 
     **Arguments:**
-    - `config`: what is rotated.
+    - `config`: the rotation.
     - `seq_len`: tokens; required if the scaling rule depends on it (dynamic NTK, LongRoPE), else without effect.
 
     **Returns:** `Frequencies`: float64 `[axes, pairs]`, radians per token, and a float.
@@ -71,7 +71,7 @@ def check_config(config: object, where: str) -> None:
         raise RopeError(
             f"{where}: `config` must be a RopeConfig.",
             facts={"config": config},
-            cure="RopeConfig(head_dim, interleaved=...), or RopeConfig.from_hf(config) for a Hugging Face config.",
+            cure="Pass RopeConfig(head_dim, interleaved=...), or RopeConfig.from_hf(config) for a Hugging Face config.",
         )
 
 
@@ -84,7 +84,7 @@ def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, .
 
 
 def columns_of_lengths(config: RopeConfig, seq_len: Int[Tensor, "*batch"]) -> Float64[Tensor, "*batch pairs"]:
-    """Return `columns_of` each length in a tensor, in tensor arithmetic, for tracers: they cannot read its numbers.
+    """Return `columns_of` each length in a tensor, by tensor arithmetic, because tracers cannot read its values.
 
     The result is within one float64 rounding of `columns_of`. Raises `RopeError` for a rule that needs an int.
     """
@@ -154,7 +154,7 @@ Array = npt.NDArray[np.float64]
 def reach(inv_freq: Array, limit: int = REACH_SEARCHED, *, first: int = 1) -> int | None:
     """Return the first m in first..limit with sum_i cos(m theta_i) < 0, in float64, or None.
 
-    By cos(a + b) = cos a cos b - sin a sin b, one matrix product covers a grid of m = start + step: exact to about
+    Since cos(a + b) = cos a cos b - sin a sin b, one matrix product covers a grid of m = start + step, exact to about
     1e-13, with a thousand times fewer cosines.
     """
     width, rows = 256, 64
@@ -182,7 +182,7 @@ def smallest_theta(
     - `rotary_dim`: rotated features, even.
     - `tokens`: length of the window; distances are 0 .. tokens - 1.
     - `at_least`: first base to try, such as the checkpoint's own.
-    - `divisors`: divisors of the frequencies, one for each pair, from a scaling that remains; None is no scaling.
+    - `divisors`: divisors of the frequencies, one for each pair, from a scaling that stays; None is no scaling.
 
     **Returns:** `at_least`, or the least 10^(k/400) above it, for which sum_i cos(m theta^(-2i/rotary_dim)) >= 0 (each
     frequency divided by its divisor) for every m < tokens. A larger base can fail although a smaller one suffices, so

@@ -1,8 +1,7 @@
 """Hugging Face configs: `read` returns the fields of a RopeConfig, `write` its `rope_parameters` block.
 
-Unknown keys, missing keys and impossible numbers raise. What a config does not state (pairing, partial rotation,
-defaults) depends on the model's class and comes from `families`. If numbers contradict each other, transformers'
-reading wins.
+Unknown keys, missing keys and impossible numbers raise. What a config omits (pairing, partial rotation, defaults)
+depends on the model's class and comes from `families`. If numbers contradict each other, transformers' choice is used.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def read_indexer(
     fields, family, name = _described(config)
     if family.indexer is None:
         raise RopeError(
-            f"indexer_rope: {name} has no indexer of sparse attention, or one that is not described.",
+            f"indexer_rope: {name} has no indexer of sparse attention, or one that is not supported.",
             facts={"model_type": fields.get("model_type")},
             cure="RopeConfig.from_hf(config) is the rope of its attention.",
         )
@@ -146,12 +145,12 @@ def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
 
 
 def _warn(fields: Mapping[str, Any], family: Family, name: str) -> None:
-    """Warn once of keys that are not read, and of a model that is known by its pairing alone."""
+    """Warn once about unused keys, and about a model with an unknown type."""
     unread = unread_keys(fields, family)
     unknown = isinstance(fields.get("model_type"), str) and name not in FAMILIES
     if unread or unknown:
-        what = [f"`model_type` {name!r} is unknown and read by its pairing alone"] if unknown else []
-        what += [f"these keys are not read: {described(unread)}"] if unread else []
+        what = [f"`model_type` {name!r} is unknown, and only its pairing is stated"] if unknown else []
+        what += [f"these keys are not used: {described(unread)}"] if unread else []
         warnings.warn(
             f"from_hf: {'; '.join(what)}. Compare with the model's own code before you trust this rope.", stacklevel=4
         )
@@ -174,9 +173,9 @@ def _rope_fields(
     in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
     if in_rule and family.mla:
         raise RopeError(
-            f"from_hf: the class of {name} spreads `proportional` over whole heads, and only a slice rotates.",
+            f"from_hf: the class of {name} applies `proportional` to whole heads, but only a slice rotates.",
             facts={"rope block": dict(block)},
-            cure="Use another rule.",
+            cure="Use a different rule.",
         )
     if in_rule:
         block = {**block, "partial_rotary_factor": fraction_in_rule(fields, block, family)}
@@ -188,7 +187,7 @@ def _rope_fields(
     unread = block.get("rope_theta") or (None if "rope_theta" in family.top_thetas else fields.get("rope_theta"))
     if family.fixed and (scaling is not None or unread not in (None, theta)):
         raise RopeError(
-            f"from_hf: transformers' {name} ignores rope blocks and `rope_theta`, and this config states one.",
+            f"from_hf: transformers' {name} ignores rope blocks and `rope_theta`, but this config states one.",
             facts={"scaling": scaling, "rope_theta": unread, "the class's theta": theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
@@ -219,7 +218,7 @@ def _rope_fields(
 def _frequencies(
     theta: float, rotary_dim: int, scaling: Scaling | None, longest: int | None, family: Family
 ) -> tuple[float, ...]:
-    """Return the frequencies that are not a ladder: negative ones, or one ladder dealt out to the axes."""
+    """Return explicit frequencies: negative ones, or one ladder dealt out to the axes."""
     if scaling is not None:
         raise RopeError(
             "from_hf: the frequencies of this class are not a ladder, and scaling them is not supported.",
@@ -243,7 +242,7 @@ def write(
 ) -> dict[str, Any]:
     """Return the `rope_parameters` block of these fields of a RopeConfig; see `RopeConfig.to_hf`.
 
-    `ladder` is the unscaled one that all axes share; of axes with separate ladders only its theta counts.
+    `ladder` is the unscaled one that all axes share; if axes have separate ladders, only its theta is used.
     """
     if axes_restart and axes is not None:
         pairs = rotary_dim // 2
@@ -285,7 +284,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise RopeError(
             "from_hf: there is no such config file.",
             facts={"path": str(file)},
-            cure="Pass a config.json or the folder that holds it.",
+            cure="Pass a config.json or its folder.",
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, a NUL in the path
         raise RopeError(
@@ -320,9 +319,9 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     name = _name_of_part(fields, model_type) if isinstance(model_type, str) else None
     if name is not None and name in REFUSED:
         raise RopeError(
-            f"from_hf: {model_type} is not described by a RopeConfig: {REFUSED[name]}.",
+            f"from_hf: {model_type} cannot be described by a RopeConfig: {REFUSED[name]}.",
             facts={"model_type": model_type},
-            cure="Use the model's own code for it.",
+            cure="Use the model's own code.",
         )
     if name is not None:
         _check_holds(fields, FAMILIES[name], name)
@@ -336,9 +335,9 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     unread = unread_keys(fields, None)
     if unread:
         raise RopeError(
-            "from_hf: this model is unknown, and its config has settings of positions that are not read.",
+            "from_hf: this model is unknown, and its config has position settings that are not supported.",
             facts={"model_type": model_type, **unread},
-            cure="It may not be RoPE. Read the model's own code; where it is RoPE, write RopeConfig(...) yourself.",
+            cure="The model may not use RoPE. Check its own code; if it does, write RopeConfig(...) yourself.",
         )
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
@@ -375,18 +374,18 @@ def _check_axes(block: Mapping[str, Any], family: Family, name: str) -> None:
             f"from_hf: the block has several axes, and their order in {name} is unknown.",
             facts={"rope_type": kind},
             cure="Write RopeConfig(..., axes=axes_from_sections([...])) yourself; "
-            "for the vision tower of a known model pass its `vision_config` as it was released.",
+            "for the vision tower of a known model pass its `vision_config` as released.",
         )
 
 
 def _check_holds(fields: Mapping[str, Any], family: Family, name: str) -> None:
-    """Raise if the family's description is not true of this config."""
+    """Raise if the family's description does not apply to this config."""
     for key, condition in family.holds.items():
         if not condition.holds(fields.get(key)):
             raise RopeError(
-                f"from_hf: this {name} is not described by a RopeConfig: {condition.why_not}.",
+                f"from_hf: this {name} cannot be described by a RopeConfig: {condition.why_not}.",
                 facts={key: fields.get(key)},
-                cure="Use the model's own code for it, or write RopeConfig(...) yourself.",
+                cure="Use the model's own code, or write RopeConfig(...) yourself.",
             )
 
 

@@ -1,4 +1,4 @@
-"""The block of a Hugging Face config that describes a layer, and the scaling rule that the block names."""
+"""The rope block of a layer in a Hugging Face config, and the scaling rule in that block."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how 
 
 
 def rope_types() -> tuple[str, ...]:
-    """Return every `rope_type` that a block may name."""
+    """Return every known `rope_type` of a block."""
     return ("default", *(rule.hf_names[0] for rule in RULES.values() if rule.hf_names))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that names the nearest known word, or lists them all."""
+    """Return a sentence with the nearest known word, or with all of them."""
     words = sorted(set(known))
     close = difflib.get_close_matches(name, words, n=1)
     return f"Did you mean `{close[0]}`?" if close else f"Known: {', '.join(words)}."
@@ -31,7 +31,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def rule_of(
     block: Mapping[str, Any], meanings: Mapping[str, tuple[str, str | None]] | None = None
 ) -> type[Scaling] | None:
-    """Return the rule that a block names by `rope_type`, else `type`; None is plain RoPE.
+    """Return the rule of a block's `rope_type`, else of its `type`; None is plain RoPE.
 
     `meanings` are a family's special names (see `Family.meanings`). Raises `RopeError` for an unknown name.
     """
@@ -63,7 +63,7 @@ def scaling_of(
 ) -> Scaling | None:
     """Return the scaling rule of a block, or None for plain RoPE.
 
-    `further_keys` are other keys that the block may have. Raises `RopeError` for an unknown or a missing key, and for a
+    `further_keys` are other allowed keys of the block. Raises `RopeError` for an unknown or a missing key, and for a
     value that the rule does not accept.
     """
     name = "default" if rule is None else rule.rope_type
@@ -109,13 +109,13 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
             raise RopeError(
                 f"from_hf: this {name} has no rotation: its config does not enable it.",
                 facts={key: fields.get(key, default)},
-                cure=f"A config with rotation contains {key}: {on!r}. For this one use rope=None.",
+                cure=f"Use rope=None for this config. A config with rotation contains {key}: {on!r}.",
             )
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
         if name in FAMILIES and not (family.blocks or family.scaled):
             raise RopeError(
-                f"from_hf: transformers' {name} reads one flat block, and this config nests them by layer type.",
+                f"from_hf: transformers' {name} uses one flat block, but this config nests blocks by layer type.",
                 facts={"rope block": stated},
                 cure="Write one block for all layers.",
             )
@@ -124,13 +124,13 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
     block = block if family.scaled else _with_length(fields, family, block)
     if stated is not None and (family.blocks or family.scaled) and not (old and family.scaled):
         raise RopeError(
-            f"from_hf: {name} needs a block for each layer type, and this config has one flat block.",
+            f"from_hf: {name} needs a block for each layer type, but this config has one flat block.",
             facts={"block": stated, "layer types": sorted(family.blocks or fields.get("layer_types") or ())},
             cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks or family.scaled)) + '": {...}, ...}.',
         )
     if stated is not None and family.scaled and not family.thetas_on_top and "rope_type" not in stated:
         raise RopeError(
-            f"from_hf: transformers' {name} reads only `rope_type` in a flat block, which this one lacks.",
+            f"from_hf: transformers' {name} needs `rope_type` in a flat block, which this one lacks.",
             facts={"block": stated},
             cure="Add `rope_type`.",
         )
@@ -214,11 +214,11 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
 def _check_listed_theta(
     fields: Mapping[str, Any], family: Family, block: Mapping[str, Any], values: Mapping[str, Any], name: str
 ) -> None:
-    """Raise if the class only asks whether a listed theta is 0, and the list has another one than the config."""
+    """Raise if the class only checks whether a listed theta is 0, and the list and the config have different ones."""
     one = block.get("rope_theta", fields.get("rope_theta", family.theta))
     if family.nope_from_last and values.get("rope_theta") not in (None, 0, one):
         raise RopeError(
-            f"from_hf: `{family.thetas}` has another theta than the config, and transformers' {name} ignores it.",
+            f"from_hf: `{family.thetas}` and the config have different thetas; transformers' {name} ignores the list.",
             facts={str(family.thetas): values["rope_theta"], "rope_theta": one},
             cure="Make them agree, or write a RopeConfig(...) for each layer type yourself.",
         )
@@ -291,8 +291,8 @@ def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
 def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> Blocks:
     """Return the nested block of each layer type, with the family's defaults.
 
-    transformers reads `truncate` next to the blocks and nowhere else; a theta or a fraction there has no effect, so a
-    block that lacks its own is refused.
+    transformers uses `truncate` only if it is next to the blocks. A theta or a fraction there has no effect, so a block
+    without its own raises.
     """
     blocks: Blocks = {label: None if block is None else dict(block) for label, block in family.blocks.items()}
     outer = {key: value for key, value in stated.items() if not isinstance(value, Mapping)}
@@ -318,7 +318,7 @@ def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family
 
 
 def untruncated(block: Mapping[str, Any], outer: object = None) -> dict[str, Any]:
-    """Return the block of a layer type with the `truncate` that transformers reads: the one next to the blocks."""
+    """Return the block of a layer type with the `truncate` that transformers uses, next to the blocks."""
     read = dict(block)
     rule = rule_of(block)
     if rule is not None and "truncate" in rule.optional_keys:
@@ -340,7 +340,7 @@ def _nested_theta(
     """Return the theta of a nested block: its own, or the default that transformers uses."""
     if family.mla and block.get("rope_theta") is None:
         raise RopeError(
-            "from_hf: a block of a layer type has no theta, and transformers takes that of other layers.",
+            "from_hf: a block of a layer type has no theta, and transformers uses that of other layers.",
             facts={label: dict(block)},
             cure="Add `rope_theta` to the block.",
         )
@@ -371,7 +371,7 @@ def _of_family(fields: Mapping[str, Any], stated: dict[str, Any] | None, family:
 def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: str | None) -> dict[str, Any]:
     if not any(block is not None for block in blocks.values()):
         raise RopeError(
-            f"from_hf: no layer of this {name} has a rotation.",
+            f"from_hf: no layer of this {name} rotates.",
             facts={"layer types": sorted(blocks), "sliding_window": fields.get("sliding_window")},
             cure="Use rope=None for all layers.",
         )
@@ -381,7 +381,7 @@ def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: st
         if len(distinct) == 1 and only is not None:
             return only
         raise RopeError(
-            f"from_hf: {name} rotates its layer types differently, and no `layer_type` was given.",
+            f"from_hf: {name} rotates its layer types differently, but `layer_type` is None.",
             facts=dict(sorted(blocks.items())),
             cure="Pass layer_type=" + " or ".join(repr(label) for label in sorted(blocks)) + ".",
         )
@@ -404,7 +404,7 @@ def _check_flat(fields: Mapping[str, Any], family: Family, name: str, layer_type
 
 def _no_rotation(name: str, layer_type: str) -> RopeError:
     return RopeError(
-        f"from_hf: {name}'s layers of this type have no rotation (NoPE).",
+        f"from_hf: layers of this type have no rotation in {name} (NoPE).",
         facts={"layer_type": layer_type},
         cure="Use rope=None for these layers.",
     )
@@ -422,7 +422,7 @@ _WINDOWED = ("sliding", "chunked", "local")
 
 
 def is_windowed(layer_type: str) -> bool:
-    """Return whether layers of this type see only a window of the text.
+    """Return whether layers of this type attend only to a window of the text.
 
     >>> is_windowed("sliding_attention"), is_windowed("full_attention")
     (True, False)
@@ -431,9 +431,9 @@ def is_windowed(layer_type: str) -> bool:
 
 
 def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> int | None:
-    """Return the most tokens that a layer of this type sees, or None for all.
+    """Return the window of a layer of this type, in tokens, or None if it attends to all tokens.
 
-    `config` is a Hugging Face config's text part; `layer_type` None means the one type of all layers.
+    `config` is a Hugging Face config's text part; pass None as `layer_type` if all layers have one type.
 
     >>> window_of_layer_type({"model_type": "mistral", "sliding_window": 4096}, None)
     4096

@@ -52,7 +52,7 @@ def convert_pairing(
       (weights, biases).
 
     **Returns:** a new tensor, or a new dict.
-    **Raises:** `RopeError` if sizes do not fit, or if a state dict holds fused qkv projections (split them first) or
+    **Raises:** `RopeError` if sizes do not fit, or if a state dict contains fused qkv projections (split them first) or
     no q and k.
     **Source:** the permutation of Hugging Face's `convert_llama_weights_to_hf`.
 
@@ -113,9 +113,9 @@ def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | Non
     rotary = head_dim if rotary_dim is None else as_whole(rotary_dim) or 0
     if head_dim < 2 or not size or size % head_dim or rotary % 2 or not 2 <= rotary <= head_dim:
         raise RopeError(
-            f"convert_pairing: {name} does not hold whole heads with an even number of rotated features.",
+            f"convert_pairing: {name} does not contain whole heads with an even number of rotated features.",
             facts={name: describe(x), "dim": dim, "head_dim": head_dim, "rotary_dim": rotary},
-            cure="Pass the head_dim (and rotary_dim) of the model, and the dim that holds the heads, as whole numbers.",
+            cure="Pass the head_dim (and rotary_dim) of the model, and the dim of the heads, as whole numbers.",
         )
     order = pairing_order(to, head_dim, rotary).to(x.device)
     starts = torch.arange(0, size, head_dim, device=x.device)

@@ -21,7 +21,7 @@ from ropewalk.rope.values import Variant
 
 
 def __getattr__(name: str) -> Any:
-    """Return a rule that this file does not name, such as a class of the caller's."""
+    """Return a rule that is not defined in this file, such as a user's class."""
     if name in RULES:
         return RULES[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ TRAINED_KEY = "original_max_position_embeddings"
 
 
 def is_number(value: object) -> bool:
-    """Return whether the value is a finite real number that float64 can hold.
+    """Return whether the value is a finite real number within the range of float64.
 
     >>> [is_number(value) for value in (2, 2.5, "2", True, None, float("nan"), 10**400)]
     [True, True, False, False, False, False, False]
@@ -82,10 +82,10 @@ def _wrong_value(key: str, value: object, expected: str) -> RopeError:
 
 
 def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: int | None) -> float:
-    """Return max_position_embeddings / original_max_position_embeddings, transformers' value of a missing factor."""
+    """Return max_position_embeddings / original_max_position_embeddings, transformers' default for `factor`."""
     if max_position_embeddings is None:
         raise RopeError(
-            f"from_hf: rope type {rope_type!r} without `factor` needs `max_position_embeddings`, to take their ratio.",
+            f"from_hf: rope type {rope_type!r} without `factor` needs `max_position_embeddings` to compute it.",
             facts={TRAINED_KEY: block.get(TRAINED_KEY)},
             cure="Add `factor` to the rope block, or `max_position_embeddings` to the config.",
         )
@@ -101,7 +101,7 @@ def check_factor(name: str, factor: float) -> None:
         raise RopeError(
             f"{name}: `factor` must be a finite number of at least 1.",
             facts={"factor": factor},
-            cure="The factor is target length / trained length; 1 leaves the frequencies unchanged.",
+            cure="Pass target length / trained length; 1 leaves the frequencies unchanged.",
         )
 
 
@@ -110,7 +110,7 @@ def check_length(name: str, length: int) -> None:
         raise RopeError(
             f"{name}: `original_max_position_embeddings` must be a whole number of tokens, at least 1.",
             facts={"original_max_position_embeddings": length},
-            cure="Give the length the model was trained at before extension.",
+            cure="Pass the length the model was trained at before extension.",
         )
 
 
@@ -120,7 +120,7 @@ def check_above_zero(name: str, **values: float | None) -> None:
             raise RopeError(
                 f"{name}: `{key}` must be a finite number above 0.",
                 facts={key: value},
-                cure="It multiplies queries and keys; leave it out for the rule's own.",
+                cure="Omit it for the rule's own factor; it multiplies queries and keys.",
             )
 
 

@@ -27,7 +27,7 @@ def check_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, interleaved_out: bool | None,
     rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None,
 ) -> Turn:  # fmt: skip
-    """Check all arguments of the rotation of one tensor; return `turn` with its output pairing, offset and blocks."""
+    """Check all arguments for the rotation of one tensor; return `turn` with its output pairing, offset and blocks."""
     check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, "x")
     if rotary_offset or interleaved_out is not None or blocks:
         turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, "x")
@@ -153,7 +153,7 @@ def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout
             cure="Build them with rope.cos_sin(position_ids), which is float32 whatever the model's dtype.",
         )
     raise RopeError(
-        f"rotate: `cos` and `sin` must have one shape, and the device of `{name}`.",
+        f"rotate: `cos` and `sin` must have the same shape, and the device of `{name}`.",
         facts={name: x, "cos": cos, "sin": sin},
         cure="Build both from position_ids on the device of the queries.",
     )
@@ -197,21 +197,21 @@ def _placed(
 def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
     """Check that the result can be written into `x` or `out`, and that gradients stay right."""
     if inplace and out is not None:
-        raise RopeError("rotate: `inplace` and `out` exclude each other.", cure="Pass one of them.")
+        raise RopeError("rotate: `inplace` and `out` are mutually exclusive.", cure="Pass one of them.")
     target = x if out is None else out
     if torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad or target.requires_grad):
         if out is not None:
             raise RopeError(
-                "rotate: `out` takes no gradients.",
+                "rotate: `out` does not support gradients.",
                 facts={"x": x, "out": out},
-                cure="Leave `out` out while training, or work under torch.no_grad().",
+                cure="Omit `out` while training, or rotate under torch.no_grad().",
             )
         _check_recorded(x)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
         raise RopeError(
             "rotate: `out` must have the shape, dtype and device of `x`.",
             facts={"x": x, "out": out},
-            cure="torch.empty_like(x)",
+            cure="Pass torch.empty_like(x).",
         )
     if overlaps_itself(target):
         raise RopeError(
@@ -229,7 +229,7 @@ def _check_recorded(x: Tensor) -> None:
         raise RopeError(
             "rotate: a leaf that requires grad cannot be rotated in place: its gradient would be lost.",
             facts={"x": x},
-            cure="Rotate a new tensor (inplace=False), or work under torch.no_grad().",
+            cure="Rotate a new tensor (inplace=False), or rotate under torch.no_grad().",
         )
     made = torch._C._autograd._get_creation_meta(x) if view else torch._C._autograd.CreationMeta.DEFAULT
     if made != torch._C._autograd.CreationMeta.DEFAULT:

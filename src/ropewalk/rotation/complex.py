@@ -22,7 +22,7 @@ def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs
     """
     if cos.dtype not in (torch.float32, torch.float64) or cos.dtype != sin.dtype or cos.shape != sin.shape:
         raise RopeError(
-            "freqs_cis: `cos` and `sin` must have one shape, and be both float32 or both float64.",
+            "freqs_cis: `cos` and `sin` must have the same shape, and be both float32 or both float64.",
             facts={"cos": cos, "sin": sin},
             cure="Build both with rope.cos_sin(position_ids).",
         )
@@ -52,7 +52,7 @@ def apply_rotary_complex(
         raise RopeError(
             "apply_rotary_complex: `freqs_cis` must be [seq, pairs] or [batch, seq, pairs] of `x`.",
             facts={"x": x, "freqs_cis": freqs_cis},
-            cure="freqs_cis(*rope.cos_sin(position_ids)) builds it; for partial rotation use rotate.",
+            cure="Build it: freqs_cis(*rope.cos_sin(position_ids)). For partial rotation use rotate.",
         )
     if not x.is_floating_point() or (freqs_cis.ndim == 3 and freqs_cis.shape[0] not in (1, x.shape[0])):
         raise RopeError(
@@ -64,7 +64,7 @@ def apply_rotary_complex(
         raise RopeError(
             "apply_rotary_complex: `freqs_cis` must be complex.",
             facts={"freqs_cis": freqs_cis},
-            cure="freqs_cis(cos, sin)",
+            cure="Pass freqs_cis(cos, sin).",
         )
     real = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     factors = freqs_cis.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64).unsqueeze(-2)

@@ -1,4 +1,4 @@
-"""RotaryEmbedding, a config as a module, and the one-call function of the tutorials."""
+"""RotaryEmbedding, a config as a module, and the function `apply_rotary_pos_emb` of the tutorials."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ class RotaryEmbedding(nn.Module):
         seq_len: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Float[Tensor, "batch seq heads pairs"], Float[Tensor, "batch seq heads pairs"]]:
-        """Return cos and sin for heads that each follow one axis of the positions with all frequencies (MHRoPE).
+        """Return cos and sin if each head follows one axis of the positions with all frequencies (MHRoPE).
 
         **Arguments:**
         - `position_ids`: `[seq, axes]` or `[batch, seq, axes]`, as from `mrope_positions`. The config has one axis.
         - `head_axes`: axis of each key head; None is a head that does not rotate. `axes_from_sections([2, 3, 3])`
-          makes it from the number of heads of each axis.
+          builds it from the number of heads of each axis.
         - `num_heads`: heads of the result, a multiple of the key heads: each key head's tables are those of its group
           of queries, in order. None: one for each key head.
         - `seq_len`, `dtype`: as in `cos_sin`; one length for all rows.
@@ -135,8 +135,8 @@ class RotaryEmbedding(nn.Module):
         known = head_axes and all(axis is None or axis in range(axes) for axis in head_axes)
         if self.config.num_axes > 1 or not known or isinstance(seq_len, Tensor):
             raise RopeError(
-                "cos_sin_by_head: `head_axes` needs for each key head an axis of the positions, or None; the config "
-                "has one axis, and there is one length for all rows.",
+                "cos_sin_by_head: `head_axes` must have an axis of the positions, or None, for each key head; the "
+                "config must have one axis, and `seq_len` one length for all rows.",
                 facts={
                     "position_ids": position_ids,
                     "head_axes": head_axes,
@@ -283,7 +283,7 @@ class RotaryEmbedding(nn.Module):
             return attention_factor_of(self.config)
         except RopeError as error:
             raise RopeError(
-                "attention_factor_at: it depends on the sequence length, which a tracer cannot read from a tensor.",
+                "attention_factor_at: the factor depends on the length, which a tracer cannot read from a tensor.",
                 facts={"scaling": self.config.scaling},
                 cure="Pass seq_len as an int: the graph is then compiled for it.",
             ) from error
@@ -360,10 +360,10 @@ def apply_rotary_pos_emb(
     """
     if not isinstance(x, Tensor) or x.ndim != 4:
         raise RopeError(
-            "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is no tensor.",
+            "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is not a tensor.",
             facts={"x": x},
             cure="Pass a tensor [batch, seq, heads, head_dim]: without heads x.unsqueeze(2), with heads before seq "
-            "x.transpose(1, 2). RotaryEmbedding takes other layouts.",
+            "x.transpose(1, 2). RotaryEmbedding supports other layouts.",
         )
     check_position_ids(position_ids, 1, "apply_rotary_pos_emb")
     if position_ids.is_floating_point():

@@ -25,24 +25,24 @@ Rest = Literal["ones", "unrotated"]
 class FourierEmbedding(Float32Parameters):
     """FoPE's tables: in key head h, cos_d(t) = sum over D of cos(t f_D) C_h[D, d], and sin_d(t) likewise.
 
-    Only frequencies above 2 pi / max_position_embeddings take part: those that rotate once within the trained length.
-    `rotate` applies the tables; they are no rotations, so its `inverse` is the transpose and undoes nothing, and the
-    product of a query and a key depends on both positions.
+    Uses only frequencies above 2 pi / max_position_embeddings, which complete a turn within the trained length.
+    `rotate` applies the tables. They are not rotations: `inverse` applies the transpose, which does not undo them, and
+    the product of a query and a key depends on both positions.
 
     **Arguments:**
     - `config`: theta and max_position_embeddings, on one axis and without scaling.
     - `num_heads`: key heads, each with its own coefficients; None: all share one matrix (`fope_sep_head` false).
-    - `num_inv_freq`: number of leading frequencies that take part; None: those above 2 pi / max_position_embeddings.
-    - `init_factor`: gain of the Xavier normal numbers that are added to the identity at the start.
-    - `rest`: the pairs without a frequency. "ones": cos and sin are both 1, as in the code of the paper's appendix, in
-      xtuner (InternLM's training engine) and in vLLM before its issue 55204: the pair rotates by a fixed 45 degrees and
-      grows by sqrt(2) in queries and in keys. "unrotated": cos 1 and sin 0, a frequency of 0 as in the paper's text,
-      and vLLM since then; weights that were trained with "ones" then count these pairs half.
+    - `num_inv_freq`: number of leading frequencies that are used; None: those above 2 pi / max_position_embeddings.
+    - `init_factor`: gain of the Xavier normal numbers added to the identity at initialization.
+    - `rest`: cos and sin of the pairs without a frequency. "ones": both are 1, as in the code of the paper's appendix,
+      in xtuner (InternLM's training engine) and in vLLM before its issue 55204. The pair rotates by a fixed 45 degrees
+      and grows by sqrt(2) in queries and in keys. "unrotated": cos is 1 and sin is 0, a frequency of 0 as in the
+      paper's text, and vLLM since then. Weights trained with "ones" then count these pairs half.
 
-    The parameters `cos_coef` and `sin_coef` are float32 `[num_heads, kept, kept]` or `[kept, kept]`; they have the
-    checkpoint's names and stay float32 when the module is cast.
+    The parameters `cos_coef` and `sin_coef` are float32 `[num_heads, kept, kept]` or `[kept, kept]`, named as in the
+    checkpoint. They stay float32 when the module is cast.
 
-    **Raises:** `RopeError` for a config with several axes or a scaling, or if no frequency takes part.
+    **Raises:** `RopeError` for a config with several axes or a scaling, or if no frequency is used.
     **Source:** xtuner's `FourierEmbedding` and vLLM's `fope.py`, which agree except in `rest`; Hua et al. 2024,
     arXiv:2412.17739, appendix, whose code also divides each coefficient by the sum of its column.
 
@@ -82,7 +82,7 @@ class FourierEmbedding(Float32Parameters):
             raise RopeError(
                 "FourierEmbedding: `num_heads` must be a whole number of key heads, at least 1.",
                 facts={"num_heads": num_heads},
-                cure="With None all heads share one matrix.",
+                cure="Pass None to share one matrix between all heads.",
             )
         self.config, self.num_heads, self.init_factor, self.rest = config, num_heads, init_factor, rest
         self.inv_freq = _kept(config, num_inv_freq)
@@ -96,10 +96,10 @@ class FourierEmbedding(Float32Parameters):
     def from_hf(cls, config: str | PathLike[str] | Mapping[str, Any] | Any, *, rest: Rest = "ones") -> FourierEmbedding:
         """Return the module of an Intern-S1-Pro config, with new coefficients.
 
-        `load_state_dict` takes `cos_coef` and `sin_coef`; `ropewalk.checkpoints.read_coefficients` reads them.
+        `load_state_dict` takes `cos_coef` and `sin_coef`; `ropewalk.checkpoints.read_coefficients` reads both.
 
         **Arguments:** `config`: as for `RopeConfig.from_hf`. `rest`: as for the class.
-        **Raises:** `RopeError` if the config states no FoPE, or if a number is missing.
+        **Raises:** `RopeError` if the config has no FoPE, or if a number is missing.
 
         >>> block = {"rope_type": "default", "fope_init_factor": 0.5, "fope_sep_head": True}
         >>> text = {"model_type": "interns1_pro_text", "head_dim": 128, "num_key_value_heads": 4, "rope_theta": 5e6,
@@ -111,7 +111,7 @@ class FourierEmbedding(Float32Parameters):
         block = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
         if not any(block.get(key) not in (None, False) for key in _KEYS):
             raise RopeError(
-                "FourierEmbedding.from_hf: the config states no FoPE.",
+                "FourierEmbedding.from_hf: the config has no FoPE.",
                 facts={"rope block": dict(block), "keys of FoPE": ", ".join(_KEYS)},
                 cure="RopeConfig.from_hf(config) is for models with one frequency for each pair.",
             )
@@ -125,7 +125,7 @@ class FourierEmbedding(Float32Parameters):
             raise RopeError(
                 "FourierEmbedding.from_hf: a number is missing in the config.",
                 facts=needed,
-                cure="Add it; no default of this family is known.",
+                cure="Add it; this family has no known default.",
             )
         rope = RopeConfig(
             needed["head_dim"],  # type: ignore[arg-type]
@@ -202,8 +202,8 @@ def _kept(config: RopeConfig, count: int | None) -> tuple[float, ...]:
         kept = () if length is None else tuple(f for f in frequencies if f > 2 * math.pi / length)
     if not kept:
         raise RopeError(
-            "FourierEmbedding: no frequency takes part.",
+            "FourierEmbedding: no frequency is used.",
             facts={"num_inv_freq": count, "max_position_embeddings": length, "pairs": len(frequencies)},
-            cure="Give the config its max_position_embeddings, or num_inv_freq of at most the number of pairs.",
+            cure="Set max_position_embeddings in the config, or pass num_inv_freq of at most the number of pairs.",
         )
     return kept

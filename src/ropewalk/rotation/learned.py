@@ -17,7 +17,7 @@ from ropewalk.shapes import Float, Real
 
 
 class Float32Parameters(nn.Module):
-    """A module whose own parameters stay float32 when it is cast, because 16 bits cannot hold a frequency."""
+    """A module with parameters that stay float32 when it is cast, because 16 bits cannot represent a frequency."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Parameters:
         """Apply a move to a different device, but no cast."""
@@ -42,14 +42,14 @@ class Float32Parameters(nn.Module):
 
 
 class LearnedFrequencies(Float32Parameters):
-    """Frequencies that training changes: a float32 parameter `[heads, axes, pairs]`, radians per unit of position.
+    """Trainable frequencies: a float32 parameter `[heads, axes, pairs]`, radians per unit of position.
 
     **Arguments:**
     - `config`: initial frequencies and axes (without a scaling that needs a sequence length).
     - `num_heads`: number of matrices, one for each head; None: all heads share one.
     - `mixed`: rotate the axes of each head's initial matrix at random, so that pairs have mixed directions. Draws from
       torch's global generator: on two axes one angle per head, as in rope-vit, else a rotation from the uniform (Haar)
-      distribution. False starts on the axes.
+      distribution. False: the initial directions lie on the axes.
 
     The parameter stays float32 when the module is cast. After construction on meta and `to_empty`, call
     `reset_parameters()`.
@@ -71,7 +71,7 @@ class LearnedFrequencies(Float32Parameters):
             raise RopeError(
                 "LearnedFrequencies: `num_heads` must be at least 1.",
                 facts={"num_heads": num_heads},
-                cure="With None all heads share one matrix.",
+                cure="Pass None to share one matrix between all heads.",
             )
         self.config, self.num_heads, self.mixed = config, num_heads, mixed
         self.freqs = nn.Parameter(torch.empty(num_heads or 1, config.num_axes, config.pairs, dtype=torch.float32))

@@ -72,10 +72,10 @@ class Scaling(ABC):
     lists every subclass by its class name.
 
     - `rope_type`: short name. `hf_names`: names in Hugging Face configs, () if it has none.
-    - `required_keys`, `optional_keys`: fields that a Hugging Face block states, with the same spelling.
+    - `required_keys`, `optional_keys`: fields of a Hugging Face block, with the same spelling.
     - `needs_seq_len`: the frequencies depend on the sequence length.
-    - `starts_at_max_length`: the rule starts from max_position_embeddings, so it must be set and an export keeps it.
-    - `reads_max_length`: max_position_embeddings enters the rule's numbers.
+    - `starts_at_max_length`: the rule starts from max_position_embeddings, which must be set and is kept by an export.
+    - `reads_max_length`: the rule's numbers depend on max_position_embeddings.
     - `can_be_extended`: False if some pairs do not rotate: no other rule can replace this one.
     - `can_be_rounded`: Resonance may round its wavelengths (never with `needs_seq_len`).
     """
@@ -101,7 +101,7 @@ class Scaling(ABC):
     def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
         """Return `inv_freq` of each length in a tensor `[*batch, 1]`: float64 `[*batch, pairs]`.
 
-        Tracers need it: they cannot read the numbers of a tensor. Raises `RopeError` for a rule that needs an int.
+        For tracers, which cannot read the values of a tensor. Raises `RopeError` for a rule that needs an int.
         """
         if self.switch_length is None:
             raise RopeError(
@@ -127,7 +127,7 @@ class Scaling(ABC):
 
     @property
     def switch_length(self) -> int | None:
-        """Return the tokens beyond which a second set of frequencies applies, or None if there is one set."""
+        """Return the length in tokens beyond which a second set of frequencies applies; None if there is one set."""
         return None
 
     @property
@@ -136,11 +136,11 @@ class Scaling(ABC):
         return 0
 
     def first_inv_freq(self, ladder: Ladder) -> list[float]:
-        """Return the inverse frequencies of those first tokens."""
+        """Return the inverse frequencies of the unscaled first tokens."""
         return ladder.inv_freq()
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
-        """Return the most tokens for which the frequencies of `seq_len` are right; infinite without `needs_seq_len`."""
+        """Return the largest length with the frequencies of `seq_len`, in tokens; infinite without `needs_seq_len`."""
         if not self.needs_seq_len:
             return math.inf
         if self.switch_length is None:
@@ -148,13 +148,13 @@ class Scaling(ABC):
         return self.switch_length if seq_len <= self.switch_length else math.inf
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
-        """Return the tokens that the rule extends to, or None if its numbers do not state it."""
+        """Return the length that the rule extends to, in tokens, or None if it does not state one."""
         trained, factor = getattr(self, TRAINED_KEY, None), getattr(self, "factor", None)
         return None if trained is None else int((factor or 1) * trained)
 
     @property
     def trained_part(self) -> Scaling | None:
-        """Return the rule that the model was trained with, if this one is applied on top of it; else None."""
+        """Return the rule of the model's training, if this one is applied on top of it; else None."""
         return None
 
     def unscaled(self) -> Scaling | None:
@@ -162,7 +162,7 @@ class Scaling(ABC):
         return None
 
     def written_out(self, max_position_embeddings: int | None) -> Scaling:
-        """Return the rule with the numbers filled in that it would take from max_position_embeddings."""
+        """Return the rule with its defaults from max_position_embeddings filled in."""
         return self
 
     def as_published(self) -> Scaling:
@@ -175,7 +175,7 @@ class Scaling(ABC):
             raise RopeError(
                 f"RopeConfig: {type(self).__name__} starts at max_position_embeddings, which is not set.",
                 facts={"scaling": self},
-                cure="Pass max_position_embeddings=the trained length.",
+                cure="Pass the trained length as max_position_embeddings.",
             )
 
     def check_axes(self, num_axes: int | None) -> None:
@@ -218,9 +218,9 @@ class Scaling(ABC):
         switch = self.switch_length if self.needs_seq_len else trained
         if trained is None or trained < 2:
             raise RopeError(
-                f"to_hf: {name} becomes `longrope`, which states the trained length, and this config has none.",
+                f"to_hf: {name} becomes `longrope`, which states the trained length, but this config has none.",
                 facts={"scaling": self, "max_position_embeddings": ladder.max_position_embeddings},
-                cure="Give RopeConfig its max_position_embeddings.",
+                cure="Pass max_position_embeddings to RopeConfig.",
             )
         sides = [] if switch is None else [self.inv_freq(ladder, length) for length in (switch, switch + 1)]
         longest = ladder.max_position_embeddings
@@ -242,7 +242,7 @@ class Scaling(ABC):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the class name and the fields, as ropewalk's own config.json holds them; see `rule_from_dict`."""
+        """Return the class name and the fields, as in ropewalk's own config.json; see `rule_from_dict`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"rule": type(self).__name__, **{key: _written(value) for key, value in values.items()}}
 
@@ -261,7 +261,7 @@ RULES: dict[str, type[Scaling]] = {}
 def register(rule: type[Scaling]) -> None:
     """Add a rule to `RULES`; a class without a `rope_type` is abstract and is not added.
 
-    Raises `RopeError` if another rule has one of its names, since a name must identify one rule.
+    Raises `RopeError` if a different rule has one of its names, since a name must identify one rule.
     """
     if not hasattr(rule, "rope_type"):
         return

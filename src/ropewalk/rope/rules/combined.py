@@ -44,9 +44,9 @@ class PerAxis(Scaling):
         ]
         if not rules or refused:
             raise RopeError(
-                "PerAxis: `rules` needs for each axis a rule that does not depend on the sequence length, or None.",
+                "PerAxis: `rules` must have a rule for each axis, independent of the sequence length, or None.",
                 facts={"rules": self.rules, "refused": refused},
-                cure="For example PerAxis((NTK(2.0), None, None)).",
+                cure="Pass for example PerAxis((NTK(2.0), None, None)).",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -78,16 +78,16 @@ class PerAxis(Scaling):
         raise RopeError(
             "to_hf: transformers has no block with a scaling for each axis.",
             facts={"rules": self.rules},
-            cure="Save the model in ropewalk's own form, whose config holds every field.",
+            cure="Save the model in ropewalk's own form, whose config contains every field.",
         )
 
 
 @dataclass(frozen=True)
 class Stacked(Scaling):
-    """The rule `by` on the frequencies of `of`, the scaling that a model was trained with.
+    """The rule `by` on the frequencies of `of`, the scaling used in training.
 
     `by` applies to the pairs that `of` has scaled. Linear, NTK and a changed theta multiply them by the same numbers as
-    the unscaled pairs. YaRN and Llama 3 count the rotations of the scaled pairs within the length that they start from.
+    the unscaled pairs. YaRN and Llama 3 count the rotations of the scaled pairs within the length they start from.
     The attention factors multiply. transformers has no block for two rules: it becomes `longrope`, with one divisor for
     each pair, if the frequencies do not follow the length.
     Source: YaRN, section 3, with the model's own frequencies in place of theta^(-2i/dim).
@@ -134,11 +134,11 @@ class Stacked(Scaling):
 
     @property
     def reads_max_length(self) -> bool:  # type: ignore[override]
-        """Return whether max_position_embeddings enters the numbers."""
+        """Return whether the numbers depend on max_position_embeddings."""
         return self.of.reads_max_length or self.by.reads_max_length
 
     def below(self, ladder: Ladder, seq_len: int | None) -> Ladder:
-        """Return the ladder that `by` starts from, with the frequencies of `of`."""
+        """Return the input ladder of `by`, with the frequencies of `of`."""
         scaled = self.of.inv_freq(ladder, seq_len)
         plain = replace(ladder, divisors=None).inv_freq()
         return replace(ladder, divisors=tuple(f / g for f, g in zip(plain, scaled, strict=True)))
@@ -214,7 +214,7 @@ class LeRoPE(Scaling):
 
     `alpha` is in the checkpoint, not in its config, so `to_hf` writes the block of `of`. A method on top of it starts
     from the learned frequencies and has no block.
-    Source: LeRoPE (arXiv:2607.10134; only the code was read): transformers 5.23,
+    Source: LeRoPE (arXiv:2607.10134; from the code only): transformers 5.23,
     `MistralLarge4TextRotaryEmbedding.forward`.
 
     >>> LeRoPE((0.0, math.log(2.0))).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
@@ -235,14 +235,14 @@ class LeRoPE(Scaling):
             raise RopeError(
                 "LeRoPE: `alpha` needs one finite number for each pair.",
                 facts={"alpha": self.alpha},
-                cure="They are logarithms of factors (0 leaves a frequency as it is); read them where the weights are "
+                cure="Read the logarithms of the factors (0 leaves a frequency unchanged) where the weights are "
                 "loaded, not on the meta device.",
             )
         if self.of is not None and not (isinstance(self.of, Scaling) and self.of.can_be_extended):
             raise RopeError(
                 "LeRoPE: `of` must be a scaling rule without unrotated pairs, or None.",
                 facts={"of": self.of},
-                cure="For a model without scaling leave it out.",
+                cure="Omit it for a model without scaling.",
             )
         object.__setattr__(self, "alpha", tuple(map(float, numbers)))
 
@@ -277,7 +277,7 @@ class LeRoPE(Scaling):
 
     @property
     def reads_max_length(self) -> bool:  # type: ignore[override]
-        """Return whether max_position_embeddings enters the numbers."""
+        """Return whether the numbers depend on max_position_embeddings."""
         return self.of is not None and self.of.reads_max_length
 
     @property
@@ -309,7 +309,7 @@ class LeRoPE(Scaling):
             raise RopeError(
                 "RopeConfig: LeRoPE needs one `alpha` for each pair.",
                 facts={"alphas": len(self.alpha), "pairs": rotary_dim // 2},
-                cure="Read alpha from the checkpoint that belongs to the config.",
+                cure="Read alpha from the checkpoint of this config.",
             )
         if self.of is not None:
             self.of.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)

@@ -1,4 +1,4 @@
-"""Rules for diffusion transformers: RIFLEx for longer videos, DyPE for larger images, by the step of denoising."""
+"""Rules for diffusion transformers: RIFLEx for longer videos, DyPE for larger images, by denoising step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ropewalk.rope.values import TRAINED_KEY, as_whole, check_above_zero, check_
 
 @dataclass(frozen=True)
 class RIFLEx(Scaling):
-    """One pair is slowed to `share` of one rotation within `frames`; the other pairs are unchanged.
+    """Slow one pair to `share` of one rotation within `frames`; the other pairs are unchanged.
 
     The pair is the intrinsic one, whose period is the length at which a video model starts to repeat itself; see
     `for_repetition`. `pair` counts from 0 within the axis (the authors' k counts from 1). `frames` is the new length in
     latent frames: (video frames - 1) / 4 + 1 for CogVideoX, HunyuanVideo and Wan. The rule belongs to the time axis:
     `PerAxis((RIFLEx(3, 66), None, None))`. The paper's formula is 2 pi / frames, `share=1.0`; the authors' code
-    multiplies it by 0.9. A model that the authors fine-tuned takes its trained number of frames at every length.
+    multiplies it by 0.9. A model fine-tuned by the authors uses its trained number of frames at every length.
     Source: Zhao et al. 2025, arXiv:2502.15894, eq. 8, as quoted in github.com/thu-ml/RIFLEx, `riflex_utils.py`.
 
     >>> rule = RIFLEx(pair=1, frames=60)
@@ -64,7 +64,7 @@ class RIFLEx(Scaling):
             raise RopeError(
                 "RIFLEx: `repeats_at` must be a number of latent frames.",
                 facts={"repeats_at": repeats_at},
-                cure="It is 48 for HunyuanVideo, whose videos repeat after about 8 seconds.",
+                cure="Pass 48 for HunyuanVideo, which repeats after about 8 seconds.",
             )
         distances = [abs(round(2 * math.pi / f) - repeats_at) for f in ladder.inv_freq()]
         return cls(distances.index(min(distances)), frames)
@@ -72,7 +72,7 @@ class RIFLEx(Scaling):
     def _check_pair(self, pairs: int) -> None:
         if self.pair >= pairs:
             raise RopeError(
-                "RIFLEx changes a pair that the axis does not have.",
+                "RIFLEx: the axis has no pair with this index.",
                 facts={"pair": self.pair, "pairs": pairs},
                 cure="Count from 0 within the time axis; RIFLEx.for_repetition(config.ladders[0], ...) finds the pair.",
             )
@@ -89,18 +89,18 @@ class RIFLEx(Scaling):
 
 @dataclass(frozen=True)
 class DyPE(Scaling):
-    """YaRN in three parts, whose two ramps move to slower pairs as denoising goes on.
+    """YaRN in three parts with two ramps, which move to slower pairs during denoising.
 
     Fast pairs are unchanged, slow pairs are divided by `factor`, and pairs between have the NTK base for it. Ramps are
     linear in the pair's index, between the pairs with 1.25 and 0.75 rotations within the trained length (divided to
     NTK) and with 16 and 2 rotations (NTK to unchanged), times `strength`. `strength` is t^2 at time t of the diffusion
-    (1 is noise, 0 the image), so the last steps have the frequencies of the training. With strength 1 it is the
+    (1 is noise, 0 the image), so the last steps use the frequencies of the training. With strength 1 it is the
     authors' YaRN without DyPE. `at_step` returns the rule of all axes at one step.
     The attention factor is YaRN's, 0.1 ln(factor) + 1, unless `attention_factor` is given. The authors multiply only
     the features of the scaled axis by it; `at_step` therefore sets it to 1 (see there).
     Source: Issachar et al. 2025, arXiv:2510.20766, from the authors' code (github.com/guyyariv/DyPE,
-    `flux/transformer_flux.py`) and the abstract. Below t = 0.03 a ramp of the code turns round for FLUX, because its
-    first bound lies beyond the last pair, and divides the pairs that it should keep; here it keeps them.
+    `flux/transformer_flux.py`) and the abstract. Below t = 0.03 a ramp of the code is reversed for FLUX, because its
+    first bound is beyond the last pair, and divides pairs that should be unchanged; here they are unchanged.
 
     >>> [round(f, 4) for f in DyPE(4.0, 64, strength=0.25).inv_freq(Ladder(10000.0, 12, tuple(range(6))), None)]
     [1.0, 0.1894, 0.0267, 0.0025, 0.0005, 0.0001]
@@ -120,9 +120,9 @@ class DyPE(Scaling):
         check_above_zero("DyPE", attention_factor=self.attention_factor)
         if not (is_number(self.strength) and 0 <= self.strength <= 1):
             raise RopeError(
-                "DyPE: `strength` must lie between 0 and 1.",
+                "DyPE: `strength` must be between 0 and 1.",
                 facts={"strength": self.strength},
-                cure="It is the square of the diffusion's time, which is 1 for noise and 0 for the image.",
+                cure="Pass the square of the diffusion's time, which is 1 for noise and 0 for the image.",
             )
 
     @classmethod
@@ -137,7 +137,7 @@ class DyPE(Scaling):
 
         **Returns:** a `PerAxis` for a config with separate ladders. To reproduce the authors' images also multiply the
         features of each axis with a rule, in queries and keys, by 0.1 ln(factor) + 1 ("yarn" only). For Qwen-Image the
-        code leaves text unscaled: make its tables with the config's own frequencies.
+        code leaves text unscaled: build its tables with the config's own frequencies.
         **Raises:** `RopeError` for numbers out of range.
 
         >>> DyPE.at_step(0.5, (1, 128, 64), 64).rules[1:]
@@ -147,9 +147,9 @@ class DyPE(Scaling):
         check_length("DyPE", trained)
         if not (is_number(timestep) and 0 <= timestep <= 1) or min(sizes) < 1 or method not in ("yarn", "ntk"):
             raise RopeError(
-                'DyPE: `timestep` lies between 0 and 1, `grid` has sizes of at least 1, `method` is "yarn" or "ntk".',
+                'DyPE: `timestep` must be in 0 .. 1, sizes of `grid` at least 1, and `method` "yarn" or "ntk".',
                 facts={"timestep": timestep, "grid": grid, "method": method},
-                cure="Divide the scheduler's timestep by 1000, and give the patches of each axis.",
+                cure="Divide the scheduler's timestep by 1000, and pass the patches of each axis.",
             )
         strength = float(timestep) ** 2
 
@@ -183,7 +183,7 @@ class DyPE(Scaling):
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         raise RopeError(
-            "to_hf: transformers has no block for a scaling that follows the step of a diffusion.",
+            "to_hf: transformers has no block for a scaling that depends on the diffusion step.",
             facts={"scaling": self},
-            cure="Save the model in ropewalk's own form, whose config holds every field.",
+            cure="Save the model in ropewalk's own form, whose config contains every field.",
         )

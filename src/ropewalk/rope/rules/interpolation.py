@@ -28,7 +28,7 @@ from ropewalk.rope.values import (
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: every frequency is divided by `factor`.
+    """Position interpolation: divide every frequency by `factor`.
 
     Source: Chen et al. 2023, arXiv:2306.15595, eq. 4.
 
@@ -82,7 +82,7 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """NTK-aware scaling with a ratio that follows the sequence length; unscaled up to max_position_embeddings.
+    """NTK-aware scaling with a ratio that grows with the sequence length; unscaled up to max_position_embeddings.
 
     For sequence length l and max_position_embeddings L, transformers uses factor * l/L - (factor - 1) (5, not 2, at
     l = 2L and factor 4). `variant="paper"` uses l/L for every factor.
@@ -116,7 +116,7 @@ class DynamicNTK(Scaling):
             raise RopeError(
                 "DynamicNTK: frequencies depend on the sequence length and on max_position_embeddings.",
                 facts={"seq_len": seq_len, "max_position_embeddings": trained},
-                cure="Pass seq_len=..., and give RopeConfig its max_position_embeddings.",
+                cure="Pass seq_len=..., and set max_position_embeddings in the RopeConfig.",
             )
         ratio: float = self.ratio(max(seq_len, trained) / trained)
         return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))
@@ -149,9 +149,9 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class ABF(Scaling):
-    """Adjusted base frequency: RoPE with a larger `theta` in place of the config's.
+    """Adjusted base frequency: RoPE with a larger `theta` instead of the config's.
 
-    In a Hugging Face config it is a default block with that `rope_theta`. `ropewalk.rope.frequencies.smallest_theta`
+    In a Hugging Face config it is a default block with this `rope_theta`. `ropewalk.rope.frequencies.smallest_theta`
     computes one for a length. Source: Xiong et al. 2023, arXiv:2309.16039, section 4.1.
 
     >>> ABF(theta=1e6).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
@@ -166,26 +166,26 @@ class ABF(Scaling):
             raise RopeError(
                 "ABF: `theta` must be a finite number above 1.",
                 facts={"theta": self.theta},
-                cure="It replaces the config's theta: 500000.0 for Llama 2 Long.",
+                cure="Pass the new base, such as 500000.0 for Llama 2 Long.",
             )
 
     @classmethod
     def for_critical_pair(
         cls, theta: float, rotary_dim: int, trained: int, target: int, *, two_sided: bool = False
     ) -> ABF:
-        """Return the base at which the first pair that did not rotate fully in training rotates once within `target`.
+        """Return the base at which the first pair without a full rotation in training rotates once within `target`.
 
         **Arguments:**
         - `theta`, `rotary_dim`: of the checkpoint.
         - `trained`, `target`: tokens.
         - `two_sided`: attention is bidirectional, so distances lie between -T and T: both lengths are doubled
-          (UltraLLaDA). False is the rule for causal models, which LongLLaDA uses.
+          (UltraLLaDA). False: the rule for causal models, used by LongLLaDA.
 
         **Returns:** an `ABF`: theta' = (L / 2 pi)^(d / c) with L the target length, and c / 2 = ceil(d / 2 *
-        log_theta(trained / 2 pi)) pairs that rotated fully.
+        log_theta(trained / 2 pi)) fully rotated pairs.
         **Raises:** `RopeError` if `target` is below `trained`, or if no pair or every pair rotated fully in training.
         **Source:** Liu et al. 2025 (LongLLaDA), arXiv:2506.14429, whose factors 4, 14, 31 and 55 it reproduces; He et
-        al. 2025 (UltraLLaDA), arXiv:2510.10481, from reviews that quote its formula: the paper's text was not at hand.
+        al. 2025 (UltraLLaDA), arXiv:2510.10481, from reviews that quote its formula, not from the paper's text.
 
         >>> rule = ABF.for_critical_pair(500_000.0, 128, 4096, 131_072, two_sided=True)  # LLaDA-8B
         >>> round(rule.theta / 500_000.0)

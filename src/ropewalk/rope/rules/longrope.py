@@ -27,8 +27,8 @@ class LongRoPE(Scaling):
 
     The attention factor is Phi-3.5-MoE's `short_mscale` or `long_mscale` if given; else `attention_factor`; else
     sqrt(1 + ln(factor) / ln(trained)) at every length. `factor` defaults to max_position_embeddings / trained.
-    `unscaled_tokens` is the number of leading tokens left unscaled (section 3.2, n-hat); no published checkpoint has
-    any.
+    `unscaled_tokens` is the number of leading tokens left unscaled (section 3.2, n-hat), 0 in every published
+    checkpoint.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
 
     >>> rule = LongRoPE((1.0, 1.0), (1.0, 4.0), original_max_position_embeddings=1024, factor=4.0)
@@ -61,7 +61,7 @@ class LongRoPE(Scaling):
             raise RopeError(
                 "LongRoPE: `original_max_position_embeddings` must be above 1: the attention factor divides by its ln.",
                 facts={"original_max_position_embeddings": 1},
-                cure="Give the length the model was trained at before extension.",
+                cure="Pass the length the model was trained at before extension.",
             )
         for name in ("short_factor", "long_factor"):
             given = getattr(self, name)
@@ -87,7 +87,7 @@ class LongRoPE(Scaling):
                 raise RopeError(
                     f"RopeConfig: LongRoPE's `{name}` needs one entry for each pair.",
                     facts={f"len({name})": len(factors), "pairs": rotary_dim // 2, "rotary_dim": rotary_dim},
-                    cure="Give rotary_dim / 2 entries.",
+                    cure="Pass rotary_dim / 2 entries.",
                 )
 
     @property
@@ -135,7 +135,7 @@ class LongRoPE(Scaling):
                 raise RopeError(
                     "LongRoPE: `short_mscale` and `long_mscale` must both be given; `seq_len` chooses between them.",
                     facts={"short_mscale": mscales[0], "long_mscale": mscales[1], "seq_len": seq_len},
-                    cure="Give both, and pass seq_len=...",
+                    cure="Set both, and pass seq_len=...",
                 )
             chosen = mscales[1] if seq_len is not None and seq_len > self.switch_length else mscales[0]
             return float(chosen)  # type: ignore[arg-type]

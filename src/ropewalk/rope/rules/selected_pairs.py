@@ -13,7 +13,7 @@ from ropewalk.rope.values import as_whole, check_factor, is_number
 
 @dataclass(frozen=True)
 class CoPE(Scaling):
-    """The last `clipped` pairs are slowed by (1 + cos(pi t)) / 2, t from 0 at the first of them to 1 at the last.
+    """Slow the last `clipped` pairs by (1 + cos(pi t)) / 2, with t from 0 at the first of them to 1 at the last.
 
     The slowest pair does not rotate. The authors clip 20 of 64 pairs and continue training. This is clipped RoPE, not
     the contextual position encoding of the same name.
@@ -34,7 +34,7 @@ class CoPE(Scaling):
             raise RopeError(
                 "CoPE: `clipped` must be a whole number of pairs of at least 2.",
                 facts={"clipped": self.clipped},
-                cure="The authors clip 20 of 64 pairs.",
+                cure="Pass for example 20 of 64 pairs, as the authors do.",
             )
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
@@ -79,9 +79,9 @@ class Proportional(Scaling):
         check_factor("Proportional", self.factor)
         if not (is_number(self.partial_rotary_factor) and 0 <= self.partial_rotary_factor <= 1):
             raise RopeError(
-                "Proportional: `partial_rotary_factor` must lie between 0 and 1.",
+                "Proportional: `partial_rotary_factor` must be between 0 and 1.",
                 facts={"partial_rotary_factor": self.partial_rotary_factor},
-                cure="It is the fraction of the pairs that rotate.",
+                cure="Pass the fraction of rotated pairs.",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -103,10 +103,10 @@ class Proportional(Scaling):
 
 @dataclass(frozen=True)
 class Resonance(Scaling):
-    """Wavelengths rounded to the nearest whole number of tokens, on top of the rule `of` (None: plain RoPE).
+    """Round wavelengths to the nearest whole number of tokens, on top of the rule `of` (None: plain RoPE).
 
     With YaRN as `of` this is the paper's Resonance YaRN; the attention factor is that of `of`. A rounded pair repeats
-    exactly, so a model trained on one full rotation meets no new angle in that pair. Every pair is rounded, as in the
+    exactly, so a model trained on one full rotation meets no new angle there. Every pair is rounded, as in the
     authors' code; their theorem covers only the pairs that rotate fully within the trained length. A wavelength changes
     by at most half a token. Halves are rounded to the even number, as by `torch.round`.
     In a Hugging Face config it becomes `longrope` with two equal lists.
@@ -124,9 +124,9 @@ class Resonance(Scaling):
         if self.of is not None and not (isinstance(self.of, Scaling) and _can_be_rounded(type(self.of))):
             known = sorted(name for name, rule in RULES.items() if _can_be_rounded(rule))
             raise RopeError(
-                "Resonance: `of` must be None or a rule whose frequencies are the same at every length.",
+                "Resonance: `of` must be None or a rule with the same frequencies at every length.",
                 facts={"of": self.of},
-                cure=f"Choose from {', '.join(known)}, or leave it out for plain RoPE.",
+                cure=f"Choose from {', '.join(known)}, or omit it for plain RoPE.",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:

@@ -66,7 +66,7 @@ class YaRN(Scaling):
             raise RopeError(
                 "YaRN: `truncate` must be True or False.",
                 facts={"truncate": self.truncate},
-                cure="True, the default, rounds the ramp's bounds outward to whole pairs.",
+                cure="Pass True (the default) to round the ramp's bounds outward to whole pairs.",
             )
         check_bounds("YaRN", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
 
@@ -99,7 +99,7 @@ class YaRN(Scaling):
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
-        """Return the rule as transformers reads it: a null factor is the ratio of lengths, a beta of 0 its default."""
+        """Return the rule as transformers does: a null factor is the ratio of lengths, a beta of 0 its default."""
         read = dict(block)
         if read.get("factor") is None:
             read["factor"] = check_trained_ratio(block, cls.rope_type, max_position_embeddings)
