@@ -120,11 +120,11 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "pass the engine to check"),
-        (["tiny"], "pass the engine to check"),
+        ([], "pass an engine to check"),
+        (["tiny"], "pass an engine to check"),
         (["--engine", "http://localhost:1"], "pass a model, or a file"),
-        (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write takes a model"),
-        (["--write", "g.json"], "--write takes a model"),
+        (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write needs a model"),
+        (["--write", "g.json"], "--write needs a model"),
         (["--golden", "missing.json", "--engine", "http://localhost:1"], "missing.json"),
         (["--golden", ".", "--engine", "http://localhost:1"], "."),
         (["tiny", "--write", "no/such/folder/g.json"], "no/such/folder"),
