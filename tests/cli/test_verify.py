@@ -82,7 +82,7 @@ def test_bad_input_is_a_message(tmp_path, capsys):
     assert run("tiny", "--engine", "onnx") == 2
     assert "unknown engine" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--figure", tmp_path / "x.pdf") == 2
-    assert "a .png or an .svg" in capsys.readouterr().err
+    assert "a .png or .svg" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
     assert "there is a folder where the file should be" in capsys.readouterr().err
     with serving(None, lambda path, body, headers: (200, {"choices": [None], "data": [{"id": "m"}]})) as url:
