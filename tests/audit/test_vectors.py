@@ -108,7 +108,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     ("sources", "message"),
-    [(["tiny", "tiny"], "two sources give files of the same name"), (["missing/config.json"], "missing")],
+    [(["tiny", "tiny"], "two sources have the same file name"), (["missing/config.json"], "missing")],
 )
 def test_the_command_refuses(
     sources: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

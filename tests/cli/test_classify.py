@@ -79,7 +79,7 @@ def test_train_then_predict(files: tuple[str, str], tmp_path: Path, capsys: pyte
     again = capsys.readouterr().err  # trained before
     assert "epoch" not in again
     assert "wrote" not in again
-    assert "contains this run, finished" in again
+    assert "is already finished" in again
     assert run("predict", out, files[1], "--text-column", "question", "--out", str(tmp_path / "p.csv")) == 0
     said = capsys.readouterr()
     assert said.out == ""

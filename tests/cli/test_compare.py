@@ -60,7 +60,7 @@ def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--encodings=rotary"], "`encodings` must be"),
         (["--seeds=a"], "--seeds must be a whole number"),
         (["--workers=0"], "--workers must be"),
-        (["--figure=loss.pdf"], "a .png or an .svg"),
+        (["--figure=loss.pdf"], "a .png or .svg"),
         (["--text=missing.txt"], "the text cannot be read"),
     ],
 )

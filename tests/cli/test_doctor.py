@@ -227,7 +227,7 @@ def test_ctrl_c_keeps_what_is_done(
         monkeypatch.setattr(LinesProgress, "begin", stopping)
         assert doctor(*arguments, *(["--resume"] if kept > 3 else []), "--json", resumed) == 130
         printed = capsys.readouterr()
-        assert f"Stopped: {kept} readings are kept, {18 - kept} are due" in printed.err
+        assert f"Stopped: {kept} results are saved, {18 - kept} are missing" in printed.err
         assert "rerun the command with --resume" in printed.err
         assert printed.out.startswith("model: ") == resumed.exists() == (kept > 3)
     monkeypatch.setattr(LinesProgress, "begin", begin)
@@ -282,7 +282,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     assert doctor(*words, "--measure", "loss", "--json", where) == 0
     found = json.loads(where.read_text())
     assert found["protocol"]["unscaled_tokens"] == 3
-    assert "The first 3 tokens of a window keep their angles" in found["protocol"]["sentence"]
+    assert "leave the first 3 tokens of a window unscaled" in found["protocol"]["sentence"]
     plain, pi, dca = ({one["name"]: one for one in found["methods"]}[name] for name in ("plain", "pi", "dca"))
     assert plain["rope_parameters"]["rope_type"] == "default"
     assert pi["rope_parameters"] is None

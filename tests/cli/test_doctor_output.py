@@ -49,9 +49,9 @@ def test_the_order_and_one_table(found: Diagnosis) -> None:
     words = " ".join(text.split())
     in_order = [
         "decoder: Extend with yarn. It gains 2.0.",
-        "Beside it: dca reads better (Python only). rw.attach(model, 'dca')",
+        "Alternative: dca reads better (Python only). rw.attach(model, 'dca')",
         "method loss within loss beyond less crop's",
-        "2 windows of 64 tokens of story, seed 0. plain: the model as it is.",
+        "2 windows of 64 tokens of story, seed 0. plain: the unchanged model.",
         f"pi {METHODS['pi'].changes}",
         "dynamic has the same frequencies as ntk",
         "Next: ropewalk extend apply folder/model.gguf --method yarn --target 64 --out model-64",
@@ -94,12 +94,12 @@ def test_every_action(found: Diagnosis, verdict: Verdict, following: str | None)
     assert text.startswith(f"decoder: {verdict.sentence}")
     assert ("Next:" in text) == (following is not None)
     assert following is None or f"  {following}" in text
-    assert "Beside it" not in text
+    assert "Alternative" not in text
 
 
 def test_what_was_left_out_is_said(found: Diagnosis) -> None:
     """In the command, as text, in a notebook, in the JSON and on the page."""
-    line = "Not measured, for lack of time: yarn."
+    line = "Not measured within the time limit: yarn."
     short = dataclasses.replace(found, left_out=(line,))
     assert line in printed(short)
     assert line in str(short)

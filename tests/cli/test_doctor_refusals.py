@@ -26,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("quiet")
         (["--protocol", '{"chunk": 0}'], "`chunk` must be at least 1"),
         (["--protocol", '{"workers": 0}'], "`workers` must be at least 1"),
         (["--minutes", "0"], "`minutes` must be above 0"),
-        (["--minutes", "0.0001"], "not even a short target can be measured in this time"),
+        (["--minutes", "0.0001"], "even a short target cannot be measured in this time"),
         (["--engine", "nonsense"], "unknown engine"),
         (["--measure", "copies"], "must contain loss"),
         (["--measure", "loss,speed"], "must contain loss"),
         (["--text", "absent.txt"], "text cannot be read"),
         (["--protocol", '{"start_char": -3}'], "must not be negative"),
-        (["--state", __file__], "the state is a folder"),
+        (["--state", __file__], "`state` must be a folder"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(
@@ -49,12 +49,12 @@ def test_bad_input_is_a_message_and_status_2(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--protocol", '{"retrieval_samples": 9}'], "belong to --retrieval"),
-        (["--protocol", '{"retrieval_lengths": [64]}'], "belong to --retrieval"),
-        (["--methods", "plain", "--target", "32", "--protocol", '{"stride": 4}'], "belong to crop"),
+        (["--protocol", '{"retrieval_samples": 9}'], "apply only to --retrieval"),
+        (["--protocol", '{"retrieval_lengths": [64]}'], "apply only to --retrieval"),
+        (["--methods", "plain", "--target", "32", "--protocol", '{"stride": 4}'], "apply only to crop"),
         (
             ["--methods", "dca,crop", "--protocol", '{"unscaled_tokens": 4}'],
-            "belong to methods that change frequencies",
+            "apply only to methods that change frequencies",
         ),
     ],
 )

@@ -30,7 +30,7 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     assert doctor(*arguments, "--json", out, "--report", report) == 0
     shown = capsys.readouterr()
     assert "Retrieval: numbers, part found" in shown.out
-    assert "Chance finds 25.0%." in shown.out
+    assert "Guessing finds 25.0%." in shown.out
     assert "4 answers for each text" in shown.out
     found = json.loads(out.read_text())
     assert found["retrieval_details"]["protocol"]["text"] == "text.txt and other.txt"
@@ -91,7 +91,7 @@ def test_retrieval_of_the_methods_that_matter(text: Path, tmp_path: Path, capsys
         ),
         (("--retrieval", "all", "--protocol", '{"retrieval_lengths": [20]}'), "no retrieval task fits"),
         (("--retrieval", "passkey", "--protocol", '{"retrieval_chat": true}'), "no chat template"),
-        (("--protocol", '{"retrieval_chat": true}'), "belong to --retrieval"),
+        (("--protocol", '{"retrieval_chat": true}'), "apply only to --retrieval"),
     ],
 )
 def test_bad_retrieval_is_a_message(

@@ -133,7 +133,7 @@ def test_measured_without_tuning(
         (["apply", "--dtype", "int4"], "unknown dtype"),
         (["tune", "--steps", "3"], "--text"),
         (["tune", "--text", "nowhere.txt", "--steps", "3"], "cannot be read"),
-        (["tune", "--text", "nowhere.txt", "--steps", "3", "--train", "everything"], "names parts of the model"),
+        (["tune", "--text", "nowhere.txt", "--steps", "3", "--train", "everything"], "must be parts of the model"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(
@@ -189,7 +189,7 @@ def test_another_command_leaves_a_stopped_tuning(
     measuring = ["--overwrite", "--measure", "--validation", texts[2], "--settings", tmp_path / "s.toml"]
     capsys.readouterr()
     assert run("apply", source, "--out", out, *measuring) == 2
-    assert "there is a stopped tuning next to --out" in capsys.readouterr().err
+    assert "a stopped tuning of a different command" in capsys.readouterr().err
     assert run("tune", source, "--out", out, *words, "--overwrite", "--lr=1e-3") == 2
     assert "a stopped tuning with other settings" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
@@ -259,8 +259,8 @@ def test_a_held_out_text_that_was_tuned_on_is_refused(
         words = [*TUNED, "--text", text, *more, *filed(**in_file)]
         assert run("tune", source, "--out", tmp_path / "out", *words) == 2
         err = capsys.readouterr().err
-        assert "one of those to tune on" in err
-        assert "32-token runs seen  " in err
+        assert "passages with the texts to tune on" in err
+        assert "32-token runs in them  " in err
     assert not list(tmp_path.glob("out*"))
 
 
@@ -272,8 +272,8 @@ def test_a_held_out_text_that_was_tuned_on_is_refused(
         (["apply", "--train=all"], "No such option"),
         (["apply", "--lr=1e-3"], "No such option"),
         (["apply", "--checkpoint-every=3"], "No such option"),
-        (["apply", "--restart"], "only applies to work that can be stopped"),
-        (["apply", "--validation=TEXT", "--no-measure"], "belong to measuring"),
+        (["apply", "--restart"], "applies only to work that can be resumed"),
+        (["apply", "--validation=TEXT", "--no-measure"], "apply only to measuring"),
         (["tune", "--steps=3", "--text=TEXT", "--lr=0"], "`lr` must be a finite number above 0"),
     ],
 )
@@ -307,7 +307,7 @@ def test_ctrl_c_and_the_same_command_continues(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingProgress, "__call__", stop)
         assert run("tune", *words, "--out", tmp_path / "stopped") == 130
-    assert "To resume, repeat the command" in capsys.readouterr().err
+    assert "To resume, rerun the command" in capsys.readouterr().err
     assert not (tmp_path / "stopped").exists()
     assert run("tune", *words, "--out", tmp_path / "stopped") == 0
     assert "continues after step" in capsys.readouterr().err
@@ -349,12 +349,12 @@ def test_ctrl_c_while_it_is_measured(
             assert run(*words) == 130
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "1 readings are saved" in capsys.readouterr().err
+    assert "1 results are saved" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.tuning" / "tuning.json").is_file()
     assert run(*words) == 0
     again = capsys.readouterr().err
-    assert "Resumed: 1 readings" in again
+    assert "Resumed: 1 results" in again
     assert "plain, window 1" not in again
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out", "source"]
 

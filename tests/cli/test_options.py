@@ -110,7 +110,7 @@ def test_each_kind_of_field_is_read(arguments: list[str], name: str, value: obje
         (["--target", "0.3k"], "--target must be a whole number of tokens"),
         (["--lengths", "512,,1k"], "a value of --lengths is empty"),
         (["--seeds", "one"], "--seeds must be a whole number"),
-        (["--scoring", "guess"], "--scoring has no such choice"),
+        (["--scoring", "guess"], "--scoring has an unknown value"),
         (["--trained-length", ""], "--trained-length must be a whole number of tokens"),
     ],
 )

@@ -82,7 +82,7 @@ def test_bad_input_is_a_message(tmp_path, capsys):
     assert run("tiny", "--engine", "onnx") == 2
     assert "unknown engine" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--figure", tmp_path / "x.pdf") == 2
-    assert "a .png or an .svg" in capsys.readouterr().err
+    assert "a .png or .svg" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
     assert "the path of the file is a folder" in capsys.readouterr().err
     with serving(None, lambda path, body, headers: (200, {"choices": [None], "data": [{"id": "m"}]})) as url:
@@ -120,11 +120,11 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "pass the engine to check"),
-        (["tiny"], "pass the engine to check"),
+        ([], "pass an engine to check"),
+        (["tiny"], "pass an engine to check"),
         (["--engine", "http://localhost:1"], "pass a model, or a file"),
-        (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write takes a model"),
-        (["--write", "g.json"], "--write takes a model"),
+        (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write needs a model"),
+        (["--write", "g.json"], "--write needs a model"),
         (["--golden", "missing.json", "--engine", "http://localhost:1"], "missing.json"),
         (["--golden", ".", "--engine", "http://localhost:1"], "."),
         (["tiny", "--write", "no/such/folder/g.json"], "no/such/folder"),

@@ -93,7 +93,7 @@ def test_it_continues_where_it_was_stopped(settings, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="rope"):
         compare(settings, out)
     assert {json.loads(line).get("encoding") for line in record.read_text().splitlines()} == {None, "learned"}
-    with pytest.raises(rw.RopeError, match="contains another comparison"):
+    with pytest.raises(rw.RopeError, match="contains a different comparison"):
         compare(replace(settings, steps=4), out)
 
 
@@ -149,7 +149,7 @@ def test_summary():
         ({"scalings": ("llama3",)}, "`scalings` must be"),
         ({"seeds": ()}, "`seeds` must be"),
         ({"multiples": (0, 1)}, "`multiples` must be"),
-        ({"tokens": 10}, "needs more tokens"),
+        ({"tokens": 10}, "--tokens is too small"),
         ({"steps": 0}, "`steps` must be"),
     ],
 )

@@ -99,7 +99,7 @@ def test_standings_have_the_evidences_intervals() -> None:
 
 def test_what_was_not_counted_is_said() -> None:
     """A measurement without token frequencies has no verdict."""
-    with pytest.raises(RopeError, match="token frequencies are not in this measurement"):
+    with pytest.raises(RopeError, match="does not contain the losses of token frequencies"):
         conclude(dataclasses.replace(measured(LOSSES), frequencies=None))
 
 

@@ -71,7 +71,7 @@ def test_an_argument_that_moved_into_the_protocol_warns(tmp_path: Path) -> None:
     [
         ('{"windows": 2', "cannot be read"),
         ("absent.toml", "cannot be read"),
-        ('{"window": 2}', "sets what no protocol has"),
+        ('{"window": 2}', "contains unknown fields"),
     ],
 )
 def test_a_protocol_that_cannot_be_read_is_refused(source: str, message: str) -> None:
@@ -191,7 +191,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
 
     with pytest.raises(RunInterrupted) as stopped:
         diagnose(tmp_path / "part", workers=1, progress=Stopping())
-    assert (stopped.value.kind, stopped.value.kept, stopped.value.due) == ("readings", 3, 5)
+    assert (stopped.value.kind, stopped.value.kept, stopped.value.due) == ("results", 3, 5)
     assert stopped.value.diagnosis is None
     rest = diagnose(tmp_path / "part", resume=True)
     for name in whole.measurement.results:
@@ -205,12 +205,12 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
         ({"methods": "alibi"}, "unknown method"),
         ({"retrieval": "hay"}, "unknown task"),
         ({"retrieval": " , "}, "unknown task"),
-        ({"retrieval_samples": 9}, "belong to --retrieval"),
-        ({"methods": "plain", "target": 32, "stride": 4}, "belong to crop"),
-        ({"methods": "dca", "unscaled_tokens": 4}, "belong to methods that change frequencies"),
+        ({"retrieval_samples": 9}, "apply only to --retrieval"),
+        ({"methods": "plain", "target": 32, "stride": 4}, "apply only to crop"),
+        ({"methods": "dca", "unscaled_tokens": 4}, "apply only to methods that change frequencies"),
         ({"dtype": "int8"}, "unknown dtype"),
-        ({"dtype": "bfloat16"}, "has its dtype and its device already"),
-        ({"state": __file__}, "the state is a folder"),
+        ({"dtype": "bfloat16"}, "do not apply to a model that is passed as an object"),
+        ({"state": __file__}, "`state` must be a folder"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

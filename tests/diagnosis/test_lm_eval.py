@@ -84,7 +84,7 @@ def test_a_long_context_loses_its_beginning(tiny: Decoder) -> None:
     count = len(kit.encode(TEXT + " It is")) - len(kit.encode(TEXT))
     losses = window_losses(tiny, torch.tensor(kept), first=len(kept) - count)
     assert found == pytest.approx(-losses.sum(), abs=1e-4 * len(losses))
-    with pytest.raises(RopeError, match="leaves no room"):
+    with pytest.raises(RopeError, match="no token of its context fits"):
         lm.loglikelihood([instance("loglikelihood", "A", TEXT)], disable_tqdm=True)
 
 
@@ -137,9 +137,9 @@ def test_a_cut_context_is_named(tiny: Decoder, caplog: pytest.LogCaptureFixture)
     lm.generate_until([instance("generate_until", TEXT, {"max_gen_toks": 4})], disable_tqdm=True)
     one, two = caplog.messages
     assert one.startswith(
-        f"1 of 2 contexts lose their beginning: the longest needs {count - 1:,} tokens, and max_length=64"
+        f"1 of 2 contexts lose their beginning: the longest has {count - 1:,} tokens, and with max_length=64"
     )
-    assert two.startswith(f"1 of 1 contexts lose their beginning: the longest needs {len(kit.encode(TEXT)):,} tokens")
+    assert two.startswith(f"1 of 1 contexts lose their beginning: the longest has {len(kit.encode(TEXT)):,} tokens")
     assert "leaves room for 60." in two
     assert one.endswith("pass max_length=...")
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_done_is_refused(tiny: Decoder) -> None:
     for options, message in [
         ({"batch_size": "auto"}, "`batch_size` must be a whole number"),
         ({"max_length": 0}, "`max_length` must be"),
-        ({"device": "cpu"}, "already has its dtype and its device"),
+        ({"device": "cpu"}, "apply only to a model that is loaded here"),
     ]:
         with pytest.raises(RopeError, match=message):
             adapter(tiny, **options)

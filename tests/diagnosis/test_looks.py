@@ -82,9 +82,9 @@ def test_few_minutes_shorten_the_target_and_say_so(tiny: Decoder, tmp_path: Path
     short = prepared(tiny, tmp_path / "b", Clock(), target=1024, minutes=0.05)
     assert 256 < short.plan.protocol.target < 1024
     [note] = short.notes
-    assert note.startswith("1,024 tokens take about")
-    assert f"{short.plan.protocol.target:,} tokens are measured instead" in note
-    with pytest.raises(RopeError, match="not even a short target"):
+    assert note.startswith("With 1,024 tokens, the first answer takes about")
+    assert f"the target is {short.plan.protocol.target:,} tokens instead" in note
+    with pytest.raises(RopeError, match="even a short target cannot"):
         prepared(tiny, tmp_path / "c", Clock(), target=1024, minutes=0.001)
 
 

@@ -69,7 +69,7 @@ def test_the_doctors_choice_is_applied(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"action": "keep", "method": None}, "Keep the model unchanged"),
+        ({"action": "keep", "method": None}, "Use the model unchanged"),
         ({"action": "cut", "method": None}, "only the last tokens"),
         ({"action": "unfit", "method": None}, "a text that the model can predict"),
         ({"action": "undecided", "method": None, "next": {"command": "ropewalk doctor m --windows 9"}}, "--windows 9"),
@@ -93,7 +93,7 @@ def test_another_model_is_refused(source: Path, found: dict[str, Any], tmp_path:
     other = load_decoder(source)
     with torch.no_grad():
         other.embed_tokens.weight.view(torch.int16)[0, 0] += 1
-    with pytest.raises(RopeError, match="measured on another model"):
+    with pytest.raises(RopeError, match="belongs to a different model"):
         apply(other, tmp_path / "out", record=found)
     assert not (tmp_path / "out").exists()
 
@@ -110,7 +110,7 @@ def test_what_is_no_choice(
     (tmp_path / "found.json").write_text("[]")
     with pytest.raises(RopeError, match="not a record"):
         apply(source, tmp_path / "out", record=tmp_path / "found.json")
-    with pytest.raises(RopeError, match="takes the method and the lengths"):
+    with pytest.raises(RopeError, match="contains the method and the lengths"):
         apply(source, tmp_path / "out", ApplySettings(target=TARGET), record=found)
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert run(source, "--from", tmp_path / "found.json", "--method", "yarn", "--out", tmp_path / "out") == 2

@@ -77,7 +77,7 @@ def test_it_resumes(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(DecoderReader, "window_losses", once)
-        with pytest.raises(KeyboardInterrupt, match="1 readings are saved"):
+        with pytest.raises(KeyboardInterrupt, match="1 results are saved"):
             diagnose(tiny(), method="pi", reach=REACH, text=text, windows=1, state=state)
 
     def jobs(method: str) -> int:
@@ -107,7 +107,7 @@ def test_a_shorter_target_is_not_measured_instead(text: Path, tmp_path: Path, mo
     monkeypatch.setattr(Outlook, "seconds", lambda outlook, jobs, trial: 1e6 * (outlook.plan.protocol.target >= 128))
     own = rw.doctor(tiny(), methods="pi", target=128, trained_length=32, text=text, minutes=1)
     assert own.measurement.protocol.target == 96
-    with pytest.raises(RopeError, match="cannot be measured in these minutes"):
+    with pytest.raises(RopeError, match="cannot be measured within the time limit"):
         diagnose(tiny(), method="pi", reach=REACH, text=text, minutes=1, state=tmp_path / "state")
     found = diagnose(tiny(), method="pi", reach=REACH, text=text, windows=1, state=tmp_path / "state")
     assert found.measurement.protocol.target == 128
@@ -194,7 +194,7 @@ def test_names_are_shown_and_not_obeyed() -> None:
     [
         ("dynamic", "Use --method ntk"),
         ("longrope", "`short_mscale` and `long_mscale`"),
-        ("llama3", "top of config.json"),
+        ("llama3", "top level of config.json"),
         ("proportional", "transformers 5 applies"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_yarn_with_keys_of_its_own_is_not_called_the_same() -> None:
     for keys, same in (({}, 2), ({"attention_factor": 1.0}, 0), ({"truncate": False}, 1)):
         said = written(config={"rope_parameters": BLOCK | keys, "max_position_embeddings": 32})
         assert said.count("the same frequencies and temperature.") == same
-        assert ("compare outputs" in said) == (same < 2)
+        assert ("Compare outputs" in said) == (same < 2)
 
 
 # The held-out text
@@ -234,5 +234,5 @@ def test_a_text_that_shares_a_twentieth_is_refused() -> None:
     held_out = ("whale", whale[:20000])
     refuse_seen(held_out, [("other", whale[30000:60000])], tokenizer)
     refuse_seen(held_out, [("a little", whale[:700])], tokenizer)
-    with pytest.raises(RopeError, match=r"one of those to tune on(?s:.*)more"):
+    with pytest.raises(RopeError, match=r"with the texts to tune on(?s:.*)more"):
         refuse_seen(held_out, [("more", whale[:3000])], tokenizer)

@@ -374,11 +374,11 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     found = export(extended(source, "yarn"), tmp_path / "out", method="yarn", source=source, overwrite=True, **HOW)
     assert json.loads((found.folder / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
     (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(RopeError, match="files that no export writes"):
+    with pytest.raises(RopeError, match="files that are not from an export"):
         check_out(tmp_path / "out", overwrite=True)
     with pytest.raises(RopeError, match="of the model itself"):
         check_out(source, source=source, overwrite=True)
-    with pytest.raises(RopeError, match="names the folder"):
+    with pytest.raises(RopeError, match="must be a folder, but it is a file"):
         check_out(source / "config.json", overwrite=True)
 
 

@@ -248,9 +248,9 @@ def test_a_sentencepiece_vocabulary(prefix: bool) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dynamic": ({"method": "dynamic"}, "llama.cpp fixes them when it starts"),
     "in attention": ({"method": "rerope"}, "cannot be exported"),
-    "native": ({"native": True}, "belong to folders"),
-    "dtype": ({"dtype": "float16"}, "belong to folders"),
-    "measure": ({"measure": True}, "belong to folders"),
+    "native": ({"native": True}, "apply only to folders"),
+    "dtype": ({"dtype": "float16"}, "apply only to folders"),
+    "measure": ({"measure": True}, "apply only to folders"),
 }
 
 
@@ -280,16 +280,16 @@ def test_places_and_options(tmp_path: Path) -> None:
     """A file that exists, the source itself, a quantisation that would be ignored."""
     source = source_file(tmp_path)
     made = written(source, tmp_path)
-    with pytest.raises(RopeError, match="exists already"):
+    with pytest.raises(RopeError, match="already exists"):
         written(source, tmp_path)
     before = made.read_bytes()
     apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
     assert made.read_bytes() != before
     with pytest.raises(RopeError, match="is the file of the model itself"):
         apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
-    with pytest.raises(RopeError, match="copied, not quantised again"):
+    with pytest.raises(RopeError, match="are copied and cannot be quantised again"):
         apply(source, tmp_path / "x.gguf", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
-    with pytest.raises(RopeError, match="--quantization only applies"):
+    with pytest.raises(RopeError, match="--quantization applies only"):
         apply(source, tmp_path / "x", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
 
 

@@ -250,7 +250,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(text: str, tmp_path: Path) -> N
             process.send_signal(number)
             said = process.communicate()[1]
             assert process.returncode == (-9 if number == signal.SIGKILL else 130)
-    assert "To resume, repeat the command" in said
+    assert "To resume, rerun the command" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
     for name in ("out", "whole"):
@@ -280,12 +280,12 @@ def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     [
         ({"trainer": {"no_such_field": 1}}, "rejects these arguments"),
         ({"trainer": Path("nowhere.json")}, "cannot be read"),
-        ({"trainer": {"output_dir": "elsewhere"}}, "set by the command"),
+        ({"trainer": {"output_dir": "elsewhere"}}, "other settings determine these fields"),
         ({"window": 2 * TARGET}, "longer than the target"),
         ({"skip": True, "method": "dca"}, "positions cannot skip"),
         ({"text": ("nowhere.txt",)}, "nowhere.txt"),
-        ({"train": "everything"}, "names parts of the model"),
-        ({"keep_adapter": True, "train": "full"}, "only lora has an adapter"),
+        ({"train": "everything"}, "must be parts of the model"),
+        ({"keep_adapter": True, "train": "full"}, "--keep-adapter needs lora"),
         ({"native": True}, "do not apply"),
         ({"steps": 0}, "`steps` must be at least 1"),
     ],
@@ -379,7 +379,7 @@ def test_the_doctor_judges_before_and_after(text: str, tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Before tuning" in card
     assert "After tuning" in card
-    with pytest.raises(RopeError, match="one of those to tune on"):
+    with pytest.raises(RopeError, match="passages with the texts to tune on"):
         tune(source, tmp_path / "no", settings(text, measure=True, validation=Path(text)))
 
 

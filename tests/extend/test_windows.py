@@ -152,13 +152,13 @@ def test_the_check_sees_a_model_that_forgets_before_a_skip() -> None:
     model = model_of("Llama")
     plain = model.forward
     model.forward = lambda *args, **options: plain(*args, **{**options, "attention_mask": None})
-    with pytest.raises(RopeError, match="does not see the tokens before a jump"):
+    with pytest.raises(RopeError, match="ignores the tokens before a skip"):
         check_batches(model, skips=True, half=False)
 
 
 def test_a_window_longer_than_the_target_is_refused() -> None:
     """There is no room to skip into."""
-    with pytest.raises(RopeError, match="longer than the length that positions skip to"):
+    with pytest.raises(RopeError, match="longer than the target of skipped positions"):
         SkipCollator(target=4)([{"input_ids": [1, 2, 3, 4, 5]}])
 
 

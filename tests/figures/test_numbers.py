@@ -439,7 +439,7 @@ def test_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Neither is ready, and both say how to make one; with one in the checkout's results both are."""
     monkeypatch.setattr("ropewalk.figures.catalog.RESULTS", tmp_path)
     assert not ENTRIES["comparison"].ready()
-    with pytest.raises(RopeError, match="no record of a comparison") as refused:
+    with pytest.raises(RopeError, match="needs a record of a comparison") as refused:
         draw("convergence")
     assert "ropewalk compare" in refused.value.cure
     record(tmp_path).rename(tmp_path / "compare-hour.jsonl")

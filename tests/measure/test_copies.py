@@ -157,7 +157,7 @@ def test_spans_that_were_never_read_come_from_the_first_text_that_suffices() -> 
     spans = WindowSpans.draw(design, window, [near, far, list(range(10**5, 10**5 + 9000))], seed=(1,))
     assert all(1000 <= ids[0] < 9000 for ids in spans.unread)
     assert len(set(itertools.chain(*spans.unread))) == design.unread * design.span
-    with pytest.raises(RopeError, match="too little besides the window"):
+    with pytest.raises(RopeError, match="too short for spans outside the window"):
         WindowSpans.draw(design, window, [near], seed=(1,))
 
 
@@ -378,11 +378,11 @@ def test_a_known_gain_is_found() -> None:
     (first, *lines) = found.sentences()
     assert "gains 3.00" in first
     assert lines[0] == (
-        "plain does not copy what lies beyond 256 tokens back, and nearer tokens worse than the model does within 256 "
+        "plain does not copy tokens more than 256 back, and nearer tokens worse than the model does within 256 "
         "tokens (-3.00 nats per token)."
     )
-    assert "far copies what lies up to 1,024 tokens back" in lines[1]
-    assert "some copies what lies up to 512 tokens back; at 768 it does not" in lines[2]
+    assert "far copies tokens up to 1,024 back" in lines[1]
+    assert "some copies tokens up to 512 back; at 768 it does not" in lines[2]
 
 
 def test_a_gap_ends_the_reach() -> None:
@@ -411,7 +411,7 @@ def test_a_model_that_cannot_copy_says_nothing(gain: float) -> None:
     assert found.reach("far") is None
     assert {row.result for row in found.rows()} == {"open"}
     assert found.sentences() == [found.sentences()[0]]
-    assert "too little, or too uncertain" in found.sentences()[0]
+    assert "too small or too uncertain" in found.sentences()[0]
     assert found.copies("absent", 0) == "open"
 
 
@@ -455,7 +455,7 @@ def test_lengths_without_spans() -> None:
         assert why in sentence
         assert not list(_mismatches(json.loads(json.dumps(found.to_json())), CopiesEntry, ""))
     (sentence,) = gather_copies(protocol_of(256, 1024), (), {"plain": [{}]}, (0,)).sentences()
-    assert "processes that split a window measure only losses" in sentence  # --shard-window asks for no span
+    assert "processes that share a window measure only losses" in sentence  # --shard-window asks for no span
 
 
 def test_the_record_has_its_types() -> None:

@@ -397,9 +397,9 @@ def test_a_run_begun_anew_forgets_the_state(tmp_path: Path, asked: list[Question
     ("change", "message"),
     [
         ({"lengths": [100, 500]}, "does not fit"),
-        ({"tasks": []}, "`tasks` must be given"),
-        ({"lengths": [500, 500]}, "`lengths` must be given, each once"),
-        ({"samples": 0}, "samples are at least 1"),
+        ({"tasks": []}, "`tasks` must not be empty"),
+        ({"lengths": [500, 500]}, "`lengths` must not be empty or contain duplicates"),
+        ({"samples": 0}, "samples must be at least 1"),
         ({"chat": True}, "no chat template"),
         ({"tasks": ["hay"]}, "unknown task"),
     ],
@@ -410,7 +410,7 @@ def test_what_cannot_be_measured_is_refused_first(
     """Before any model is asked."""
     with pytest.raises(RopeError, match=message):
         run(**change)
-    with pytest.raises(RopeError, match="no method"):
+    with pytest.raises(RopeError, match="`methods` is empty"):
         measure_retrieval({}, tokenizer(), lengths=[500], text=TEXT)
     assert asked == []
 
@@ -453,7 +453,7 @@ def test_the_summary_says_reach_and_chance() -> None:
         [["a", "1.00 (0.72 to 1.00)", "0.20 (0.06 to 0.51)"], ["b", "0.30 (0.11 to 0.60)", "0.90 (0.60 to 0.98)"]],
     )
     assert list(sentences(found)) == [
-        "Chance finds 12.5%.",
+        "Guessing finds 12.5%.",
         "a finds 85.6% or more up to 256 tokens; calibrated 0.20 (0.06 to 0.51) and raw 0.20 (0.06 to 0.51) at 512, "
         "not distinguishable from guessing.",
         "b finds 85.6% or more at no measured length; calibrated 0.90 (0.60 to 0.98) "
@@ -464,8 +464,8 @@ def test_the_summary_says_reach_and_chance() -> None:
 def test_the_protocol_says_what_was_done() -> None:
     """Texts, lengths, seed, chance and the frame."""
     said = RetrievalProtocol(tasks=("numbers",), lengths=(512, 4096), text="t", chat=True).to_json()["sentence"]
-    for part in ("seed 0", "4 texts of at most 512, 4,096 tokens", "spread evenly", "chat template", "less the mean",
-                 "resampled", "Wilson"):  # fmt: skip
+    for part in ("seed 0", "4 texts of at most 512, 4,096 tokens", "spread evenly", "chat template",
+                 "minus the candidate", "resampling", "Wilson"):  # fmt: skip
         assert part in said
 
 

@@ -106,7 +106,10 @@ def test_within_the_trained_length_only_plain_applies() -> None:
     model, of = tiny_decoder(), protocol(target=12, block=4)
     found = measure(model, of)
     assert list(found.results) == ["plain"]
-    for name, message in [("yarn", "needs a target beyond the trained length"), ("crop", "only beyond the trained")]:
+    for name, message in [
+        ("yarn", "the target is within the trained length"),
+        ("crop", "only if the target exceeds the trained"),
+    ]:
         with pytest.raises(RopeError, match=message):
             planned(model, of, [name])
 
@@ -215,7 +218,7 @@ def test_first_tokens_can_keep_their_angles() -> None:
             meant = under_method(model, name, trained=16, target=64, unscaled_tokens=5).config
             called = eval(str(at_run_time(name, found)), {**names, "model": model}).config
             assert (called.ropes, called.extensions) == (meant.ropes, meant.extensions)
-    assert "The first 5 tokens of a window keep their angles" in of.sentence()
+    assert "leave the first 5 tokens of a window unscaled" in of.sentence()
     for wrong in (-1, 64, 1.5):
         with pytest.raises(RopeError, match="`unscaled_tokens` must be a whole number"):
             protocol(unscaled_tokens=wrong)  # type: ignore[arg-type]

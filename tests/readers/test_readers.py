@@ -76,7 +76,7 @@ def test_the_doctor_runs_on_either(llama: tuple[TransformersReader, Decoder], tm
     libraries = [found.to_json()["environment"]["library"] for found in both]
     assert libraries[0].endswith("LlamaForCausalLM")
     assert libraries[1] == "ropewalk"
-    with pytest.raises(RopeError, match="belongs to a live model"):
+    with pytest.raises(RopeError, match="applies only to a live model"):
         rw.doctor("tiny", tokenizer=TextTokenizer.bytes())
     assert [audit.to_json() for audit in both[0].audits] == [audit.to_json() for audit in both[1].audits]
 

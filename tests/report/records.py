@@ -265,7 +265,7 @@ def retrieval_rows(task: str = "numbers", answers: int = 48) -> dict[str, Any]:
         "by_distance": distances,
         "effective_length": {"threshold": 0.856, "methods": {"plain": None, "yarn": None}},
         "seconds": {"plain": 1.0, "yarn": 2.0},
-        "summary": ["Chance finds 12.5%."],
+        "summary": ["Guessing finds 12.5%."],
     }
     return {"retrieval": rows, "retrieval_details": details}
 

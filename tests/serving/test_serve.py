@@ -215,14 +215,14 @@ def test_from_which_length_on_it_pays() -> None:
     low, high = found.within_interval or (0.0, 0.0)
     assert low < 0.15 < high
     assert (found.factor, found.pays_from) == (4.0, 16)
-    assert "pays from 16 tokens on" in found.sentence
+    assert "below plain's from 16 tokens on" in found.sentence
     assert cost_of(record([[0.1, -0.3, 0.2, -1.0]]), "other") == Cost(
         method="other", factor=4.0, target=64, within=pytest.approx(-0.1), within_interval=None, pays_from=32
     )
     nowhere = cost_of(record([[0.1, -0.3, -0.2, 1.0]]), "yarn")
     assert nowhere is not None
     assert nowhere.pays_from is None
-    assert "nowhere below plain's" in nowhere.sentence
+    assert "never below plain's" in nowhere.sentence
     assert cost_of(record([[0.0] * 4]), "pi") is None
 
 
@@ -243,7 +243,7 @@ def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
     own = audit(RopeConfig.from_hf(source), target=64).to_json()
     assert serve_config(source, "vllm", records=[record([[0.1] * 4], audit=own)]).method == "yarn"
     for change in ({"theta": 2 * own["theta"]}, {"head_dim": own["head_dim"] + 2}, {"pairs": own["pairs"] + 1}):
-        with pytest.raises(RopeError, match="measured on another model"):
+        with pytest.raises(RopeError, match="belongs to a different model"):
             serve_config(source, "vllm", records=[record([[0.1] * 4], audit={**own, **change})])
 
 
@@ -258,9 +258,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         serve_config(source, "vllm", target=TARGET)
     block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4}
     scaled = checkpoint(tmp_path / "scaled", rope_parameters=block)
-    with pytest.raises(RopeError, match="unknown whether this model was trained"):
+    with pytest.raises(RopeError, match="unknown whether the model was trained"):
         serve_config(scaled, "vllm", method="yarn", target=TARGET)
     assert serve_config(scaled, "vllm", method="yarn", target=TARGET, trained_length=4).block["factor"] == 16.0
     made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder
-    with pytest.raises(RopeError, match="and this is a"):
+    with pytest.raises(RopeError, match="but the model is a"):
         serve_config(made, "vllm", method="yarn")

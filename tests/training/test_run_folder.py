@@ -287,9 +287,9 @@ def test_resume_insists_on_a_run(text: str, tmp_path: Path) -> None:
 def test_somebody_elses_model_is_not_replaced(text: str, tmp_path: Path) -> None:
     """A folder with a config.json but no run is refused, and a file too."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RopeError, match="contains a model of no run"):
+    with pytest.raises(RopeError, match="contains a model without a run"):
         train(small(text), tmp_path)
-    with pytest.raises(RopeError, match="the output is a file"):
+    with pytest.raises(RopeError, match="must be a folder, but it is a file"):
         train(small(text), text)
 
 
@@ -308,7 +308,9 @@ def test_a_damaged_checkpoint_is_named(text: str, tmp_path: Path) -> None:
     last = RunFolder(tmp_path / "run").checkpoints()[-1]
     file = last / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(RopeError, match=r"(?s)cannot be read.*step-00000006.optimizer.safetensors.*one before"):
+    with pytest.raises(
+        RopeError, match=r"(?s)cannot be read.*step-00000006.optimizer.safetensors.*checkpoint before it"
+    ):
         train(small(text), tmp_path / "run", housekeeping=EVERY)
     last.rename(tmp_path / "aside")
     train(small(text), tmp_path / "run", housekeeping=EVERY)
@@ -356,7 +358,7 @@ def test_somebody_elses_checkpoints_are_not_removed(text: str, tmp_path: Path) -
     theirs = tmp_path / "run" / "checkpoints" / "step-5" / "weights.bin"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"mine")
-    with pytest.raises(RopeError, match=r"(?s)a model of no run.*checkpoints/step-5"):
+    with pytest.raises(RopeError, match=r"(?s)a model without a run.*checkpoints/step-5"):
         train(small(text), tmp_path / "run")
     assert theirs.read_bytes() == b"mine"
 

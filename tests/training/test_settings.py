@@ -29,7 +29,7 @@ from tests.training.material import small
         ({"lr": 0.0}, "`lr` must be a finite number above 0"),
         ({"lr": float("nan")}, "`lr` must be a finite number above 0"),
         ({"clip": -1.0}, "`clip` must be"),
-        ({"dropout": 1.0}, "`dropout` must be from 0 to below 1"),
+        ({"dropout": 1.0}, "`dropout` must be at least 0 and less than 1"),
         ({"final_lr": 1.5}, "`final_lr` must be from 0 to 1"),
         ({"size": "huge"}, "(?s)unknown `size`.*nano"),
         ({"precision": "int4"}, "(?s)unknown `precision`.*bfloat16"),
@@ -44,7 +44,7 @@ def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -
 
 def test_no_text_is_refused() -> None:
     """There must be something to train on."""
-    with pytest.raises(RopeError, match="no text to train on"):
+    with pytest.raises(RopeError, match="`text` is empty"):
         TrainSettings(text=())
 
 

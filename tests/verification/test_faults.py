@@ -225,7 +225,7 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
     found = verify(model, Coarse(model, levels))
     assert found.outcome.kind in ("as expected", "undecided", "none")
     if found.outcome.kind == "none":
-        assert "A cache of keys and values in few bits also makes such errors" in str(found)
+        assert "A quantised cache of keys and values causes such errors, too" in str(found)
     assert levels == 7 or found.outcome.kind != "none"
 
 

@@ -246,7 +246,7 @@ def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept, verify):
     engine.kept = kept
     found = verify(small, engine)
     assert (found.outcome.kind, found.exit_status) == ("none", 1)
-    assert "does the engine cut its prompts?" in found.outcome.sentence
+    assert "Check whether the engine cuts its prompts." in found.outcome.sentence
 
 
 def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
@@ -334,7 +334,7 @@ def test_an_engine_that_needs_another_checkpoint(tmp_path):
     file.write_bytes(b"GGUF")
     from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
-    with pytest.raises(RopeError, match="loads a Hugging Face folder"):
+    with pytest.raises(RopeError, match="needs a Hugging Face folder"):
         TransformersEngine.load(file)
-    with pytest.raises(RopeError, match=r"loads a \.gguf file"):
+    with pytest.raises(RopeError, match=r"needs a \.gguf file"):
         llama_cpp_server(tmp_path, None).__enter__()

@@ -1,4 +1,4 @@
-"""The `ropewalk` command: its subcommands, its exit status, and the messages of its errors."""
+"""The `ropewalk` command: its subcommands, exit status, and error messages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ COMMANDS = {
     "doctor": "Measure how far a checkpoint's context really reaches, and what would extend it.",
     "extend": "Extend a checkpoint's context: apply a method, or tune under one.",
     "report": "Write the doctor's report from its record; runs no model.",
-    "inspect": "Describe the rope of a config and the known traps that it falls into; runs no model.",
-    "serve-config": "Print the commands, flags and files that make an engine serve an extended model, and its caveats.",
-    "verify": "Find out which rotary embedding an engine really applies to a model.",
-    "vectors": "Write the conformance vectors of a config: files that test an engine's rotation in any language.",
-    "generate": "Continue a prompt, and print the text while it is produced.",
+    "inspect": "Describe the rope of a config and its known traps; runs no model.",
+    "serve-config": "Print the commands, flags and files to serve an extended model, and the engine's caveats.",
+    "verify": "Determine which rotary embedding an engine applies to a model.",
+    "vectors": "Write the conformance vectors of a config: files to test an engine's rotation in any language.",
+    "generate": "Continue a prompt, and print the text as it is generated.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",
     "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
-    "figure": "Draw a figure of the lesson from numbers that are computed now.",
+    "figure": "Compute and draw a figure of the lesson.",
 }
 """Each command and its line in `ropewalk --help`.
 
@@ -50,7 +50,7 @@ _NOT_SHARED = (
 
 
 def build(chosen: str | None = None) -> typer.Typer:
-    """Return the typer application: the command `chosen`, and only the name and line of every other."""
+    """Return the typer application with the command `chosen`, and only the name and help line of the others."""
     import typer
 
     from ropewalk.cli.options import Command, options, with_options
@@ -87,8 +87,8 @@ def _another() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; always raises SystemExit.
 
-    The status is 0, 2 for bad input, 130 after Ctrl-C, and 141 if the reader of the output has closed the pipe
-    (`| head -1`). A shell reports 141 for `cat` or `grep` then, too, so `set -o pipefail` can recognize it.
+    The status is 0 on success, 2 for invalid input, 130 after Ctrl-C, and 141 if the output's pipe was closed
+    (`| head -1`). A shell reports 141 for `cat` or `grep` in this case, too, so `set -o pipefail` recognizes it.
     """
     try:
         status = _run(arguments)
@@ -138,7 +138,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 @contextmanager
 def _quiet(launch: Launch) -> Iterator[None]:
-    """Discard what other processes than rank 0 print."""
+    """Discard the output of all processes except rank 0."""
     if launch.is_first:
         yield
         return
@@ -158,7 +158,7 @@ def _begins(words: Sequence[str], commands: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _silence() -> None:
-    """Discard what is still buffered for a closed pipe, which Python would report at exit."""
+    """Discard output that is still buffered for a closed pipe; otherwise Python would report it at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -170,7 +170,7 @@ def _silence() -> None:
 
 
 def _by_command(message: str, arguments: Sequence[str]) -> str:
-    """Name the command that ran in a message of the training loop."""
+    """Return a message of the training loop with the name of the command."""
     return (
         f"{_command(arguments) or 'ropewalk'}: {message.removeprefix('train: ')}"
         if message.startswith("train: ")
@@ -179,7 +179,7 @@ def _by_command(message: str, arguments: Sequence[str]) -> str:
 
 
 def _command(arguments: Sequence[str]) -> str | None:
-    """Return the first word that is no option: `ropewalk` itself has no option with a value."""
+    """Return the first word that is not an option; `ropewalk` itself has no option with a value."""
     return next((word for word in arguments if not word.startswith("-")), None)
 
 

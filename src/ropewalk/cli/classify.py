@@ -29,14 +29,14 @@ def train(
         Path, typer.Option(help="Folder of the run, the finished model and its scores.", rich_help_panel="Run")
     ],
     restart: Annotated[
-        bool, typer.Option("--restart", help="Discard the run in --out and begin again.", rich_help_panel="Run")
+        bool, typer.Option("--restart", help="Discard the run in --out and start over.", rich_help_panel="Run")
     ] = False,
 ) -> None:
     """Train a text classifier on the texts of a CSV file.
 
-    It is a bidirectional encoder, trained from scratch. To resume a run that was stopped, rerun the command. --out
-    becomes the classifier's folder. With --test it also contains result.json (scores with intervals, scores by class,
-    the scores of TF-IDF with logistic regression) and confusion.png and .svg.
+    The classifier is a bidirectional encoder, trained from scratch. To resume a stopped run, rerun the command. The
+    folder --out contains the classifier. With --test, it also contains result.json (scores with intervals, scores by
+    class, the scores of TF-IDF with logistic regression), confusion.png and confusion.svg.
     """
     from ropewalk.progress import ProgressBar
     from ropewalk.training.classification import train_classifier
@@ -52,15 +52,15 @@ def train(
         _draw(result, out)
         _print_scores(result)
     if progress.already:
-        typer.echo(f"classify: {out} contains this run, finished; --restart trains it again.", err=True)
+        typer.echo(f"classify: the run in {out} is already finished; --restart trains it again.", err=True)
     else:
         typer.echo(f"classify: wrote {out}", err=True)
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="The folder that `classify train` wrote.")],
+    model: Annotated[Path, typer.Argument(help="The output folder of `classify train`.")],
     file: Annotated[Path, typer.Argument(help="CSV file (UTF-8, with a header) of the texts.")],
-    out: Annotated[Path | None, typer.Option(help="Write here [default: standard output].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write [default: standard output].")] = None,
     text_column: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
 ) -> None:
     """Label the texts of a CSV file.
@@ -124,7 +124,7 @@ def _print_scores(result: dict[str, Any]) -> None:
 
 
 class ClassifierProgress:
-    """Shows the events of a classifier's run in an open bar; `already` is True if the run was finished before."""
+    """Display the events of a classifier's run in an open bar; `already` is True if the run was already finished."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self.bar, self.already = bar, False

@@ -1,4 +1,4 @@
-"""`ropewalk compare`: the same decoder with each encoding, measured far beyond the length it was trained at."""
+"""`ropewalk compare`: the same decoder with each encoding, measured far beyond its trained length."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def compare(
     settings: Overrides[CompareSettings],
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the runs; the same command resumes those in it.", rich_help_panel="Run"),
+        typer.Option(help="Folder of the runs; the same command resumes them.", rich_help_panel="Run"),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Four encodings, one seed: minutes.", rich_help_panel="Run")
+        bool, typer.Option("--quick", help="Four encodings, one seed; takes minutes.", rich_help_panel="Run")
     ] = False,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Every encoding, three seeds, longer: a few nights.", rich_help_panel="Run"),
+        typer.Option("--full", help="All encodings, three seeds, longer; takes a few nights.", rich_help_panel="Run"),
     ] = False,
     workers: Annotated[
         int | None,
@@ -41,7 +41,7 @@ def compare(
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="Draw losses and convergence into FILE.png or FILE.svg; FILE without an ending: both.",
+            help="Draw losses and convergence into FILE.png or FILE.svg, or both if FILE has no ending.",
             metavar="FILE",
             rich_help_panel="Run",
         ),
@@ -63,7 +63,9 @@ def compare(
     if quick and full:
         raise RopeError("compare: --quick and --full are mutually exclusive.", cure="Pass one of them.")
     if workers is not None and workers < 1:
-        raise RopeError("compare: --workers must be at least 1.", facts={"workers": workers}, cure="Leave it out.")
+        raise RopeError(
+            "compare: --workers must be at least 1.", facts={"workers": workers}, cure="Leave out --workers."
+        )
     if figure is not None:
         from ropewalk.figures.style import picture_files
 
@@ -121,7 +123,7 @@ def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) ->
 
 
 def _draw(record: Path, path: Path) -> list[Path]:
-    """Draw the two figures of a record, each with its ending or as .png and .svg; return their paths."""
+    """Draw the two figures of a record, in the given format or as .png and .svg; return their paths."""
     from ropewalk.figures.catalog import draw
     from ropewalk.figures.style import picture_files, write_figure
 
@@ -133,7 +135,7 @@ def _draw(record: Path, path: Path) -> list[Path]:
 
 
 class RunProgress:
-    """Shows the runs of a comparison: a bar for each and one for all; off a terminal, lines."""
+    """Display the runs of a comparison: a bar for each and one for all, or lines if there is no terminal."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self.bar = bar

@@ -28,7 +28,7 @@ def doctor(
     context: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".'),
+        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".'),
     ] = "tiny",
     settings: DoctorSettings,
     options: Overrides[Protocol],
@@ -36,12 +36,12 @@ def doctor(
         str | None,
         typer.Option(
             metavar="FILE",
-            help=f"JSON or TOML file, or JSON text, that sets fields of the protocol: {', '.join(FILE_ONLY)}.",
+            help=f"JSON or TOML file, or JSON text, with fields of the protocol: {', '.join(FILE_ONLY)}.",
             rich_help_panel="Measurement",
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every number to this file.", rich_help_panel="Results")
+        Path | None, typer.Option("--json", help="Write all results to this file.", rich_help_panel="Results")
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write index.html and figures into this folder.", rich_help_panel="Results")
@@ -71,7 +71,7 @@ def doctor(
             found = prepare(model, settings, display, kept=kept).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(
-            f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "
+            f"\nStopped: {stop.kept} {stop.kind} are saved, {stop.due} are missing. "
             "To resume, rerun the command with --resume.\n"
         )
         if stop.diagnosis is None:
@@ -114,7 +114,7 @@ def print_diagnosis(
 
 
 def print_verdict(console: Console, found: Diagnosis) -> None:
-    """Print the verdict's first sentence, its reasons, and what could not be measured."""
+    """Print the verdict's headline, its reasons, and sentences about work that was left out."""
     from rich.text import Text
 
     verdict = found.verdict
@@ -124,11 +124,11 @@ def print_verdict(console: Console, found: Diagnosis) -> None:
     for said in (*(() if found.reading is None else (found.reading.sentence,)), *found.left_out):
         console.print(Text(said))
     if verdict.beside is not None:
-        console.print(Text(f"Beside it: {verdict.beside.sentence} {verdict.beside.call}".rstrip()))
+        console.print(Text(f"Alternative: {verdict.beside.sentence} {verdict.beside.call}".rstrip()))
 
 
 def print_table(console: Console, found: Diagnosis) -> None:
-    """Print every method's losses, differences, and how far it copies."""
+    """Print a table with every method's losses, differences, and how far it copies."""
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
@@ -143,10 +143,10 @@ def print_table(console: Console, found: Diagnosis) -> None:
         console.print(table)
     several = f"{measurement.windows} windows" if measurement.windows > 1 else "One window"
     texts = ", ".join(protocol.texts[number] for number in sorted(set(measurement.texts))) or ", ".join(protocol.texts)
-    said = f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}. plain: the model as it is. "
+    said = f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}. plain: the unchanged model. "
     said += f"crop: only the last {protocol.trained_length:,} tokens. ±: 98 % intervals."
     if found.copies is not None and found.copies.can_copy:
-        said += " copies: how far back a passage that was read is repeated."
+        said += " copies: the largest distance in tokens from which the model copies."
     choice = found.environment.get("dtype_choice")
     if choice is not None:
         said += f" Computed in {found.environment['dtype']}: {choice}."
@@ -160,7 +160,7 @@ def print_table(console: Console, found: Diagnosis) -> None:
 
 
 def print_methods(console: Console, found: Diagnosis) -> None:
-    """Print a few words on what each method changes."""
+    """Print a short description of each method."""
     from rich.text import Text
 
     from ropewalk.diagnosis.document import shared_sentences

@@ -13,8 +13,8 @@ def explore(
         str | None,
         typer.Argument(
             metavar="[RECORD_OR_MODEL]",
-            help="A record of the doctor (.json), or a model: a config.json, a Hugging Face folder, a .gguf, "
-            'OWNER/NAME of the hub, or "tiny".',
+            help="A record of the doctor (.json), or a model: a config.json, a Hugging Face folder, a .gguf file, "
+            'OWNER/NAME on the Hub, or "tiny".',
         ),
     ] = None,
     out: Annotated[
@@ -23,7 +23,7 @@ def explore(
 ) -> None:
     """Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.
 
-    The file fetches nothing.
+    The file works offline.
 
     For example: ropewalk explore doctor-report/report.json
     """

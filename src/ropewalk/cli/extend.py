@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ropewalk.extend.job import Extended
 
 
-MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".')
+MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
 OUT = typer.Option(help="The folder to write.", show_default=False, rich_help_panel=OUTPUT)
 OUT_OR_FILE = typer.Option(
     help="The folder to write, or a file MODEL.gguf.", show_default=False, rich_help_panel=OUTPUT
@@ -25,7 +25,7 @@ RESTART = typer.Option("--restart", help="Discard the stopped run next to --out.
 
 
 def print_extended(done: Extended) -> None:
-    """Print what the doctor says, and what was written."""
+    """Print the doctor's verdicts and the output folder."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -52,7 +52,7 @@ def print_extended(done: Extended) -> None:
 
 def stopped(reason: object = "") -> typer.Exit:
     """Print how to resume after Ctrl-C; return exit status 130."""
-    typer.echo(f"extend: {str(reason) or 'stopped'}. To resume, repeat the command.", err=True)
+    typer.echo(f"extend: {str(reason) or 'stopped'}. To resume, rerun the command.", err=True)
     return typer.Exit(130)
 
 
@@ -65,7 +65,7 @@ def apply(
     record: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="Take method and lengths from a record of `ropewalk doctor --json`.", rich_help_panel=METHOD
+            "--from", help="Use method and lengths of a record of `ropewalk doctor --json`.", rich_help_panel=METHOD
         ),
     ] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
@@ -73,8 +73,8 @@ def apply(
 ) -> None:
     """Apply a method and write a Hugging Face folder, or a .gguf file.
 
-    The folder appears when it is complete, with README.md, and with extend.json if it was measured. Weights of a
-    .gguf source are copied into a .gguf file block by block.
+    The folder appears when it is complete. It contains README.md, and extend.json if the method was measured. Weights
+    of a .gguf source are copied into a .gguf file block by block.
     """
     from ropewalk.extend import apply as run
     from ropewalk.extend.runs import CHOSEN, refuse_beside_a_record
@@ -111,8 +111,8 @@ def tune(
 ) -> None:
     """Apply a method, tune the model under it, and write the result.
 
-    transformers' Trainer trains; the doctor measures before and after. To resume a stopped run, repeat the command. On
-    several devices or machines: accelerate launch -m ropewalk extend tune MODEL ...
+    The model is trained with transformers' Trainer and measured before and after. To resume a stopped run, rerun the
+    command. On several devices or machines: accelerate launch -m ropewalk extend tune MODEL ...
     """
     import os
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def figure(
-    name: Annotated[str | None, typer.Argument(help="The figure; --list names all.", metavar="NAME")] = None,
+    name: Annotated[str | None, typer.Argument(help="The figure; --list shows all.", metavar="NAME")] = None,
     more: Annotated[
         list[str] | None, typer.Argument(help="Further settings, as in --set A=1 B=2.", metavar="[KEY=VALUE...]")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A .png or .svg file; without an ending: both [default: NAME]. With --all: a folder."),
+        typer.Option(help="A .png or .svg file, or both without an ending [default: NAME]; with --all, a folder."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the figure (repeatable).")
@@ -28,7 +28,7 @@ def figure(
     listing: Annotated[bool, typer.Option("--list", help="List the figures, or the settings of NAME.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Draw every figure, as PNG and SVG.")] = False,
 ) -> None:
-    """Draw a figure of the lesson from numbers that are computed now.
+    """Compute and draw a figure of the lesson.
 
     For example: ropewalk figure clocks --set head_dim=128 theta=500000 --out clocks.svg
     """
@@ -40,9 +40,9 @@ def figure(
     chosen = [*(settings or ()), *(word for word in words if "=" in word)]
     if len(names) > 1 or (everything and (names or chosen)):
         raise RopeError(
-            "figure: draw one figure by its name with its settings, or all of them without any.",
+            "figure: pass either a name with its settings, or --all without settings.",
             facts={"names": names, "settings": chosen, "--all": everything},
-            cure="ropewalk figure NAME --set key=value, or ropewalk figure --all --out FOLDER.",
+            cure="Run ropewalk figure NAME --set key=value, or ropewalk figure --all --out FOLDER.",
         )
     if listing:
         _list(known(ENTRIES, names[0]) if names else None)
@@ -55,7 +55,7 @@ def figure(
         raise RopeError(
             "figure: the name is missing.",
             facts={"known": ", ".join(ENTRIES)},
-            cure="ropewalk figure NAME; `ropewalk figure --list` describes each.",
+            cure="Run ropewalk figure NAME; `ropewalk figure --list` describes the figures.",
         )
 
 

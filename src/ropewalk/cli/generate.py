@@ -1,4 +1,4 @@
-"""`ropewalk generate`: continue a prompt, and print the text while it is produced."""
+"""`ropewalk generate`: continue a prompt, and print the text as it is generated."""
 
 from __future__ import annotations
 
@@ -25,27 +25,23 @@ _DTYPES = f"{', '.join(DTYPES)}; auto is bfloat16 if that is fast"
 def generate(
     model: Annotated[
         str,
-        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".'),
+        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".'),
     ],
-    prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads it from standard input.')],
-    max_new_tokens: Annotated[
-        int, TOKENS, typer.Option(help="Number of new tokens, at most.", rich_help_panel="Text")
-    ] = 100,
+    prompt: Annotated[str, typer.Argument(help='The text to continue, or "-" for standard input.')],
+    max_new_tokens: Annotated[int, TOKENS, typer.Option(help="Most new tokens.", rich_help_panel="Text")] = 100,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text (repeatable).", rich_help_panel="Text")
+        list[str] | None, typer.Option(help="Stop before this text (repeatable).", rich_help_panel="Text")
     ] = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt first.", rich_help_panel="Text")] = True,
     temperature: Annotated[
-        float, typer.Option(help="0 always takes the likeliest token.", min=0.0, rich_help_panel="Sampling")
+        float, typer.Option(help="Sampling temperature; 0: the likeliest token.", min=0.0, rich_help_panel="Sampling")
     ] = 0.0,
     top_k: Annotated[
         int | None, typer.Option(help="Sample among the k likeliest tokens.", min=1, rich_help_panel="Sampling")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            help="Sample among the likeliest tokens that together have this probability.", rich_help_panel="Sampling"
-        ),
+        typer.Option(help="Sample among the likeliest tokens with this total probability.", rich_help_panel="Sampling"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.", rich_help_panel="Sampling")] = None,
     dtype: Annotated[
@@ -56,7 +52,7 @@ def generate(
         ),
     ] = None,
 ) -> None:
-    """Continue a prompt, and print the text while it is produced."""
+    """Continue a prompt, and print the text as it is generated."""
     from ropewalk.checkpoints.sources import find
     from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
     from ropewalk.models.precision import chosen_dtype
@@ -65,7 +61,7 @@ def generate(
     if dtype is not None and dtype not in DTYPES:
         raise RopeError("generate: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose one of {', '.join(DTYPES)}.")
     if stop and not all(stop):
-        raise RopeError("generate: a stop text must not be empty.", cure="Leave out --stop, or give it a text.")
+        raise RopeError("generate: --stop must not be empty.", cure="Leave out --stop, or pass a text.")
     text = sys.stdin.read() if prompt == "-" else prompt
     chosen: torch.dtype | None
     if dtype is not None:
@@ -101,7 +97,7 @@ def generate(
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of the tokens, in whole characters."""
+    """Yield the text of the tokens, in complete characters."""
     text = tokenizer.stream()
     for token in tokens:
         yield text.push(token)
@@ -109,7 +105,7 @@ def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
-    """Yield the text up to the first of `stops`; a piece that may begin one of them waits for the next.
+    """Yield the text up to the first of `stops`; hold back a piece that may be the beginning of one.
 
     >>> list(until(["on", "e <", "en", "d> two"], ["<end>"]))
     ['on', 'e ']
@@ -133,7 +129,7 @@ def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
 
 
 def _print(first: Iterable[str], text: Iterable[str], out: TextIO) -> None:
-    """Write each piece at once and end the line, also after Ctrl-C."""
+    """Print each piece at once, and end the line, also after Ctrl-C."""
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:

@@ -16,7 +16,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="CONFIG_OR_MODEL",
-            help='A config.json, a Hugging Face folder, a .gguf, OWNER/NAME of the hub, or "tiny".',
+            help='A config.json, a Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ],
     target: Annotated[
@@ -25,11 +25,11 @@ def inspect(
     trained_length: Annotated[
         int | None,
         TOKENS,
-        typer.Option(help="Trained length in tokens, in place of that of the config or the table of families."),
+        typer.Option(help="Trained length in tokens [default: from the config or its family]."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:
-    """Describe the rope of a config and the known traps that it falls into; runs no model."""
+    """Describe the rope of a config and its known traps; runs no model."""
     from rich.console import Console
 
     from ropewalk.atomic_io import check_writable, write_whole

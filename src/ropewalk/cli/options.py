@@ -5,18 +5,18 @@ dataclass becomes one option for each field, and the function gets the dataclass
 `Overrides` of a dataclass gets only the given values. A field's `metadata` may contain:
 
 - "help": the option's help.
-- "type": the type on the command line, if the field itself allows more.
+- "type": the type on the command line, if the field's own type is wider.
 - "unit": "tokens" for a length, which may be written as 8k or 1M.
-- "commas": True for a tuple that may also be written with commas, as in --methods yarn,ntk.
+- "commas": True for a tuple that may also be separated by commas, as in --methods yarn,ntk.
 - "empty": the word for an empty tuple, as in --scalings none.
-- "rest": the help of the command's further arguments, which a tuple also takes, as in --text A B C.
+- "rest": the help of further arguments, which also belong to the tuple, as in --text A B C.
 - "option": the option's name or names, if they differ from the field's name with dashes.
 - "argument": True for a positional argument.
 - "metavar": the name of the value in the help.
-- "command_line": False for a field that the command line does not offer.
+- "command_line": False for a field without an option.
 - "group": the heading under which the help lists the option (default: Options). An option in a function's own
   signature names it as `typer.Option(rich_help_panel="Output")`.
-- "file": True for a field that has no option and is set in a TOML file instead. If the settings have such fields, the
+- "file": True for a field that is set in a TOML file instead of by an option. If the settings have such fields, the
   command has the option --settings FILE, and its help lists them.
 
 A tuple is a repeatable option. A bool with the default False is a flag, and one with True has a --no- form. A `Literal`
@@ -51,7 +51,7 @@ _LENGTH = re.compile(r"([+-]?\d+(?:_\d+)*(?:\.\d+)?)([km]?)", re.IGNORECASE)
 
 
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """How far does a checkpoint's context really reach, and what would extend it?"""
     if version:
@@ -61,7 +61,7 @@ def options(
 
 @dataclass(frozen=True)
 class Overrides(Generic[Settings]):
-    """The settings on the command line, for a command with other defaults than those of the dataclass.
+    """The settings given on the command line, for a command whose defaults differ from those of the dataclass.
 
     >>> @dataclass(frozen=True)
     ... class Settings:
@@ -83,7 +83,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command for typer: `function` with an option for each field of its settings.
 
     The values have the types of `function`'s annotations: lengths are ints, settings are dataclasses. The command
-    raises `RopeError` for a value that its field cannot hold, before it calls `function`.
+    raises `RopeError` for an invalid value before it calls `function`.
 
     >>> @dataclass(frozen=True)
     ... class Settings:
@@ -126,7 +126,7 @@ class Command(TyperCommand):
     """A command with help that lists the options under the headings of their groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, each group of options in the order in which they appear, and the settings in a file."""
+        """Write the arguments, the groups of options in their order, and the settings in a file."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             heading = "Arguments" if parameter.param_type_name == "argument" else None
@@ -150,9 +150,9 @@ class _Option:
     default: Any
     read: Callable[[Any], Any]
     extends: str | None = None
-    """The field that these values extend."""
+    """The field to which these values are added."""
     from_file: Callable[[Any], Any] = lambda value: value
-    """Returns a value of a settings file as the field contains it, or raises TypeError."""
+    """Converts a value of a settings file to the field's type, or raises TypeError."""
     help: str = ""
     """The help of a field that is set in a file."""
 
@@ -183,8 +183,8 @@ class _SettingsGroup:
         """Return the dataclass or the `Overrides` that the function gets.
 
         **Arguments:**
-        - `typed`: the values that typer gives.
-        - `values`: the same values as the fields contain them.
+        - `typed`: the values from typer.
+        - `values`: the same values, converted to the fields' types.
         - `filed`: the values in the settings file.
         """
         chosen = {name: filed[name] for name in self.in_file if name in filed}
@@ -304,7 +304,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
 
 
 def _read_settings(path: Path, fields: Mapping[str, _Option]) -> dict[str, Any]:
-    """Return the values in a TOML file as the fields contain them; raise `RopeError` for an unknown name or type."""
+    """Return the values of a TOML file in the fields' types; raise `RopeError` for an unknown name or a wrong type."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -340,14 +340,14 @@ def _typed(default: Any, typed: type) -> Any:
 
 
 def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
-    """Return one value as its field contains it."""
+    """Return one value, converted to its field's type."""
     if tokens:
         return read_tokens(value, option)
     if get_origin(element) is Literal:
         choices = get_args(element)
         if value not in choices:
             raise RopeError(
-                f"ropewalk: {option} has no such choice.",
+                f"ropewalk: {option} has an unknown value.",
                 facts={"given": value},
                 cure=f"Choose from {', '.join(choices)}.",
             )
@@ -359,13 +359,13 @@ def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
             raise RopeError(
                 f"ropewalk: {option} must be {'a whole number' if element is int else 'a number'}.",
                 facts={"given": value},
-                cure="Put commas between several values.",
+                cure="Separate several values by commas.",
             ) from error
     return value
 
 
 def _words(text: str, option: str) -> list[str]:
-    """Return the words between commas; raise `RopeError` if one is empty, which may be a typing error."""
+    """Return the words between commas; raise `RopeError` if one is empty."""
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise RopeError(
@@ -411,7 +411,7 @@ def _named(name: str) -> str:
 def read_tokens(text: str, option: str = "length") -> int:
     """Return the number of tokens in `text`: k is 1,024, M is 1,048,576.
 
-    Raises `RopeError`, which names `option`, for anything else, and for parts of a token.
+    Raises `RopeError`, which contains `option`, for any other text, and for fractions of a token.
 
     >>> [read_tokens(text) for text in ("8192", "8_192", "8k", "1.5k", "128K", "1M")]
     [8192, 8192, 8192, 1536, 131072, 1048576]
@@ -430,10 +430,10 @@ def read_tokens(text: str, option: str = "length") -> int:
 
 
 def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> str:
-    """Return the command and the options that were given to it, as text for a shell.
+    """Return the command and its given options as text for a shell.
 
-    A path is shortened to its last name, so that a record shows no private folders. `leave_out` names parameters that
-    change no number.
+    A path is shortened to its last part, so a record contains no private folders. `leave_out` contains parameters that
+    do not change results.
     """
     words = ["ropewalk", *context.command_path.removeprefix("ropewalk").split()]
     for parameter in context.command.params:
@@ -452,6 +452,6 @@ def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> s
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text; a path by its last name."""
+    """Return a value as text; a path as its last part."""
     text = str(value)
     return Path(text).resolve().name if isinstance(value, Path) or Path(text).exists() else text

@@ -9,7 +9,7 @@ import typer
 
 
 def report(
-    record: Annotated[Path, typer.Argument(help="The JSON that `ropewalk doctor --json` or --report wrote.")],
+    record: Annotated[Path, typer.Argument(help="The JSON file of `ropewalk doctor --json` or --report.")],
     out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
 ) -> None:
     """Write the doctor's report from its record; runs no model."""

@@ -14,19 +14,19 @@ from ropewalk.extend.settings import METHOD, OUTPUT
 
 def serve_config(
     model: Annotated[
-        str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".')
+        str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
     ],
     engine: Annotated[str, typer.Option(help="vllm, sglang, llama.cpp, ollama or transformers.")],
     method: Annotated[
-        str | None, typer.Option(help="Extension method [default: that of --from, else as-is].", rich_help_panel=METHOD)
+        str | None, typer.Option(help="Extension method [default: from --from, else as-is].", rich_help_panel=METHOD)
     ] = None,
     target: Annotated[
         int | None,
         TOKENS,
-        typer.Option(help="Length wanted, in tokens [default: four times the trained length].", rich_help_panel=METHOD),
+        typer.Option(help="Desired length in tokens [default: four times the trained length].", rich_help_panel=METHOD),
     ] = None,
     factor: Annotated[
-        float | None, typer.Option(help="Instead of --target: multiple of the trained length.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="Multiple of the trained length, instead of --target.", rich_help_panel=METHOD)
     ] = None,
     records: Annotated[
         list[Path] | None,
@@ -40,20 +40,20 @@ def serve_config(
         int | None,
         TOKENS,
         typer.Option(
-            help="Context of the engine, if it is less than the target [default: that of --from, else the target].",
+            help="Context of the engine, if less than the target [default: from --from, else the target].",
             rich_help_panel=METHOD,
         ),
     ] = None,
     trained_length: Annotated[
         int | None,
         TOKENS,
-        typer.Option(help="Trained length in tokens [default: that of the config].", rich_help_panel=METHOD),
+        typer.Option(help="Trained length in tokens [default: from the config].", rich_help_panel=METHOD),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything to this file.", rich_help_panel=OUTPUT)
     ] = None,
 ) -> None:
-    """Print the commands, flags and files that make an engine serve an extended model, and its caveats.
+    """Print the commands, flags and files to serve an extended model, and the engine's caveats.
 
     The weights are not loaded and no engine is started. To check a running server, use `ropewalk verify`.
     """
@@ -69,7 +69,7 @@ def serve_config(
         raise RopeError(
             "serve-config: --target and --factor are mutually exclusive.",
             facts={"--target": target, "--factor": factor},
-            cure="Leave out one of them.",
+            cure="Pass one of them.",
         )
     served = configure(
         model,
@@ -98,7 +98,7 @@ def serve_config(
     for cost in served.costs:
         show(cost.sentence)
     if served.caveats:
-        show("\nKnown of this engine:")
+        show("\nKnown behaviour of this engine:")
     for caveat in served.caveats:
         show(f"- {caveat.text} ({caveat.versions}; {caveat.source})")
     if json_file is not None:

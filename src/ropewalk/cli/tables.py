@@ -1,4 +1,4 @@
-"""The output that several commands share: audit, lint, and tables that fit the console, by rich."""
+"""Shared output of several commands, printed with rich: audit, lint, and tables that fit the console."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEVERITIES = tuple(_COLORS)
 def print_inspection(
     console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding], *, library: str = "ropewalk"
 ) -> None:
-    """Print the audit of each rope, then the lint, and the library that computes the model if it is not ropewalk."""
+    """Print the audit of each rope, the lint, and the library that computes the model if it is not ropewalk."""
     from rich.text import Text
 
     console.print(Text(name, style="bold"))
@@ -28,7 +28,7 @@ def print_inspection(
         for sentence in audit_sentences(found):
             console.print(Text(f"  {sentence}"))
     if library != "ropewalk":
-        console.print(Text(f"  {library} computes this model: ropewalk does not build its family."))
+        console.print(Text(f"  {library} computes this model, because ropewalk does not implement its family."))
     if not findings:
         console.print(Text("  Lint: no known trap in the config."))
     for finding in findings:
@@ -55,9 +55,9 @@ def stacked(
     *,
     names: str = "method",
 ) -> list[Table]:
-    """Return one table, or several with as many columns each as fit into the width of the console.
+    """Return one table, or several if the columns do not fit into the width of the console.
 
-    The cells of a column that does not fit next to the names are folded: a number is never cut.
+    Cells of a column that does not fit next to the names are folded, so numbers are never cut.
     """
     from rich.measure import Measurement as Width
 

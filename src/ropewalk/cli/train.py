@@ -23,16 +23,15 @@ def train(
     settings: TrainSettings,
     out: Annotated[Path, typer.Option(help="Folder of the run, and of the finished model.", rich_help_panel="Run")],
     restart: Annotated[
-        bool, typer.Option("--restart", help="Discard the run in --out and begin again.", rich_help_panel="Run")
+        bool, typer.Option("--restart", help="Discard the run in --out and start over.", rich_help_panel="Run")
     ] = False,
     housekeeping: Housekeeping,
     weights: Weights,
 ) -> None:
     """Train a decoder language model from scratch.
 
-    To resume a run that was stopped, rerun the command: it continues from the last checkpoint. --out becomes a Hugging
-    Face folder, which `ropewalk generate OUT "..."`, ropewalk.load and transformers open. The log is
-    OUT/training-log.jsonl.
+    To resume a stopped run from its last checkpoint, rerun the command. --out becomes a Hugging Face folder for
+    `ropewalk generate OUT "..."`, ropewalk.load and transformers. The log is OUT/training-log.jsonl.
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.progress import ProgressBar

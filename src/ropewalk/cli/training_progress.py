@@ -7,7 +7,7 @@ from ropewalk.training import Event
 
 
 class TrainingProgress:
-    """Shows the events of a language model's run in an open bar; `name` begins the lines."""
+    """Display the events of a language model's run in an open bar; lines begin with `name`."""
 
     def __init__(self, name: str, bar: ProgressBar) -> None:
         self.name, self.bar = name, bar
@@ -34,8 +34,8 @@ class TrainingProgress:
         )
         if facts["began_with_threads"] != facts["threads"]:
             self.bar.line(
-                f"{self.name}: the run began with {facts['began_with_threads']} threads; a different number rounds "
-                "sums differently, so the result will not be the same bit for bit. Set OMP_NUM_THREADS to keep it."
+                f"{self.name}: the run began with {facts['began_with_threads']} threads. With a different number, the "
+                "result is not bitwise the same. To keep it, set OMP_NUM_THREADS to this number."
             )
         self.bar.begin("training", event.steps)
         self.bar.advance_to(event.step)

@@ -1,4 +1,4 @@
-"""`ropewalk vectors`: write the files with which an engine tests its rotary position embedding."""
+"""`ropewalk vectors`: write files to test the rotary position embedding of an engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def vectors(
         list[str],
         typer.Argument(
             metavar="CONFIG_OR_MODEL...",
-            help='Each a config.json, a Hugging Face folder, a .gguf, OWNER/NAME of the hub, or "tiny".',
+            help='Each a config.json, a Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ],
     out: Annotated[Path, typer.Option(help="Write NAME.json and NAME.safetensors into this folder.")] = Path("vectors"),
 ) -> None:
-    """Write the conformance vectors of a config: files that test an engine's rotation in any language."""
+    """Write the conformance vectors of a config: files to test an engine's rotation in any language."""
     from rich.console import Console
 
     from ropewalk.audit.vectors import conformance_vectors
@@ -28,9 +28,9 @@ def vectors(
     names = [one.name for one in made]
     if len(set(names)) < len(names):
         raise RopeError(
-            "vectors: two sources give files of the same name.",
+            "vectors: two sources have the same file name.",
             facts={"sources": sources, "names": names},
-            cure="Run the command for each of them, with different --out.",
+            cure="Run the command for each of them with a different --out.",
         )
     for one in made:
         paths = one.write(out)

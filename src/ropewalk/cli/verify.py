@@ -33,62 +33,62 @@ def verify(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp", which are started with the checkpoint.'),
+        typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp" to start with the checkpoint.'),
     ] = None,
     golden: Annotated[
-        Path | None, typer.Option(help="Check the engine by the predictions of this file, without a model.")
+        Path | None, typer.Option(help="Check the engine with the predictions of this file, without a model.")
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(help="Write the model's predictions to this file for --golden, and ask no engine."),
+        typer.Option(help="Write the model's predictions to this file for --golden, without an engine."),
     ] = None,
     expect: Annotated[
         str | None,
-        typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: that of the config].'),
+        typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: from the config].'),
     ] = None,
     up_to: Annotated[
         int | None,
         TOKENS,
         typer.Option(
-            help="The longest prompt that the verdict covers [default: the trained length, at most 1k].",
+            help="Longest prompt of the verdict, in tokens [default: the trained length, at most 1k].",
             rich_help_panel=PROMPTS,
         ),
     ] = None,
     max_tokens: Annotated[
-        int, TOKENS, typer.Option(help="The longest prompt to send.", rich_help_panel=PROMPTS)
+        int, TOKENS, typer.Option(help="Longest prompt to send, in tokens.", rich_help_panel=PROMPTS)
     ] = 4096,
     text: Annotated[
-        Path | None, typer.Option(help="A UTF-8 file to take prompts from [default: a novel].", rich_help_panel=PROMPTS)
+        Path | None, typer.Option(help="UTF-8 file for prompts [default: a novel].", rich_help_panel=PROMPTS)
     ] = None,
     served_name: Annotated[
-        str | None, typer.Option(help="The model's name on the server [default: the first that it lists].")
+        str | None, typer.Option(help="The model's name on the server [default: the first in its list].")
     ] = None,
     trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Trained length in tokens [default: that of the config].")
+        int | None, TOKENS, typer.Option(help="Trained length in tokens [default: from the config].")
     ] = None,
     device_map: Annotated[
-        str | None, typer.Option(help='Spread a large model over devices, such as "auto"; computed by transformers.')
+        str | None, typer.Option(help='Spread a large model over devices with transformers, such as "auto".')
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for our own predictions, so that the next check is quick [default: the user's cache].",
+            help="Folder to save our own predictions for the next check [default: the user's cache].",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every number to this file.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option("--json", help="Write all results to this file.", rich_help_panel=OUTPUT)
     ] = None,
     figure: Annotated[
         Path | None,
         typer.Option(help="Draw the misfit of each hypothesis into this .svg or .png.", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
-    """Find out which rotary embedding an engine really applies to a model.
+    """Determine which rotary embedding an engine applies to a model.
 
-    Sends a few prompts for one token each and compares the log-probabilities with our own under each hypothesis. Exit
-    status: 0 as expected, 1 anything else, 2 undecided. The variable OPENAI_API_KEY may contain a key. --write writes
-    our predictions to a file instead, with which --golden checks engines without the weights.
+    Sends a few prompts for one token each, and compares the log-probabilities with our own under each hypothesis. The
+    exit status is 0 as expected, 1 other than expected, 2 undecided. The variable OPENAI_API_KEY may contain a key.
+    --write only writes our predictions to a file; --golden checks engines with this file, without the weights.
     """
     from rich.console import Console
 
@@ -130,11 +130,11 @@ def verify(
 
 
 def check_modes(model: str | None, engine: str | None, golden: Path | None, write: Path | None) -> None:
-    """Raise `RopeError` unless the options name one of the three uses."""
+    """Raise `RopeError` unless the options select one of the three uses."""
     if write is not None and (model is None or engine is not None or golden is not None):
-        rule = "verify: --write takes a model, and neither --engine nor --golden."
+        rule = "verify: --write needs a model, and excludes --engine and --golden."
     elif write is None and engine is None:
-        rule = "verify: pass the engine to check as --engine, or --write a file of golden predictions."
+        rule = "verify: pass an engine to check as --engine, or a file to write as --write."
     elif write is None and model is None and golden is None:
         rule = "verify: pass a model, or a file of golden predictions as --golden."
     else:
@@ -142,7 +142,7 @@ def check_modes(model: str | None, engine: str | None, golden: Path | None, writ
     raise RopeError(
         rule,
         facts={"model": model, "engine": engine, "golden": golden, "write": write},
-        cure="ropewalk verify MODEL --engine URL, or MODEL --write FILE, or --golden FILE --engine URL.",
+        cure="Run ropewalk verify MODEL --engine URL, or MODEL --write FILE, or --golden FILE --engine URL.",
     )
 
 
@@ -157,7 +157,7 @@ def _written(golden: Golden, path: Path, seconds: float) -> str:
 
 
 class _Lines:
-    """Progress on standard error if that is no terminal: the estimates, and at most one line in ten seconds."""
+    """Progress on standard error if it is not a terminal: the estimates, and at most one line in ten seconds."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
@@ -192,7 +192,7 @@ def _cache() -> Path | None:
 
 
 def print_verification(console: Console, verification: Verification) -> None:
-    """Print the verdict, the table of the hypotheses that fit best, and the cost."""
+    """Print the verdict, a table of the best hypotheses, and the cost."""
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked

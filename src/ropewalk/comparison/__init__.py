@@ -1,4 +1,4 @@
-"""The comparison of encodings: the same decoder, text and order, several seeds; loss far beyond the trained length."""
+"""Compare encodings: the same decoder, text and order, several seeds; losses far beyond the trained length."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a comparison computes, its record, and the record's means and intervals over seeds.
+"""The settings of a comparison, its record, and the record's means and intervals over seeds.
 
-The module imports no torch and no numpy, so that the help can be shown without them.
+The module does not import torch or numpy, so the help is quick.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SCALINGS = ("pi", "ntk", "yarn")
 class CompareSettings:
     """The encodings to train, the text, and the lengths to measure at.
 
-    - `text`: UTF-8 files to train on. `validation`: files to measure on; without any, the last tenth of each text.
+    - `text`: UTF-8 files to train on. `validation`: files to measure on; defaults to the last tenth of each text.
     - `encodings`: names of `ropewalk train --encoding`. `seeds`: each trains every encoding once. The seed determines
       the first weights and the order of the windows, which is the same for all encodings.
     - `size`, `vocab_size`, `seq_len` (tokens, the trained length), `batch_size`, `steps`, `lr`: as `TrainSettings`.
     - `multiples`: multiples of the trained length to measure at. `tokens`: the largest number of tokens to measure on,
       the same for each length.
-    - `scalings`: scaling rules to measure each trained rope under, too, at factor = length / trained length.
+    - `scalings`: scaling rules under which each trained rope is also measured, with factor = length / trained length.
 
     **Raises:** `RopeError` for unknown names and numbers out of range.
 
@@ -52,12 +52,15 @@ class CompareSettings:
     )
     encodings: tuple[str, ...] = option(
         "Training",
-        "Position encodings to compare, with commas; `ropewalk train -h` lists them.",
+        "Position encodings to compare, separated by commas; `ropewalk train -h` lists them.",
         ("sinusoidal", "learned", "rope", "t5", "alibi", "kerple"),
         commas=True,
     )
     seeds: tuple[int, ...] = option(
-        "Training", "Seeds, with commas: each trains every encoding once [default: 0,1,2].", (0, 1, 2), commas=True
+        "Training",
+        "Seeds, separated by commas; each trains every encoding once [default: 0,1,2].",
+        (0, 1, 2),
+        commas=True,
     )
     size: str = in_file("Preset of `ropewalk train`.", "nano")
     vocab_size: int = in_file("Tokens of the trained tokenizer.", 2048)
@@ -67,14 +70,14 @@ class CompareSettings:
     lr: float = in_file("Peak learning rate.", 3e-3)
     multiples: tuple[int, ...] = option(
         "Measuring",
-        "Multiples of the trained length to measure at, with commas [default: 1,2,4,8,16].",
+        "Multiples of the trained length to measure at, separated by commas [default: 1,2,4,8,16].",
         (1, 2, 4, 8, 16),
         commas=True,
     )
-    tokens: int = option("Measuring", "Tokens to measure on at each length, at most.", 65_536, unit="tokens")
+    tokens: int = option("Measuring", "Most tokens to measure on at each length.", 65_536, unit="tokens")
     scalings: tuple[str, ...] = option(
         "Measuring",
-        f'Scaling rules to measure each trained rope under: {", ".join(SCALINGS)}, with commas; or "none".',
+        f'Scaling rules for measuring each trained rope, separated by commas: {", ".join(SCALINGS)}; or "none".',
         SCALINGS,
         commas=True,
         empty="none",
@@ -86,13 +89,13 @@ class CompareSettings:
         for name, values in (("seeds", self.seeds), ("multiples", self.multiples)):
             if not values or len(set(values)) != len(values) or min(values) < (name == "multiples"):
                 raise RopeError(
-                    f"compare: `{name}` must be different whole numbers, at least one.",
+                    f"compare: `{name}` must be whole numbers without duplicates, at least one.",
                     facts={name: values},
                     cure="For example 0 1 2, and 1 2 4 8 16.",
                 )
         if self.tokens < self.lengths[-1]:
             raise RopeError(
-                "compare: the longest length needs more tokens to be measured on.",
+                "compare: --tokens is too small for the longest length.",
                 facts={"tokens": self.tokens, "longest": self.lengths[-1]},
                 cure="Raise --tokens, or measure fewer --multiples.",
             )
@@ -100,7 +103,7 @@ class CompareSettings:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the lengths to measure at in tokens, ascending."""
+        """Return the lengths to measure at, in tokens, in ascending order."""
         return tuple(self.seq_len * multiple for multiple in sorted(self.multiples))
 
     @property
@@ -109,7 +112,7 @@ class CompareSettings:
         return tuple((encoding, seed) for seed in self.seeds for encoding in self.encodings)
 
     def training(self, encoding: str, seed: int, tokenizer: str = "bpe") -> TrainSettings:
-        """Return the settings of the run that trains one encoding with one seed."""
+        """Return the settings of the run of one encoding with one seed."""
         return TrainSettings(
             text=self.text,
             validation=self.validation,
@@ -148,7 +151,7 @@ def _known(name: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
     wrong = [value for value in given if value not in known]
     if wrong or len(set(given)) != len(given) or (name == "encodings" and not given):
         raise RopeError(
-            f"compare: `{name}` must be different known names.",
+            f"compare: `{name}` must be known names without duplicates.",
             facts={name: given, "known": known},
             cure="Choose some of these.",
         )
@@ -209,7 +212,7 @@ def read_record(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 def begin_record(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first line of the record, or a new one, of this machine, if there is no record.
 
-    `asked` contains the settings and the digests of the texts. Raises `RopeError` for a record of another comparison.
+    `asked` contains the settings and the digests of the texts. Raises `RopeError` for a record of a different one.
     """
     if not path.exists():
         return {"kind": "comparison", **asked, **environment()}
@@ -224,9 +227,9 @@ def begin_record(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
         raise _no_record(path, str(error)) from error
     if {name: first.get(name) for name in asked} != dict(asked):
         raise RopeError(
-            "compare: the folder contains another comparison.",
+            "compare: the folder contains a different comparison.",
             facts={"out": str(path.parent), "its settings": first.get("settings"), "asked": asked["settings"]},
-            cure="Name another --out, or pass the same settings.",
+            cure="Pass a different --out, or the same settings.",
         )
     return dict(first)
 
@@ -241,9 +244,9 @@ def write_record(path: Path, first: Mapping[str, Any], runs: Iterable[Iterable[M
 
 def _no_record(path: Path, error: str) -> RopeError:
     return RopeError(
-        "compare: there is no comparison to read.",
+        "compare: there is no record of a comparison.",
         facts={"file": str(path), "error": error},
-        cure="Name the --out folder of `ropewalk compare`, or its results.jsonl.",
+        cure="Pass the --out folder of `ropewalk compare`, or its results.jsonl.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The work of a comparison: training and measuring in processes of one thread, which resume after a stop."""
+"""Train and measure for a comparison in processes of one thread, which resume after a stop."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def compare(
 
     **Arguments:**
     - `out`: a folder. A comparison with the same settings in it is resumed. Each finished run is saved in its ledger,
-      so several processes, on several machines that share the folder, may work on one comparison.
+      so several processes may work on one comparison, also on several machines that share the folder.
     - `workers`: processes of one thread each (None: one for each core; under a launcher, of this process's share).
     - `report`: a `RunReport`.
 
     **Returns:** the record, `out`/results.jsonl. Its first line contains the settings and the machine. The lines of
     each finished run follow: `kind` "loss" for each length (see `measure`), and "run" (convergence, seconds,
     parameters).
-    **Raises:** `RopeError` for texts and settings that cannot be used, and for a folder with another comparison.
+    **Raises:** `RopeError` for invalid texts and settings, and for a folder with a different comparison.
 
-    After Ctrl-C or SIGTERM each run writes a checkpoint, no other begins, and KeyboardInterrupt is raised; a second one
-    ends the runs at once. If this process is killed, its workers write checkpoints and end, too.
+    After Ctrl-C or SIGTERM, each run writes a checkpoint, no other begins, and KeyboardInterrupt is raised. A second
+    one ends the runs at once. If this process is killed, its workers write checkpoints and end, too.
     """
     out = Path(out)
     comparison = _Comparison(settings, out)
@@ -98,7 +98,7 @@ class _Comparison:
             raise RopeError(
                 "compare: the processes do not share one folder.",
                 facts={"out": str(out), "processes": current().ranks},
-                cure="Name an --out on a file system that all machines share: runs are continued from its checkpoints.",
+                cure="Pass an --out on a file system that all machines share, because runs resume from checkpoints.",
             )
 
     def publish(self) -> list[Job]:
@@ -146,7 +146,7 @@ class _Pool:
                 raise RopeError(
                     "compare: a run's process was killed.",
                     facts={"out": str(self.comparison.out)},
-                    cure="The system may have been short of memory: continue by the same command with --workers 1.",
+                    cure="The system may be short of memory. To resume, rerun the command with --workers 1.",
                 ) from error
             except BaseException:
                 self._stop()
@@ -279,7 +279,7 @@ def held_out(settings: CompareSettings, tokenizer: TextTokenizer) -> TokenStream
 def losses_at(model: Decoder, stream: TokenStream, length: int, longest: int) -> list[float]:
     """Return the mean loss (nats per token) at each position of windows of `length`, over all tokens of the stream.
 
-    Every length has the same targets: windows of the longest length are cut into shorter ones.
+    All lengths have the same targets, because windows of the longest length are cut into shorter ones.
     """
     starts = [int(begin) + cut for begin in stream.starts for cut in range(0, longest, length)]
     total = torch.zeros(length, dtype=torch.float64)
@@ -342,14 +342,14 @@ def folder_of(out: Path, encoding: str, seed: int) -> Path:
 
 
 class _Worker:
-    """The state of a worker: whether it has a run, and whether that run is in its training loop or interrupted."""
+    """The state of a worker: whether it has a run, and whether the run is in its training loop or interrupted."""
 
     def __init__(self, events: Any, flag: Any) -> None:
         self.events, self.flag = events, flag
         self.busy = self.training = self.signalled = False
 
     def handle(self, number: int, frame: object) -> None:
-        """Handle SIGTERM outside of the training loop: interrupt the current run, or end the process without one.
+        """Handle SIGTERM outside the training loop: interrupt the current run, or end the process if there is none.
 
         In the loop it is the second signal, and the checkpoint is being written.
         """
@@ -379,7 +379,7 @@ _worker: _Worker
 
 
 def start_worker(events: Any, flag: Any) -> None:
-    """Make this process a worker, which ignores Ctrl-C and ends with its parent."""
+    """Make this process a worker that ignores Ctrl-C and ends with its parent."""
     global _worker
     _worker = _Worker(events, flag)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

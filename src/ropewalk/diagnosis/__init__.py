@@ -1,4 +1,4 @@
-"""The doctor: what it measures, and what it concludes."""
+"""The doctor: its measurements and its conclusions."""
 
 from __future__ import annotations
 

@@ -41,19 +41,19 @@ def doctor(
     - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
       a `Decoder`, a live model of transformers with its `tokenizer`, or a pair of the two. transformers computes the
       families that are not built here; `Diagnosis.environment["library"]` names the library.
-    - `target`: length wanted, in tokens; None: four times the trained length. `trained_length`: in tokens; overrides
-      the config and the table of families.
-    - `text`: a file or a folder of them, several, or a list of (name, contents); None: passages of books and of code.
-    - `methods`: names, or "all", which includes those in attention; None: those that a config can express. plain and
+    - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
+      overrides the config and the table of families.
+    - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
+    - `methods`: names, or "all", which includes methods in attention; None: those that a config can express. plain and
       crop are always measured.
-    - `engine`: what will run the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
-      methods that it can run are recommended. None: any that uses a config.
-    - `measure`: "loss" (always), "copies" (passages of the text are asked for) and "retrieval", with commas.
-    - `minutes`: the run ends after them with the best answer so far. None: 10 on a CPU,
+    - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
+      methods it can run are recommended. None: any engine that uses a config.
+    - `measure`: "loss" (always), "copies" (copying of passages of the text) and "retrieval", separated by commas.
+    - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU
       unless retrieval is measured; no limit elsewhere. `math.inf`: no limit.
     - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
       (AVX512-BF16, AMX, CUDA from sm_80), else float32.
-    - `state`: folder of the results, which are saved as they are computed; None: in the user's cache. `resume`: resume
+    - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
       the same run, or join it; else it starts over. Several processes may share one folder.
     - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
       gets the progress (`ropewalk.progress.Progress`).
@@ -71,17 +71,17 @@ def doctor(
       | `retrieval_lengths` | None: from half the trained length to the target | lengths of the retrieval texts |
       | `retrieval_samples` | 4 | texts for each task and length |
       | `retrieval_chat` | False | format the questions with the model's chat template |
-      | `keep_going` | False | measure every window under every method, also after the decision |
+      | `keep_going` | False | measure every window under every method, even after the verdict is final |
       | `chunk` | 2048 | tokens of one forward pass |
       | `workers` | None: as cores and memory allow | windows measured at the same time |
-      | `device_map`, `tp_plan` | None | of transformers, for a model larger than one device, instead of `device` |
+      | `device_map`, `tp_plan` | None | transformers' arguments, instead of `device`, for models larger than a device |
       | `shard_window` | False | under torchrun, split each window over all processes |
 
     - `moved`: fields of `protocol` that were arguments until version 0.3; they still work, with a DeprecationWarning.
 
     **Returns:** a `Diagnosis`. Losses are in nats per token.
-    **Raises:** `RopeError` for what cannot be measured, before any work if possible; `RunInterrupted` (a
-    KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes.
+    **Raises:** `RopeError` if something cannot be measured, before any work if possible; `RunInterrupted` (a
+    KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes the run.
 
     >>> from ropewalk.diagnosis import Protocol
     >>> text = [("story", "The old man and the sea. " * 60)]

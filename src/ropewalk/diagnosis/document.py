@@ -1,4 +1,4 @@
-"""The doctor's result as data, and as the JSON document from which reports are made."""
+"""The doctor's result as data and as a JSON document, the source of reports."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def document(
     *,
     environment: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return everything that was measured as JSON: losses in nats per token, lengths in tokens, times in seconds.
+    """Return all measurements as JSON: losses in nats per token, lengths in tokens, times in seconds.
 
-    Numbers are finite or null. `ci_by_block` holds [low, high] of the 95 % interval for each block, null where there
-    is one window; `difference_*` are paired with plain, with the intervals of the verdict's evidence.
+    Numbers are finite or null. `ci_by_block` contains [low, high] of the 95 % interval for each block, or null if there
+    is one window. `difference_*` are paired with plain and have the intervals of the verdict's evidence.
     """
     protocol, methods, all_standings = measurement.protocol, [], standings(measurement)
     for method in measurement.results:
@@ -107,7 +107,7 @@ def document(
 
 
 def _against_crop(method: str, measurement: Measurement) -> dict[str, Any]:
-    """Return a method's loss less crop's in each block, with intervals; nothing if crop was not measured."""
+    """Return a method's loss minus crop's in each block, with intervals; nothing if crop was not measured."""
     table = LossTable.of(measurement)
     own = measurement.same_as.get(method, method)
     if CROP not in table.losses:
@@ -120,11 +120,11 @@ def _against_crop(method: str, measurement: Measurement) -> dict[str, Any]:
 
 
 def how_measured(measurement: Measurement) -> str:
-    """Return the protocol in words, and how intervals of differences between methods are computed."""
+    """Return a description of the protocol and of the intervals of differences between methods."""
     return (
-        f"{measurement.protocol.sentence()} {measurement.windows} of them were read. Differences are paired by window; "
-        "their intervals are moderated t intervals over windows at 98 %, which allows for looking after 1, 2, 4, 8 and "
-        "16 windows."
+        f"{measurement.protocol.sentence()} {measurement.windows} of them were measured. Differences are paired by "
+        "window. Their intervals are moderated t intervals over windows at 98 %, which corrects for looks after 1, 2, "
+        "4, 8 and 16 windows."
     )
 
 
@@ -185,11 +185,11 @@ def extension_of(method: str, measurement: Measurement) -> str | None:
 
 
 def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewalk") -> str | None:
-    """Return the call that applies a method which no config can express; None for the others.
+    """Return the call that applies a method if no config can express it; None for other methods.
 
-    - `library`: the library that computed the model; for any other than ropewalk the call is `rw.attach`.
+    - `library`: the library that computed the model; for libraries other than ropewalk the call is `rw.attach`.
 
-    It names each layer's rope or extension if layers differ, and no rope if the model has these already.
+    The call names each layer's rope or extension if layers differ, and no rope if the model already has it.
     """
     positions = measurement.positions[method]
     rope = main_rope(positions.ropes)
@@ -204,12 +204,12 @@ def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewa
 
 
 def _setting(of_layers: Sequence[object]) -> str:
-    """Return what all layers have in common, or what each has, as a Python expression."""
+    """Return the common value of all layers, or a list of their values, as a Python expression."""
     return repr(of_layers[0] if len(set(of_layers)) == 1 else tuple(of_layers))
 
 
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:
-    """Return the frequencies of the method's main rope at the target and in training, and the attention factor."""
+    """Return the frequencies of a method's main rope at the target and in training, and its attention factor."""
     rope, length = main_rope(measurement.positions[method].ropes), measurement.protocol.target
     if rope is None:
         return {"inv_freq": None, "inv_freq_unscaled": None, "attention_factor": 1.0}
@@ -219,7 +219,7 @@ def turning(method: str, measurement: Measurement) -> dict[str, Any]:
 
 
 def shared_sentences(measurement: Measurement) -> list[str]:
-    """Return one sentence for each method that shares the numbers of a different one."""
+    """Return one sentence for each method that shares the numbers of another one."""
     sentences = []
     for method, first in measurement.same_as.items():
         sentence = f"{method} has the same frequencies as {first} at this length: measured once."
@@ -231,14 +231,14 @@ def shared_sentences(measurement: Measurement) -> list[str]:
 class Diagnosis:
     """The doctor's measurement of one model, and its verdict.
 
-    - `name`: the model's. `measurement`: losses by method, window and block, in nats.
-    - `verdict`: what to do with it, and why.
+    - `name`: the model's name. `measurement`: losses by method, window and block, in nats.
+    - `verdict`: the recommended action, and the reasons.
     - `audits`: the properties of each rope, without running the model. `findings`: known traps in its config.
     - `retrieval`: accuracies of the retrieval tasks, if measured.
-    - `copies`: what each method copies from its context, if measured. `looks`: what could be concluded after 1, 2, 4, 8
+    - `copies`: each method's gains of copying from its context, if measured. `looks`: the conclusions after 1, 2, 4, 8
       and 16 windows.
-    - `reading`: whether the model was trained with its scaling, if that had to be measured.
-    - `environment`: versions, machine and settings. `left_out`: what did not fit into the minutes, in sentences.
+    - `reading`: whether the model was trained with its scaling, if this had to be measured.
+    - `environment`: versions, machine and settings. `left_out`: sentences about work that exceeded the time limit.
     """
 
     name: str
@@ -254,7 +254,7 @@ class Diagnosis:
     left_out: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Return the answer in words."""
+        """Return the verdict and the other results as sentences."""
         lines = [] if self.reading is None else [self.reading.sentence]
         lines += [*shared_sentences(self.measurement), self.verdict.sentence]
         lines += [] if self.copies is None else self.copies.sentences()
@@ -272,10 +272,10 @@ class Diagnosis:
     def next_command(
         self, *, model: str | None = None, trained_length: int | None = None, record: str | Path | None = None
     ) -> str | None:
-        """Return what to type next; None if there is nothing to run.
+        """Return the next command to run; None if there is none.
 
-        - `model`: as a command names it; None: its name here. `trained_length`: if it had to be given. `record`: the
-          file of this diagnosis, if it was written.
+        - `model`: its path or name on the command line; None: `name`. `trained_length`: if it had to be given.
+          `record`: the file of this diagnosis, if it was written.
         """
         return next_step(
             self.verdict,
@@ -286,9 +286,9 @@ class Diagnosis:
         )
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return every number as one JSON document; write it to `path`, completely or not at all, if one is given.
+        """Return all results as one JSON document; if `path` is given, write it, completely or not at all.
 
-        The file names no folders.
+        The file contains no names of folders.
         """
         content = document(
             self.name,
@@ -311,7 +311,7 @@ class Diagnosis:
         return content
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """Return the report as one HTML page with its figures; write it to `path`, completely or not at all, if given.
+        """Return the report as one HTML page with figures; if `path` is given, write it, completely or not at all.
 
         Raises `RopeError` if the extra `figures` is not installed.
         """
@@ -323,7 +323,7 @@ class Diagnosis:
     def figure(self, name: str = "loss") -> Figure:
         """Return one matplotlib figure of the report: "loss", "copies", "retrieval", "frequencies" or "wavelengths".
 
-        Raises `RopeError` for what was not measured, and if the extra `figures` is not installed.
+        Raises `RopeError` if the data were not measured, or if the extra `figures` is not installed.
         """
         return report_figure(self.to_json(), name)
 
@@ -350,9 +350,9 @@ class Diagnosis:
 
 
 def standing_rows(found: Diagnosis) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """Return the heads, and for each distinct method a row: losses, the difference to crop, and how far it copies.
+    """Return the headers, and a row for each distinct method: losses, the difference from crop, and how far it copies.
 
-    The label names methods that share numbers: "ntk = dynamic". Empty columns are left out.
+    A label contains all methods that share numbers: "ntk = dynamic". Empty columns are left out.
     """
     measurement, rows = found.measurement, {}
     heads = ("loss within", "loss beyond", "less crop's", "copies", "windows")

@@ -34,19 +34,19 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
 
     **Arguments:**
     - `model`: a model or a reader with a tokenizer, or what `rw.load` takes; `dtype` and `device` only for the latter.
-    - `batch_size`: rows together. `max_length`: tokens that the model reads at most (the last of a continuation is only
-      predicted); longer contexts lose their beginning, and the log says how many did. None: the largest length that a
-      rope states, `max_position_embeddings` or a rule's factor times the length that it starts from. A rule that states
-      no such length (position interpolation, NTK, another theta, a method in attention) reaches as far as you say here.
-    - `max_gen_toks`: tokens of a completion where the task does not say.
-    - `add_bos`: whether a text begins with the tokenizer's bos; None: as the checkpoint does it.
+    - `batch_size`: rows in a batch. `max_length`: most input tokens (the last token of a continuation is only
+      predicted). Longer contexts lose their beginning, and the log contains their number. None: the largest length of
+      a rope, `max_position_embeddings` or a rule's factor times its original length. Pass it for rules without such a
+      length (position interpolation, NTK, a changed theta, a method in attention).
+    - `max_gen_toks`: tokens of a completion if the task does not set them.
+    - `add_bos`: whether a text begins with the tokenizer's bos; None: as in the checkpoint.
 
-    **Raises:** `RopeError` where lm-eval is not installed, the model has no tokenizer or says no length, and for
-    requests that cannot be met. Chat templates are never run.
+    **Raises:** `RopeError` if lm-eval is not installed, if the model has no tokenizer or no known length, and for
+    unsupported requests. Chat templates are never run.
 
-    Importing this module registers the name "ropewalk" with the harness; `python -m ropewalk.diagnosis.lm_eval` is the
-    harness's own command with that name in it. Rolling likelihood is lm-eval's: disjoint
-    windows of `max_length` tokens after bos (or the end of text); the last, shorter one sees a full context.
+    Importing this module registers the name "ropewalk" with the harness. `python -m ropewalk.diagnosis.lm_eval` is the
+    harness's own command, with this name registered. Rolling likelihood is lm-eval's: disjoint windows of `max_length`
+    tokens after bos (or the end of text); the last, shorter one has a full context.
 
     >>> RopewalkLM("tiny", batch_size=2).max_length  # doctest: +SKIP
     256
@@ -77,7 +77,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
             raise RopeError(
                 "RopewalkLM: the tokenizer has no token that begins a text.",
                 facts={"add_bos": add_bos},
-                cure="Leave add_bos out.",
+                cure="Leave out add_bos.",
             )
         self._device = self.reader.device
 
@@ -88,7 +88,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
             raise RopeError(
                 "RopewalkLM: the tokenizer has no token that begins or ends a text.",
                 facts={"vocab_size": self.tokenizer.vocab_size},
-                cure="Give the Tokenizer its bos_id or eos_ids.",
+                cure="Set the Tokenizer's bos_id or eos_ids.",
             )
         return self.tokenizer.eos_ids[0]
 
@@ -103,16 +103,16 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
         return f"ropewalk-{self.tokenizer.vocab_size}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids of a text, begun by bos as the model's `add_bos` says, or as asked."""
+        """Return the token ids of a text, with bos if `add_special_tokens` (None: the model's `add_bos`) is set."""
         if kwargs:
             raise RopeError(
-                "RopewalkLM.tok_encode: unknown settings.", facts=kwargs, cure="Only add_special_tokens is known."
+                "RopewalkLM.tok_encode: unknown settings.", facts=kwargs, cure="Pass only add_special_tokens."
             )
         bos = self.add_bos if add_special_tokens is None else add_special_tokens
         return self.tokenizer.encode_prompt(string, bos=bos)
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Refused: a checkpoint's template is a program, and none is run."""
+        """Raise `RopeError`: a checkpoint's chat template is a program, which ropewalk does not run here."""
         raise RopeError(
             "RopewalkLM: chat templates are not run.",
             facts={"turns": len(chat_history)},
@@ -142,13 +142,13 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """(nats, greedy) of tokenised requests; a context too long for `max_length` loses its beginning."""
+        """Return (nats, greedy) of tokenised requests; a context too long for `max_length` loses its beginning."""
         pairs = []
         self._say_cut([len(context) + len(continuation) - 1 for _, context, continuation in requests], self.max_length)
         for _, context, continuation in requests:
             if len(continuation) > self.max_length:
                 raise RopeError(
-                    "RopewalkLM: a continuation leaves no room for its context.",
+                    "RopewalkLM: a continuation is as long as `max_length`, so no token of its context fits.",
                     facts={"continuation tokens": len(continuation), "max_length": self.max_length},
                     cure="Raise max_length.",
                 )
@@ -182,7 +182,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
         new = settings["max_new_tokens"]
         if new >= self.max_length:
             raise RopeError(
-                "RopewalkLM: the completion leaves no room for its context.",
+                "RopewalkLM: the completion is as long as `max_length`, so no token of its context fits.",
                 facts={"max_gen_toks": new, "max_length": self.max_length},
                 cure="Raise max_length, or set max_gen_toks lower.",
             )
@@ -204,8 +204,8 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
         longer = [count for count in tokens if count > room]
         if longer:
             _LOG.warning(
-                "%d of %d contexts lose their beginning: the longest needs %s tokens, and max_length=%s leaves room "
-                "for %s. If the model reads further, pass max_length=...",
+                "%d of %d contexts lose their beginning: the longest has %s tokens, and with max_length=%s only %s "
+                "fit. If the model supports more, pass max_length=...",
                 len(longer), len(tokens), f"{max(longer):,}", f"{self.max_length:,}", f"{room:,}",
             )  # fmt: skip
 
@@ -244,7 +244,7 @@ def _reader(model: object, dtype: str | None, device: str | None) -> Reader:
     if not isinstance(model, str | Path):
         if dtype is not None or device is not None:
             raise RopeError(
-                "RopewalkLM: a model that is there already has its dtype and its device.",
+                "RopewalkLM: `dtype` and `device` apply only to a model that is loaded here.",
                 facts={"dtype": dtype, "device": device},
                 cure="Move it before: model.to(...).",
             )
@@ -261,7 +261,7 @@ def _reader(model: object, dtype: str | None, device: str | None) -> Reader:
 def _tokenizer_of(reader: Reader) -> Tokenizer:
     if reader.tokenizer is None:
         raise RopeError(
-            "RopewalkLM: the model has no tokenizer, so it reads no text.",
+            "RopewalkLM: the model has no tokenizer.",
             facts={"model": reader.name},
             cure="Load a checkpoint with its tokenizer.json, or set model.tokenizer.",
         )
@@ -273,14 +273,14 @@ def _length_of(reader: Reader) -> int:
     if stated:
         return max(stated)
     raise RopeError(
-        "RopewalkLM: the model does not say how many tokens it reads.",
+        "RopewalkLM: the longest input of the model is unknown.",
         facts={"ropes": reader.positions.ropes},
         cure="Pass max_length=... (tokens).",
     )
 
 
 def _stated(rope: RopeConfig) -> list[int]:
-    """Return every length in tokens that the rope states: the config's, and the one that its rule extends to."""
+    """Return every length of the rope in tokens: the config's, and the length to which its rule extends."""
     found = [rope.max_position_embeddings, rope.trained_length]
     if rope.scaling is not None:
         found.append(rope.scaling.target_length(rope.max_position_embeddings))
@@ -290,9 +290,9 @@ def _stated(rope: RopeConfig) -> list[int]:
 def _whole(name: str, value: int | str) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise RopeError(
-            f"RopewalkLM: `{name}` must be a whole number of at least 1.",
+            f"RopewalkLM: `{name}` must be a whole number of at least 1; there is no automatic value.",
             facts={name: value},
-            cure="There is no automatic size: give a number.",
+            cure="Pass a number.",
         )
     return int(value)
 

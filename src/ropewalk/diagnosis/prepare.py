@@ -56,7 +56,7 @@ TIMES = (3.0, 2.0, 1.5, 1.25)  # of the trained length: shorter targets that are
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """The texts of a run: names, contents and tokens of each. `chosen`: whether the doctor chose them."""
+    """The texts of a run: the name, contents and tokens of each. `chosen`: whether the doctor chose them."""
 
     names: tuple[str, ...]
     contents: tuple[str, ...]
@@ -65,13 +65,13 @@ class Texts:
 
     @classmethod
     def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, start_char: int, chosen: bool) -> Texts:
-        """Tokenise texts from a character on."""
+        """Tokenise texts, starting at a character."""
         cut = [(name, contents[max(start_char, 0) :]) for name, contents in texts]
         names, contents = tuple(name for name, _ in cut), tuple(contents for _, contents in cut)
         return cls(names, contents, tuple(tokenizer.encode(one) for one in contents), chosen)
 
     def long_enough(self, target: int) -> Texts:
-        """Return the texts that hold a window; all of them if none does."""
+        """Return the texts long enough for a window; all of them if none is."""
         keep = [number for number, tokens in enumerate(self.tokens) if len(tokens) >= target]
         if not keep:
             return self
@@ -98,17 +98,17 @@ def prepare(
 ) -> DoctorRun:
     """Load the model and check all settings, before any work; arguments as for `doctor`.
 
-    If it is not known whether the model was trained with the scaling in its config, this is measured here, because all
-    lengths follow from it. `kept`: words of the command line, such as --json FILE, that the next command repeats.
+    If it is unknown whether the model was trained with the scaling in its config, this is measured here, because all
+    lengths depend on it. `kept`: words of the command line, such as --json FILE, to repeat in the next command.
     """
     began = clock()
     source, reader = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
-            "doctor: the model has no tokenizer, so a text cannot be measured.",
+            "doctor: the model has no tokenizer, so it cannot be measured on a text.",
             facts={"model": source.name},
-            cure="Put its tokenizer.json next to the weights; with a live model pass tokenizer=...",
+            cure="Put its tokenizer.json next to the weights, or pass tokenizer=... with a live model.",
         )
     texts = _texts(model, settings, tokenizer)
     reader, reading = _settle(reader, list(texts.tokens), settings, progress)
@@ -162,18 +162,18 @@ def prepare(
             longest, whole = protocol.target, needed
     else:
         raise RopeError(
-            "doctor: not even a short target can be measured in this time.",
+            "doctor: even a short target cannot be measured in this time.",
             facts={
                 "minutes": minutes,
                 f"minutes for {longest:,} tokens": float(f"{whole / 60:.2g}"),
                 f"minutes for {protocol.target:,} tokens": float(f"{needed / 60:.2g}"),
             },
-            cure="Give more --minutes.",
+            cure="Pass more --minutes.",
         )
     if minutes is not None and shorter is not None:
         notes.append(
-            f"{longest:,} tokens take about {duration(whole)} to a first answer, more than --minutes {minutes:g}: "
-            f"{protocol.target:,} tokens are measured instead."
+            f"With {longest:,} tokens, the first answer takes about {duration(whole)}, more than --minutes "
+            f"{minutes:g}; the target is {protocol.target:,} tokens instead."
         )
     _refuse_without_owner(work, settings)
     key = hash_of(fingerprint(reader, windows, protocol), design)
@@ -243,8 +243,7 @@ def _methods(
 ) -> Sequence[str] | None:
     """Return the methods to measure; None: those that a config can express.
 
-    By default a method in attention is measured last where our decoder computes the model: it may stand beside the
-    verdict.
+    By default, a method in attention is measured last if our decoder computes the model; the verdict may mention it.
     """
     if settings.method_names:
         return _with_crop(settings.method_names, protocol)
@@ -265,9 +264,9 @@ def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:
 
 
 def _ordered(work: Plan, runs: frozenset[str]) -> Plan:
-    """Return the plan with its methods in the order of what they can decide.
+    """Return the plan with its methods ordered by their influence on the verdict.
 
-    First plain and crop, then those that the engine can run, then the others; each by `Method.priority`.
+    First plain and crop, then the methods the engine can run, then the others; each group by `Method.priority`.
     """
 
     def rank(name: str) -> tuple[int, int, int]:
@@ -279,7 +278,7 @@ def _ordered(work: Plan, runs: frozenset[str]) -> Plan:
 
 
 def _least(work: Plan, runs: frozenset[str]) -> tuple[str, ...]:
-    """Return the methods without which there is no answer: plain, crop, and the first one that the engine can run."""
+    """Return the methods required for a verdict: plain, crop, and the first one that the engine can run."""
     fixed = [name for name in work.methods if name == "plain" or METHODS[name].crops]
     others = [name for name in work.methods if name not in fixed and name not in work.same_as]
     return (*fixed, *sorted(others, key=lambda name: name not in runs)[:1])
@@ -288,7 +287,7 @@ def _least(work: Plan, runs: frozenset[str]) -> tuple[str, ...]:
 def _spans(
     design: SpanDesign, protocol: LossProtocol, texts: Texts, places: Sequence[tuple[int, int]]
 ) -> tuple[WindowSpans, ...]:
-    """Return the spans of each window; those that were never read are of the same text where it is long enough."""
+    """Return the spans of each window; the unseen ones are of the same text if it is long enough."""
     found = []
     for window, (text, start) in enumerate(places):
         own, end = texts.tokens[text], start + protocol.target
@@ -315,7 +314,7 @@ def _refuse_without_owner(work: Plan, settings: DoctorSettings) -> None:
 
 
 def _texts(model: object, settings: DoctorSettings, tokenizer: Tokenizer) -> Texts:
-    """Return the texts of the settings; else passages of several, and for the built-in model a novel unknown to it."""
+    """Return the texts of the settings; else packaged passages, and for the built-in model a novel it has not seen."""
     chosen = settings.text is None
     texts = texts_of(settings.text) if not chosen or model == BUILT_IN else default_texts()
     return Texts.encode(texts, tokenizer, settings.protocol.start_char, chosen)
@@ -336,7 +335,7 @@ def _vocabulary(tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
 def _settle(
     reader: Reader, tokens: Sequence[Sequence[int]], settings: DoctorSettings, progress: Progress | bool | None
 ) -> tuple[Reader, ScalingReading | None]:
-    """Return the reader with its scaling settled: measure whether the model was trained with it if that is unknown."""
+    """Return the reader with a known training status of its scaling, measured if it is unknown."""
     if unsettled(reader.positions) is None:
         return reader, None
     folder = None if settings.state is None else state_folder(settings.state, "") / "reading"
@@ -356,7 +355,7 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
     """Return a live model and its tokenizer; raise `RopeError` for a path, which has its own."""
     if isinstance(model, str | Path | tuple):
         raise RopeError(
-            "doctor: `tokenizer` belongs to a live model; a path or a pair has its own.",
+            "doctor: `tokenizer` applies only to a live model; a path or a pair has its own.",
             facts={"model": model if isinstance(model, str | Path) else type(model).__name__},
             cure="Leave it out, or pass the model itself.",
         )
@@ -371,7 +370,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
         given |= {name: getattr(settings.protocol, name) for name in placed}
         if given:
             raise RopeError(
-                "doctor: a model that is passed as an object has its dtype and its device already.",
+                "doctor: `dtype` and `device` do not apply to a model that is passed as an object.",
                 facts=given,
                 cure="Move it before: model.to(...).",
             )
@@ -421,9 +420,9 @@ def state_folder(state: str | Path | None, key: str) -> Path:
     folder = cache_folder("doctor", key) if state is None else Path(state)
     if folder.exists() and not folder.is_dir():
         raise RopeError(
-            "doctor: the state is a folder, but a file has this name.",
+            "doctor: `state` must be a folder, but it is a file.",
             facts={"state": str(folder)},
-            cure="Name a new folder: --state DIR.",
+            cure="Pass a new folder: --state DIR.",
         )
     return folder
 
@@ -433,7 +432,7 @@ def prepare_retrieval(
 ) -> RetrievalRun | None:
     """Return the retrieval run, or None if the settings leave it out; crop processes the last trained length of a text.
 
-    Raises `RopeError` for what cannot be measured, before anything is.
+    Raises `RopeError` before any measurement if a setting is not supported.
     """
     if "retrieval" not in settings.measured:
         return None
@@ -477,13 +476,13 @@ def _tasks(
         raise RopeError(
             "doctor: no retrieval task fits into the shortest length.",
             facts={"lengths": list(lengths)},
-            cure="Put longer ones into `retrieval_lengths` of the protocol.",
+            cure="Set longer `retrieval_lengths` in the protocol.",
         )
     return fitting
 
 
 def lengths_of(given: Sequence[int] | None, *, trained_length: int, target: int) -> tuple[int, ...]:
-    """Return the given lengths; else half the trained length, that length, and its doubles up to the target.
+    """Return the given lengths; else half the trained length, the trained length, and its doubles up to the target.
 
     >>> lengths_of(None, trained_length=8192, target=30000)
     (4096, 8192, 16384, 30000)

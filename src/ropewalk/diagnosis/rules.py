@@ -1,4 +1,4 @@
-"""The rules of the verdict: comparisons with their intervals, and the action that they support."""
+"""The rules of the verdict: comparisons with intervals, and the action they support."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ class Copies(Protocol):
         """Return whether a method is shown to copy from the farthest part of its context at the end of a stretch."""
 
     def beyond_bound(self, method: str, stretch: int) -> tuple[float, Interval] | None:
-        """Return its gain there less the bound, in nats per token, with its interval; None if it is unknown."""
+        """Return its gain there minus the bound, in nats per token, with its interval; None if it is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossTable:
-    """Each method's mean loss in nats per token by window and block, and what the blocks are.
+    """Each method's mean loss in nats per token by window and block, and the layout of the blocks.
 
     - `losses`: by method, `[window][block]`; plain and crop have all windows, others at least the first.
-    - `frequencies`: `[window][block]` within the trained length: what smoothed token frequencies of the text outside
-      the window lose.
+    - `frequencies`: `[window][block]` within the trained length: the loss of smoothed token frequencies of the text
+      outside the window.
     - `weights`: losses in a block. `within`: the number of blocks within the trained length. `stretches`: `[first,
-      last)` blocks of some parts beyond. `ends`: the position that each stretch ends at.
-    - `texts`: the number of each window's text. `share`: the number of disjoint windows that the windows are worth,
-      over their number.
+      last)` blocks of some parts beyond. `ends`: the position at which each stretch ends.
+    - `texts`: the number of each window's text. `share`: the effective number of disjoint windows, over the number of
+      windows.
 
-    Raises `RopeError` where plain is missing, or windows or blocks differ.
+    Raises `RopeError` if plain is missing, or if windows or blocks differ.
     """
 
     trained: int
@@ -95,13 +95,13 @@ class LossTable:
     def of(cls, measurement: Measurement) -> LossTable:
         """Return the table of a measurement, with each distinct method once.
 
-        Raises `RopeError` where token frequencies were not counted.
+        Raises `RopeError` if token frequencies were not counted.
         """
         if measurement.frequencies is None:
             raise RopeError(
-                "verdict: the losses of token frequencies are not in this measurement.",
+                "verdict: this measurement does not contain the losses of token frequencies.",
                 facts={"methods": list(measurement.results)},
-                cure="Measure by `ropewalk.doctor`, or add `measure.losses.frequency_losses`.",
+                cure="Measure with `ropewalk.doctor`, or add `measure.losses.frequency_losses`.",
             )
         protocol = measurement.protocol
         return cls(
@@ -147,16 +147,16 @@ class LossTable:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """The comparisons of the rules. With `at_means` each mean counts as certain: intervals have no width.
+    """The comparisons of the rules. With `at_means`, intervals have no width, so each mean counts as certain.
 
     - `table`: the losses. `copies`: the measurement of copies, or None.
     - `runs`: the methods that the engine can run; None: all.
-    - `between_texts`: whether the units of the intervals are texts, which speak of texts like these; else windows,
-      which speak of the texts that were read.
-    - `tuned`: whether plain is an untuned model and crop a tuned one (`readers.tuned`). Their difference then contains
-      what tuning learned or forgot of the text, so it shows nothing of plain's context.
+    - `between_texts`: whether the units of the intervals are texts, so they apply to texts like these; else windows,
+      so they apply to the measured texts only.
+    - `tuned`: whether plain is an untuned model and crop a tuned one (`readers.tuned`). Their difference then includes
+      the effect of tuning on the text, so it shows nothing about plain's context.
 
-    Intervals are those of `statistics.moderated_interval` at 98 %, which pays for five looks.
+    Intervals are those of `statistics.moderated_interval` at 98 %, which corrects for five looks.
     """
 
     table: LossTable
@@ -169,7 +169,7 @@ class Evidence:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """Return the methods that could be recommended, the lowest mean loss beyond first; none without crop."""
+        """Return the methods to choose from, the lowest mean loss beyond first; none if crop was not measured."""
         if CROP not in self.table.losses or not self.table.beyond:
             return ()
         names = [name for name in self.table.losses if name != PLAIN and not forgets(name)]
@@ -177,15 +177,15 @@ class Evidence:
 
     @cached_property
     def candidates(self) -> tuple[str, ...]:
-        """Return those of them that the engine can run."""
+        """Return the `methods` that the engine can run."""
         return tuple(name for name in self.methods if self.runs is None or name in self.runs)
 
     def mean_beyond(self, method: str) -> float:
-        """Return the mean loss beyond the trained length in nats per token, on the windows that all methods have."""
+        """Return the mean loss beyond the trained length in nats per token, adjusted to the windows of all methods."""
         return self.table.mean(method, self.table.outside) - self._hardness(method)
 
     def _hardness(self, method: str) -> float:
-        """Return how much harder than all windows those of a method are, by plain's loss."""
+        """Return plain's mean loss on a method's windows, minus that on all windows."""
         count, plain = len(self.table.losses[method]), self.table.losses[PLAIN]
         part, weights = self.table.outside, np.asarray(self.table.weights[self.table.outside])
         rows = np.average(np.asarray(plain, dtype=np.float64)[:, part], axis=1, weights=weights)
@@ -208,7 +208,7 @@ class Evidence:
         return self._beyond(GAINS, method, PLAIN, 0.0, 0, last)
 
     def cost(self, method: str) -> Comparison:
-        """Compare a method's cost within the trained length with the tolerated mean and interval's end."""
+        """Compare a method's cost within the trained length with the largest allowed mean and end of the interval."""
         found = self._within(COSTS_LITTLE, method, PLAIN, TOLERATED_END)
         low, high = found.interval or (None, None)
         result: Result = "open"
@@ -238,7 +238,7 @@ class Evidence:
         return self._beyond(NEAR_CROP, method, CROP, NEAR, stretch, stretch)
 
     def no_better(self, method: str, stretch: int) -> Comparison:
-        """Compare a method's loss in a stretch with crop's less 0.02 nats."""
+        """Compare a method's loss in a stretch with crop's minus 0.02 nats."""
         return self._beyond(NO_BETTER, method, CROP, -MARGIN, stretch, stretch)
 
     def against_crop(self, method: str) -> Comparison:
@@ -248,7 +248,7 @@ class Evidence:
         return self._beyond(name, method, CROP, margin, 0, len(self.table.stretches) - 1)
 
     def copied(self, method: str, stretch: int) -> Comparison | None:
-        """Return whether a method copies at the end of a stretch, as a comparison of the bound with its gain."""
+        """Compare the bound with a method's gain at the end of a stretch."""
         found = None if self.copies is None else self.copies.beyond_bound(method, stretch)
         if found is None or self.copies is None:
             return None
@@ -272,8 +272,8 @@ class Evidence:
     def extends(self, method: str, stretch: int) -> Result:
         """Return whether a method is shown to extend over a stretch.
 
-        "shown" if it reads the stretch better than crop, or little worse and copies there. "refuted" if it reads it
-        worse than that, or no better than crop and does not copy.
+        "shown" if its loss is lower than crop's, or little higher and it copies there. "refuted" if its loss is higher
+        than that, or not lower than crop's and it does not copy.
         """
         near = self.near_crop(method, stretch).result
         copies = self.copies_at(method, stretch)
@@ -284,7 +284,7 @@ class Evidence:
 
     @cached_property
     def plain_stretches(self) -> int:
-        """Return the number of stretches over which plain is shown to hold; 0 if crop is another model."""
+        """Return the number of stretches over which plain is shown to hold; 0 if crop is a different model."""
         return (
             0
             if self.tuned
@@ -294,24 +294,24 @@ class Evidence:
     def stretches_of(self, method: str) -> int:
         """Return the number of stretches over which a method is shown to extend, from the first on.
 
-        The stretches are tested in order until one is not shown, so none needs a wider interval for the
-        others (a fixed sequence of tests, Maurer, Hothorn and Lehmacher 1995).
+        The stretches are tested in order until one is not shown, so no interval has to be widened for several tests (a
+        fixed sequence of tests, Maurer, Hothorn and Lehmacher 1995).
         """
         return self._before(self.extends(method, number) == "shown" for number in range(len(self.table.stretches)))
 
     def length(self, stretches: int) -> int:
-        """Return the length in tokens at the end of so many stretches."""
+        """Return the length in tokens at the end of the first `stretches` stretches."""
         return self.table.ends[stretches - 1] if stretches else min(self.table.trained, self.table.target)
 
     def reach_loss(self, method: str) -> int:
-        """Return the tokens up to which a method is shown to read little worse than crop, stretch by stretch."""
+        """Return the length in tokens up to which a method's loss is shown to be little higher than crop's."""
         compare = self.holds if method == PLAIN else lambda number: self.near_crop(method, number)
         unknown = CROP not in self.table.losses or (method == PLAIN and self.tuned)
         count = 0 if unknown else len(self.table.stretches)
         return self.length(self._before(compare(number).result == "shown" for number in range(count)))
 
     def refuted(self, method: str) -> bool:
-        """Return whether a method is shown not to extend: it costs too much, or fails in the first stretch."""
+        """Return whether a method is shown not to extend: it costs too much or fails in the first stretch."""
         return self.cost(method).result == "refuted" or self.extends(method, 0) == "refuted"
 
     @staticmethod
@@ -396,7 +396,7 @@ def _result(interval: Interval, margin: float) -> Result:
 class Decision:
     """An action, its method if it has one, and the number of stretches over which it is shown.
 
-    - `final`: whether nothing is open that could change it or carry it further.
+    - `final`: whether no open comparison could change the action or extend its reach.
     """
 
     action: Action
@@ -406,7 +406,7 @@ class Decision:
 
 
 def apply_rules(evidence: Evidence) -> Decision:
-    """Return the first action that is shown; "undecided" if there is none. In order: unfit, keep, extend, cut.
+    """Return the first action that is shown, in the order unfit, keep, extend, cut; "undecided" if there is none.
 
     See `wording.decide`.
     """
@@ -438,7 +438,7 @@ def apply_rules(evidence: Evidence) -> Decision:
 def best_method(evidence: Evidence, names: Sequence[str]) -> str | None:
     """Return the best of the methods that are shown to extend: the longest reach, then the lowest loss; or None.
 
-    None also while one whose loss is lower by more than 0.05 nats is open and could reach as far.
+    Also None while an open method with a loss lower by more than 0.05 nats could reach as far.
     """
     shown = {
         name: stretches
@@ -482,7 +482,7 @@ def open_comparisons(evidence: Evidence, decision: Decision) -> tuple[Comparison
 
 
 def _extending(evidence: Evidence, method: str, stretch: int) -> tuple[Comparison, ...]:
-    """Return the comparisons on which it depends whether a method extends over a stretch."""
+    """Return the comparisons that decide whether a method extends over a stretch."""
     copied, near = evidence.copied(method, stretch), evidence.near_crop(method, stretch)
     if copied is None or copied.result == "refuted":  # then the loss must be shown to be better
         return (near, evidence.reads(method, stretch))
@@ -490,7 +490,7 @@ def _extending(evidence: Evidence, method: str, stretch: int) -> tuple[Compariso
 
 
 def every_comparison(evidence: Evidence) -> tuple[Comparison, ...]:
-    """Return all comparisons of the rules, in their order; those of methods by their mean loss beyond."""
+    """Return all comparisons of the rules, in their order; methods are ordered by their mean loss beyond."""
     if CROP not in evidence.table.losses or not evidence.table.beyond:
         return (evidence.fit,)
     stretches = range(len(evidence.table.stretches))
@@ -512,8 +512,9 @@ def _open(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
 class Standing:
     """One method's mean losses in nats within and beyond the trained length, and its paired differences.
 
-    `within_difference` and `beyond_difference` are those to plain, `crop_difference` that to crop, beyond. Intervals
-    are those of the verdict's evidence. `affordable`: shown to cost little within; by the mean if there is no interval.
+    - `within_difference`, `beyond_difference`: from plain. `crop_difference`: from crop, beyond. The intervals are
+      those of the verdict's evidence.
+    - `affordable`: whether it is shown to cost little within; by the mean if there is no interval.
     """
 
     name: str
@@ -532,7 +533,7 @@ class Standing:
 def standings(measurement: Measurement) -> dict[str, Standing]:
     """Return every method's standing, by name; methods that share numbers have equal standings.
 
-    The loss of a method that was given up early is plain's on all windows plus the difference on those that it has.
+    The loss of a method that was given up early is plain's on all windows plus the difference on its own windows.
     """
     evidence, found = Evidence(LossTable.of(measurement)), {}
     table, extends = evidence.table, evidence.table.beyond

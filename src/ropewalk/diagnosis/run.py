@@ -1,4 +1,4 @@
-"""The doctor's run: look after look, until it is decided, and its conclusion."""
+"""The doctor's run: it measures and looks at the intervals until the verdict is final, then concludes."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def doctor_command(
     """Return the command of a longer run, or the call in Python if the model or a text is an object.
 
     **Arguments:**
-    - `windows`, `minutes`: instead of those of the settings; None: as they are. `default_texts`: instead of the texts.
-    - `kept`: words that it ends with, such as --json FILE.
+    - `windows`, `minutes`: replace those of the settings; None: unchanged. `default_texts`: use those instead.
+    - `kept`: words at the end of the command, such as --json FILE.
 
-    **Returns:** None if it would be the command that was just run.
+    **Returns:** the command; None if it is the one that was just run.
 
     >>> settings = DoctorSettings(methods="yarn,ntk")
     >>> doctor_command("tiny", settings, minutes=20)
@@ -137,19 +137,19 @@ def doctor_command(
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a run: `kept` results of its `kind` are saved, and `due` are missing.
+    """Raised on Ctrl-C during a run: `kept` results of its `kind` are saved, and `due` are missing.
 
     `diagnosis` is that of the last look; None before the first.
     """
 
     def __init__(self, kind: str, kept: int, due: int, diagnosis: Diagnosis | None = None) -> None:
-        super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
+        super().__init__(f"{kept} {kind} are saved, {due} are missing. To resume, pass resume=True.")
         self.kind, self.kept, self.due, self.diagnosis = kind, kept, due, diagnosis
 
 
 @dataclasses.dataclass(frozen=True)
 class RunLook:
-    """The state after a planned number of windows: the seconds of its readings, and what can be concluded."""
+    """The state after a planned number of windows: the seconds of its measurements, and its conclusions."""
 
     windows: int
     seconds: float
@@ -158,7 +158,7 @@ class RunLook:
     verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
-        """Return the look as the record contains it: each method's loss less crop's, and its gain, with intervals."""
+        """Return the look as JSON: each method's loss minus crop's, and its gain, with intervals."""
         evidence = Evidence(LossTable.of(self.measurement), self.copies)  # no rule is applied
         apart, gains = {}, {}
         for name in evidence.methods:
@@ -185,20 +185,20 @@ class RunLook:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorRun:
-    """A prepared run, with checked settings and a loaded model: its work, and the looks at what it found.
+    """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `name`: the model's, without folders; `model`: its path or name as it was given, or None for an object.
-    - `audits`, `findings`: of the config. `plan`, `windows`: what may be measured. `spans`: of each window; empty: no
-      copies are asked for. `resumed`: the number of results that were saved before. `retrieval`: or None.
-    - `trial`: the model's pace, if it is known already. `notes`: what the user must know of the plan, in sentences.
-      `dtype_note`: of them, why the model is measured in a different dtype.
+    - `name`: the model's name, without folders; `model`: its path or name as given, or None for an object.
+    - `audits`, `findings`: of the config. `plan`, `windows`: the planned measurement. `spans`: of each window; empty:
+      no copies are measured. `resumed`: the number of results saved before. `retrieval`: or None.
+    - `trial`: the model's pace, if it is already known. `notes`: sentences about the plan for the user. `dtype_note`:
+      one of them, why the model is measured in a different dtype.
     - `frequencies`: the loss of token frequencies on each window. `texts`: their names; `of_text`: the number of each
       window's text. `share`: `LossProtocol.share` of the first windows, by their number; `available`: the windows that
       the texts hold.
       `default_texts`: whether the doctor chose them.
-    - `engine`, `runs`: that must run the method, and the methods that it can run. `minutes`: after which the run ends,
-      counted from `began`; None: never. `more`: returns the command of a longer run.
-    - `reading`: whether the model was trained with its scaling, if that had to be measured.
+    - `engine`, `runs`: the engine for the method, and the methods it can run. `minutes`: time limit, counted from
+      `began`; None: no limit. `more`: returns the command of a longer run.
+    - `reading`: whether the model was trained with its scaling, if this had to be measured.
     """
 
     settings: DoctorSettings
@@ -240,7 +240,7 @@ class DoctorRun:
 
     @property
     def least(self) -> tuple[str, ...]:
-        """Return plain and crop, without which there is no verdict."""
+        """Return plain and crop, which every verdict needs."""
         return tuple(name for name in self.plan.methods if name == PLAIN or METHODS[name].crops)
 
     def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
@@ -254,7 +254,7 @@ class DoctorRun:
         )
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
-        """Measure until it is decided; `progress` as for `doctor`."""
+        """Measure until the verdict is final; `progress` as for `doctor`."""
         with self.at_work(), shown("doctor", progress) as display:
             return self._measure(display)
 
@@ -262,7 +262,7 @@ class DoctorRun:
         for line in self.notes:
             say(display, line)
         if self.resumed:
-            say(display, f"Resumed: {self.resumed} readings were saved before.")
+            say(display, f"Resumed: {self.resumed} results were saved before.")
         alive = [name for name in self.plan.methods if name not in self.plan.same_as]
         looks: list[RunLook] = []
         stopped: str | None = None
@@ -295,22 +295,22 @@ class DoctorRun:
         except KeyboardInterrupt as stop:
             found = self.diagnosis(looks, None, "Ctrl-C", left_out) if looks else None
             missing = len(self.due(self.looks[-1], alive))
-            raise RunInterrupted("readings", len(self.ledger), missing, found) from stop
+            raise RunInterrupted("results", len(self.ledger), missing, found) from stop
         if not looks:
             raise RopeError(
-                "doctor: the time was over before one window was read.",
-                facts={"minutes": self.minutes, "readings so far": len(self.ledger)},
-                cure="Give more --minutes with --resume, a shorter --target or fewer --methods.",
+                "doctor: the time limit ended the run before one window was measured.",
+                facts={"minutes": self.minutes, "results so far": len(self.ledger)},
+                cure="Pass more --minutes with --resume, a shorter --target or fewer --methods.",
             )
         accuracies, why = self.measure_retrieval(looks[-1], display, trial)
         return self.diagnosis(looks, accuracies, stopped, (*left_out, *why))
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> Trial | None:
-        """Say what the first answer takes, and the whole, if that is displayed or decides; return the trial."""
+        """Print the estimated time of the first answer and of the whole run; return the trial if it was needed."""
         first, whole = self.due(1, alive), self.due(self.looks[-1], alive)
         if not whole or current().together or not (isinstance(display, Display) or self.minutes is not None):
             if not whole:
-                say(display, "All readings are saved already.")
+                say(display, "All results are already saved.")
             return self.trial
         if isinstance(display, Display):
             display.begin("a short trial", 0)
@@ -325,7 +325,7 @@ class DoctorRun:
             display,
             f"The first answer takes about {duration(answer)}{size} (one window of "
             f"{self.plan.protocol.target:,} tokens, {len(alive)} methods), all {self.looks[-1]} windows at most "
-            f"{duration(every)}{limit}. It ends once it is decided.",
+            f"{duration(every)}{limit}. The run ends when the verdict is final.",
         )
         return trial
 
@@ -335,9 +335,9 @@ class DoctorRun:
     def _fitting(
         self, count: int, alive: Sequence[str], trial: Trial | None, looks: Sequence[RunLook]
     ) -> tuple[list[str], tuple[str, ...]]:
-        """Return the methods that fit into the time that is left, in their order, and what does not, in sentences.
+        """Return the methods that fit into the remaining time, in order, and a sentence about the others.
 
-        After the first look its own times are the estimate. Plain and crop are always among them.
+        After the first look, measured times are the estimate. Plain and crop are always included.
         """
         left = self._seconds_left()
         chosen, gone = [name for name in alive if name in self.least], list[str]()
@@ -358,17 +358,17 @@ class DoctorRun:
             else:
                 gone.append(name)
         chosen = [name for name in alive if name in chosen]
-        said = f"Not measured, for lack of time: {', '.join(gone)}." if gone and not looks else ""
+        said = f"Not measured within the time limit: {', '.join(gone)}." if gone and not looks else ""
         return chosen, (said,) if said else ()
 
     def _mean_seconds(self, method: str) -> float | None:
-        """Return the mean seconds of a method's readings so far; None before the first."""
+        """Return the mean seconds of a method's windows so far; None before the first."""
         keys = [self.plan.key(method, window) for window in range(self.plan.protocol.windows)]
         found = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
         return sum(found) / len(found) if found else None
 
     def _read(self, count: int, methods: Sequence[str], display: Progress) -> None:
-        """Read what is due of these methods in the first windows; nothing begins after the time is over."""
+        """Measure the due windows of these methods among the first ones; no job begins after the time limit."""
         first = self.due(count, methods)
         expect(display, sum(job.tokens for job in first))
         needed = {job.key for job in first if job.method in self.least} if count == 1 else set()
@@ -391,7 +391,7 @@ class DoctorRun:
         )
 
     def _look(self, count: int) -> RunLook:
-        """Return the look after so many windows."""
+        """Return the look after the first `count` windows."""
         measurement = dataclasses.replace(
             gather(self.plan, self.ledger, windows=count),
             frequencies=self.frequencies[:count],
@@ -441,7 +441,7 @@ class DoctorRun:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let other processes join this run during the block, but not start it over."""
+        """Allow other processes to join this run during the block, but not to start it over."""
         ledgers = [self.ledger, *([] if self.retrieval is None else [self.retrieval.ledger])]
         with ExitStack() as held:
             for ledger in ledgers:
@@ -464,7 +464,7 @@ class DoctorRun:
     ) -> tuple[RetrievalMeasurement | None, tuple[str, ...]]:
         """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured.
 
-        Also returns why they were not measured although they were asked for, in sentences.
+        Also returns sentences with the reason if they were requested but not measured.
         """
         if self.retrieval is None:
             return None, ()
@@ -473,7 +473,7 @@ class DoctorRun:
         methods = self.retrieval.asked_methods(self.plan, examined, every=self.settings.names_methods)
         left = self._seconds_left()
         if left is not None and trial is not None and (needed := self.outlook.retrieval_seconds(methods, trial)) > left:
-            return None, (f"Retrieval was not measured: it takes about {duration(needed)}. Give more --minutes.",)
+            return None, (f"Retrieval was not measured: it takes about {duration(needed)}. Pass more --minutes.",)
         expect(progress, sum(job.tokens for job in self.retrieval.due(methods)))
         try:
             return self.retrieval.measure(progress, methods=methods), ()

@@ -1,6 +1,6 @@
-"""The settings of the doctor: `Protocol` describes how it measures, `DoctorSettings` everything that it can be asked.
+"""The settings of the doctor: `Protocol` contains those of the measurement, `DoctorSettings` all others.
 
-The command line takes its options from both. The module imports no torch, so that the help appears without it.
+The command line derives its options from both. The module does not import torch, so the help is quick.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _option(group: str, description: str, **more: Any) -> dict[str, Any]:
 
 
 def _in_file(description: str) -> dict[str, Any]:
-    """Return the metadata of a field that the command line takes from the file of --protocol only."""
+    """Return the metadata of a field that is set only in the file of --protocol."""
     return {"help": description, "command_line": False}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How the doctor measures. Every field has a default; `rw.doctor` describes the fields. Lengths are in tokens.
+    """Settings of the doctor's measurement. `rw.doctor` describes the fields; all have defaults. Lengths are in tokens.
 
     Raises `RopeError` for a value of the wrong type. The other checks need the model and its text.
 
@@ -45,14 +45,14 @@ class Protocol:
     """
 
     windows: int | None = field(
-        default=None, metadata=_option("Measurement", "Most windows of text to read [default: up to 16].")
+        default=None, metadata=_option("Measurement", "Most windows of text to measure [default: up to 16].")
     )
     retrieval: str | Sequence[str] | None = field(
         default=None,
         metadata=_option(
             "Measurement",
-            "Also measure retrieval of distant facts: numbers (named numbers, the plainest), passkey or all, with "
-            "commas [default with --measure retrieval: numbers].",
+            "Also measure retrieval of distant facts: numbers (the simplest task), passkey or all, separated by commas "
+            "[default with --measure retrieval: numbers].",
             type=tuple[str, ...],
             commas=True,
         ),
@@ -95,13 +95,13 @@ class Protocol:
     )
     seed: int = field(default=0, metadata=_in_file("Seed of the windows and of the retrieval texts."))
     keep_going: bool = field(
-        default=False, metadata=_in_file("Read every window under every method, also after it is decided.")
+        default=False, metadata=_in_file("Measure every window under every method, even after the verdict is final.")
     )
     chunk: int = field(
         default=CHUNK, metadata=_in_file("Tokens of one forward pass; fewer need less memory and more time.")
     )
     workers: int | None = field(
-        default=None, metadata=_in_file("Windows measured at the same time; as cores and memory allow.")
+        default=None, metadata=_in_file("Windows measured at the same time; by default as cores and memory allow.")
     )
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ def read_protocol(source: str) -> dict[str, Any]:
     unknown = [name for name in content if name not in names] if isinstance(content, dict) else [type(content).__name__]
     if unknown:
         raise RopeError(
-            "protocol: the file sets what no protocol has.",
+            "protocol: the file contains unknown fields.",
             facts={"protocol": source, "unknown": unknown},
             cure=f"Choose from {', '.join(names)}.",
         )
@@ -164,9 +164,9 @@ def read_protocol(source: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
-    """Everything that `rw.doctor` and `ropewalk doctor` can be asked. Lengths are in tokens.
+    """All settings of `rw.doctor` and `ropewalk doctor`. Lengths are in tokens.
 
-    Raises `RopeError` for impossible settings, and for a setting that would be ignored.
+    Raises `RopeError` for invalid settings, and for a setting that would be ignored.
 
     >>> DoctorSettings(methods="yarn,crop").method_names
     ('yarn', 'crop')
@@ -176,7 +176,7 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            "Length wanted [default: four times the trained length; less if the text is shorter].",
+            "Desired length [default: four times the trained length; less if the text is shorter].",
             unit="tokens",
         ),
     )
@@ -192,8 +192,8 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            "Text to measure on: a UTF-8 file, plain or gzipped, or a folder of them; repeatable [default: passages of "
-            "books and code].",
+            "Text to measure on: a UTF-8 file (plain or gzipped) or a folder; repeatable [default: passages of books "
+            "and code].",
             type=tuple[Path, ...],
             metavar="FILE",
         ),
@@ -202,8 +202,8 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            'Extension methods, with commas; "all" includes those in attention [default: those that a config can '
-            "express, dca and crop].",
+            'Extension methods, separated by commas; "all" includes those in attention [default: those that a config '
+            "can express, dca and crop].",
             type=tuple[str, ...],
             commas=True,
             option=("--methods", "--method"),
@@ -213,15 +213,15 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            f"What will run the model: {', '.join(ENGINES)}. Only methods that it can run are recommended "
-            "[default: any that reads a config].",
+            f"Engine for the model: {', '.join(ENGINES)}. Only methods it can run are recommended "
+            "[default: any that uses a config].",
         ),
     )
     measure: str | Sequence[str] = field(
         default=("loss", "copies"),
         metadata=_option(
             "Measurement",
-            "What to measure, with commas: loss (always), copies, retrieval.",
+            "Measurements, separated by commas: loss (always), copies, retrieval.",
             type=tuple[str, ...],
             commas=True,
         ),
@@ -282,8 +282,8 @@ class DoctorSettings:
         excluded += ["retrieval"] if "retrieval" in self.measured and protocol.shard_window else []
         if self.together and excluded:
             raise RopeError(
-                "doctor: processes that compute each window together measure one after the other; shard_window "
-                "measures no retrieval.",
+                "doctor: processes that share each window measure one window at a time, and shard_window does not "
+                "support retrieval.",
                 facts={"given": excluded},
                 cure="Leave these out, or shard_window and tp_plan.",
             )
@@ -291,14 +291,14 @@ class DoctorSettings:
         placed += ["device"] if self.changes("device") else []
         if len(placed) > 1 and placed != ["shard_window", "device"]:
             raise RopeError(
-                "doctor: these settings exclude each other; each chooses the devices.",
+                "doctor: these settings are mutually exclusive; each chooses the devices.",
                 facts={"given": placed},
-                cure="Pass one of them; shard_window goes with device.",
+                cure="Pass one of them; shard_window may be combined with device.",
             )
         unknown = [name for name in self.measured if name not in MEASURED]
         if unknown or "loss" not in self.measured:
             raise RopeError(
-                "doctor: `measure` must contain loss, on which the verdict rests, and only what can be measured.",
+                "doctor: `measure` must contain loss, which the verdict needs, and no unknown names.",
                 facts={"measure": ",".join(self.measured)},
                 cure=f"Choose from {', '.join(MEASURED)}: --measure loss,copies.",
             )
@@ -309,7 +309,7 @@ class DoctorSettings:
 
     @property
     def together(self) -> bool:
-        """Return whether all processes of a launch compute each window together."""
+        """Return whether all processes of a launch share each window."""
         return self.protocol.shard_window or self.protocol.tp_plan is not None
 
     def changes(self, name: str) -> bool:
@@ -318,25 +318,25 @@ class DoctorSettings:
 
     @property
     def method_names(self) -> tuple[str, ...]:
-        """Return the methods that were named, one by one; none if the doctor chooses them."""
+        """Return the names of the given methods; none if the doctor chooses them."""
         from ropewalk.methods import named_methods
 
         return tuple(named_methods(_parts(self.methods)))
 
     @property
     def names_methods(self) -> bool:
-        """Return whether methods were named one by one: the doctor does not choose them, and they are not all."""
+        """Return whether methods are named one by one: not "all", and not chosen by the doctor."""
         return self.methods is not None and ALL not in _words(self.methods)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Return what is measured, one by one; retrieval tasks imply retrieval."""
+        """Return the names of the measurements; retrieval tasks imply retrieval."""
         implied = ["retrieval"] if self.protocol.retrieval is not None else []
         return tuple(dict.fromkeys([*(FORMER.get(word, word) for word in _words(self.measure)), *implied]))
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Return the retrieval tasks, one by one, each once; "all" stands for those that fit."""
+        """Return the names of the retrieval tasks, each once; "all" stands for those that fit."""
         default = self.protocol.retrieval is None and "retrieval" in self.measured
         return DEFAULT_TASKS if default else tuple(dict.fromkeys(_words(self.protocol.retrieval)))
 
@@ -345,7 +345,7 @@ def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -
     """Raise `RopeError` for given settings that belong to `owner` when it is not present."""
     if given and not present:
         raise RopeError(
-            f"doctor: these settings belong to {owner}, and would be ignored.",
+            f"doctor: these settings apply only to {owner}, and would be ignored.",
             facts={"given": list(given)},
             cure=f"{cure}, or leave them out.",
         )

@@ -1,4 +1,4 @@
-"""`Verdict`: what the doctor concludes, as data."""
+"""`Verdict`: the doctor's conclusion, as data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOKEN_FREQUENCIES = "token frequencies"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One comparison that the verdict rests on: is the difference shown to lie below `margin`?
+    """One comparison of the verdict's evidence: is the difference shown to lie below `margin`?
 
     - `name`: the question, in a few words. `method` minus `against` (a method's name, or "token frequencies").
-    - `where`: the positions whose losses are compared; for copies the tokens back.
-    - `difference`: mean over windows in nats per token; below zero, `method` has the lower loss.
-    - `interval`: at the confidence of one look; None where it is unknown. `margin`: nats per token.
+    - `where`: the positions of the compared losses; for copies, the distance in tokens.
+    - `difference`: mean over windows in nats per token; if negative, `method` has the lower loss.
+    - `interval`: at the confidence of one look; None if it is unknown. `margin`: nats per token.
     - `result`: "shown" to lie below the margin, "refuted" (shown not to), or "open".
     """
 
@@ -38,10 +38,10 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextRun:
-    """The run that would settle what is open.
+    """The run that would settle the open comparisons.
 
-    - `windows`: in all. `seconds`: its time on this machine from here on, by the run's own timings, or None.
-    - `command`: what to type, or None where another text is needed. `sentence`: what it would settle.
+    - `windows`: in total. `seconds`: its remaining time on this machine, by the run's own timings, or None.
+    - `command`: the command, or None if a different text is needed. `sentence`: the question it would settle.
     """
 
     windows: int
@@ -52,8 +52,7 @@ class NextRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Beside:
-    """The best method that the engine cannot run: its length, its advantage in a sentence, and the call that applies
-    it."""
+    """The best method that the engine cannot run: its length, its advantage in a sentence, and the call to apply it."""
 
     method: str
     length: int
@@ -63,22 +62,22 @@ class Beside:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the doctor concludes of one model on one text or several.
+    """The doctor's conclusion about one model on one or several texts.
 
-    - `action`: "unfit" (the model does not predict this text), "keep" (it holds as it is), "extend" (by `method`),
-      "cut" (give it the last trained length of tokens) or "undecided" (`next` names the run that would decide).
+    - `action`: "unfit" (the model does not predict this text), "keep" (use it unchanged), "extend" (by `method`),
+      "cut" (pass it only the last tokens, up to its trained length) or "undecided" (`next` is the run to decide).
     - `length`: tokens up to which "keep" or "extend" is shown; None for the other actions.
     - `headline`: the conclusion in one sentence. `reasons`: the sentences that support it.
-    - `method`: the method to extend by; None unless the action is "extend". `engine`: that must run it; None: any.
-    - `config`: the keys of config.json that make a checkpoint use it; None unless the action is "extend" and a config
-      can express the method. `call`: otherwise what sets it in Python, if anything does.
+    - `method`: the recommended method; None unless the action is "extend". `engine`: the engine for it; None: any.
+    - `config`: the keys of config.json that make a checkpoint use the method; None unless the action is "extend" and a
+      config can express it. `call`: the Python call that applies it instead, if there is one.
     - `beside`: the best method that the engine cannot run, if it is better.
-    - `reach_loss`: the largest length in tokens up to which `method` (or plain) is shown to read little worse than
-      crop, stretch by stretch; None if the model is unfit or not shown to be fit.
-    - `reach_copies`: the largest length in tokens up to which it is shown to copy; None if that is not shown.
-    - `evidence`: every comparison that was made, with its interval. `windows`: how many the verdict rests on.
-    - `stopped`: why the run ended before it was decided, or None.
-    - `final`: whether nothing that was measured is open.
+    - `reach_loss`: the largest length in tokens up to which the loss of `method` (or plain) is shown to be little
+      higher than crop's, stretch by stretch; None if the model is unfit or not shown to be fit.
+    - `reach_copies`: the largest length in tokens up to which it is shown to copy; None if this is not shown.
+    - `evidence`: every comparison, with its interval. `windows`: the number of windows of the evidence.
+    - `stopped`: why the run ended before the verdict was final, or None.
+    - `final`: whether no measured comparison is open.
     """
 
     action: Action

@@ -1,4 +1,4 @@
-"""Extend a checkpoint's context: apply a method, tune under it, write it for others to load."""
+"""Extend a checkpoint's context: apply a method, tune under it, and write a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A callback of transformers' Trainer that measures the model by the doctor before, during and after training."""
+"""A callback for transformers' Trainer that measures the model with the doctor before, during and after training."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ class Reading:
 
 
 class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Measure the attached model by the doctor's one reading before, during and after training.
+    """Measure the attached model with the doctor before, during and after training.
 
     **Arguments:**
     - `tokenizer`: the model's. `text`: a file to measure on; None: Moby-Dick.
-    - `every`: updates between two measurements; None: only before and after. `windows`: of the target length.
+    - `every`: updates between two measurements; None: only before and after. `windows`: number of windows of the
+      target length.
 
-    The model must be attached to a method (`rw.attach`), whose target is the length that is measured. crop is the same
-    model under the method in fresh windows of the trained length. `readings` contains each diagnosis; its metrics are
-    in the state's `log_history`, and go to `log` if that is set: `callback.log = trainer.log` sends them to the
-    Trainer's own loggers.
+    The model must be attached to a method (`rw.attach`); its target is the measured length. crop is the same model
+    under the method in fresh windows of the trained length. `readings` contains each diagnosis. Its metrics are added
+    to the state's `log_history`, and passed to `log` if set: `callback.log = trainer.log` sends them to the Trainer's
+    own loggers.
 
-    **Raises:** `RopeError` when training begins, for a model that is not attached to a method with a target, or is
-    sharded: measure what it saves by `ropewalk doctor`.
+    **Raises:** `RopeError` when training begins, if the model is not attached to a method with a target, or if it is
+    sharded. Measure the saved checkpoint of a sharded model with `ropewalk doctor`.
 
     >>> callback = DoctorCallback(tokenizer=None, every=50)  # with the model's tokenizer: Trainer(callbacks=[callback])
     >>> callback.readings
@@ -89,13 +90,13 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             raise RopeError(
                 "DoctorCallback: the model is not attached to a method with a target.",
                 facts={"model": type(model).__name__},
-                cure='Call rw.attach(model, "yarn", target=...) before the Trainer is made.',
+                cure='Call rw.attach(model, "yarn", target=...) before you create the Trainer.',
             )
         if any(hasattr(weight, "placements") or hasattr(weight, "ds_id") for weight in model.parameters()):
             raise RopeError(
-                "DoctorCallback: a sharded model cannot be measured while it is trained.",
+                "DoctorCallback: a sharded model cannot be measured during training.",
                 facts={"model": type(model).__name__},
-                cure="Leave the callback out, and measure what is saved: ropewalk doctor FOLDER.",
+                cure="Leave out the callback, and measure the saved checkpoint: ropewalk doctor FOLDER.",
             )
         if not state.is_world_process_zero:
             return

@@ -13,7 +13,7 @@ from ropewalk.extend.diagnoses import APPLIED, TUNED, UNTUNED
 from ropewalk.report.formatting import shareable
 from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 
-_NO_CONFIG = "transformers loads the weights; no config.json contains the method. FOLDER is this folder:"
+_NO_CONFIG = "transformers loads the weights, but config.json cannot express the method. FOLDER is this folder:"
 TITLES = {APPLIED: "Measured by the doctor", UNTUNED: "Before tuning, by the doctor", TUNED: "After tuning"}
 
 
@@ -27,7 +27,7 @@ def record(
     tuning: Mapping[str, Any] | None = None,
     unscaled_tokens: int = 0,
 ) -> dict[str, Any]:
-    """Return the work and the doctor's documents as one JSON document: losses in nats per token, lengths in tokens.
+    """Return the extension and the doctor's documents as JSON: losses in nats per token, lengths in tokens.
 
     `diagnoses`: by `TITLES`. `tuning`: its settings and log, or None.
     """
@@ -54,9 +54,9 @@ def card(
     numbers: str | None = None,
     call: str | None = None,
 ) -> str:
-    """Return the model card, in Markdown, of a `record` and its diagnoses.
+    """Return the model card in Markdown, from a `record` and its diagnoses.
 
-    - `figure` and `numbers`: the names of a picture and of the record in the same folder.
+    - `figure`, `numbers`: the names of a picture and of the record in the same folder.
     - `call`: the Python lines that apply the method, if config.json does not contain it.
     """
     tuning = record["tuning"]
@@ -66,7 +66,7 @@ def card(
     first = record.get("unscaled_tokens")
     method += f" (the first {first:,} tokens unscaled)" if first else ""
     block = None if call else block
-    where = "put into config.json" if block else "applied by the lines below" if call else "in ropewalk's own form"
+    where = "written to config.json" if block else "applied by the lines below" if call else "in ropewalk's own form"
     work = f"{method}, {where}"
     if tuning is not None:
         settings = tuning["settings"]
@@ -103,11 +103,11 @@ def card(
 
 
 def _readers(block: Mapping[str, Any] | None) -> list[str]:
-    """Return one line for each program that applies the block."""
+    """Return one line for each program that loads the folder."""
     if block is None:
         return ["Only `ropewalk.load` opens this folder: no config of transformers can express the method."]
     if "rope_type" not in block:  # a block for each layer type
-        return ["- transformers 5 applies `rope_parameters`. Other programs were not tried with several blocks."]
+        return ["- transformers 5 applies `rope_parameters`. Other programs were not tested with several blocks."]
     rule = block["rope_type"]
     lines = [
         "- transformers 5 applies `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; the folder has both."
@@ -117,7 +117,7 @@ def _readers(block: Mapping[str, Any] | None) -> list[str]:
     for engine, title in READERS_OF_CONFIGS.items():
         notes = [one.text for one in caveats_of(engine, block, rule, scaled=rule != "default") if one.of_the_block]
         lines.append(f"- {title}: {' '.join(notes) or 'the same frequencies and temperature.'}")
-    return [*lines, "", "What vLLM and llama.cpp do is from their sources, not from a run."]
+    return [*lines, "", "The statements about vLLM and llama.cpp are from their sources, not from a run."]
 
 
 def plain_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the doctor says of an extension: of the checkpoint under the method, and of the tuned model."""
+"""Measure an extension with the doctor: the checkpoint under the method, and the tuned model."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def diagnose(
     state: Path,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Measure plain, crop and one method by the doctor: losses, copies and its verdict.
+    """Measure plain, crop and one method with the doctor: losses, copies and the verdict.
 
     **Arguments:**
     - `reader`: the model on its device, under its own positions; a `readers.tuned.Tuned` compares a tuned model with
       the untuned one.
     - `method`, `reach`: its name, and the lengths in tokens.
-    - `engine`: that must run the method: "python" for a folder that only ropewalk loads; None: any.
-    - `text`: to measure on; None: Moby-Dick. `windows`: of it, at most (None: 16); fewer are read once it is decided.
-      `seed`: draws them.
-    - `minutes`: after which it ends; None: no limit. The target is never shortened.
-    - `state`: folder of unfinished measurements. The same call resumes, another one takes another folder inside it.
+    - `engine`: the engine for the method: "python" for a folder that only ropewalk loads; None: any.
+    - `text`: to measure on; None: Moby-Dick. `windows`: most windows of it (None: 16); fewer if the verdict is final
+      before. `seed`: draws them.
+    - `minutes`: time limit; None: no limit. The target is never shortened.
+    - `state`: folder of unfinished measurements. The same call resumes; each different call has its own subfolder.
 
-    **Returns:** the doctor's `Diagnosis`. Its verdict names no command to type next.
-    **Raises:** `RopeError` as `rw.doctor`, and if the target cannot be measured in the minutes. KeyboardInterrupt on
-    Ctrl-C.
+    **Returns:** the doctor's `Diagnosis`. Its verdict contains no next command.
+    **Raises:** `RopeError` as `rw.doctor`, and if the target cannot be measured within the time limit.
+    KeyboardInterrupt on Ctrl-C.
 
     >>> import tempfile
     >>> from ropewalk.checkpoints.load import load
@@ -76,11 +76,11 @@ def diagnose(
     run = prepare(reader, settings, shown)
     if run.plan.protocol.target != reach.target:
         raise RopeError(
-            "extend: the target cannot be measured in these minutes.",
+            "extend: the target cannot be measured within the time limit.",
             facts={"minutes": minutes, "target": reach.target},
-            cure="Allow more minutes, or do not measure.",
+            cure="Pass more minutes, or do not measure.",
         )
     try:
         return dataclasses.replace(run, more=lambda **_: None).measure(shown)
     except RunInterrupted as stop:
-        raise KeyboardInterrupt(f"stopped; {stop.kept} readings are saved, {stop.due} are missing") from stop
+        raise KeyboardInterrupt(f"stopped; {stop.kept} results are saved, {stop.due} are missing") from stop

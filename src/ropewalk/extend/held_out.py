@@ -1,4 +1,4 @@
-"""The refusal of a text to measure on that is one of those to tune on."""
+"""Check that the text to measure on does not occur in the texts to tune on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def seen_share(tokens: Sequence[int], texts: Iterable[Sequence[int]]) -> float:
     """Return the share of a text's runs of 32 tokens, from 0 to 1, that occur in one of `texts`.
 
     **Arguments:**
-    - `tokens`: token ids of the text; if there are fewer than 32, the run is all of them.
-    - `texts`: token ids of the others, of the same tokenizer.
+    - `tokens`: token ids of the text; if there are fewer than 32, the only run contains all of them.
+    - `texts`: token ids of the other texts, from the same tokenizer.
 
     >>> text = list(range(100))
     >>> seen_share(range(40), [text]), seen_share(range(84, 124), [text]), seen_share([], [text])
@@ -56,12 +56,12 @@ def refuse_seen(held_out: tuple[str, str], texts: Sequence[tuple[str, str]], tok
     share = seen_share(tokens, (tokenizer.encode(text) for _, text in texts))
     if share > LARGEST:
         raise RopeError(
-            "extend: the text to measure on is one of those to tune on, or shares passages with them.",
+            "extend: the text to measure on shares passages with the texts to tune on.",
             facts={
                 "text": [name for name, _ in texts],
                 "validation": name,
-                f"share of its {min(RUN, len(tokens))}-token runs seen": round(share, 4),
+                f"share of its {min(RUN, len(tokens))}-token runs in them": round(share, 4),
                 "largest allowed": LARGEST,
             },
-            cure="Pass --validation with another text.",
+            cure="Pass a different text as --validation.",
         )

@@ -1,4 +1,4 @@
-"""One extension, applied or tuned: the source model, the folder of unfinished work, and the folder that is written."""
+"""One extension, applied or tuned: the source model, the folder of unfinished work, and the output folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 
 @dataclass(frozen=True, kw_only=True)
 class SourceModel:
-    """A model to extend: its reader, its name in reports, its path or name if it has one, the dtype of its weights."""
+    """A model to extend: its reader, its name in reports, its path or name if any, and the dtype of its weights."""
 
     reader: WritableReader
     name: str
@@ -63,7 +63,7 @@ class SourceModel:
 
     @classmethod
     def open(cls, model: Model, trained_length: int | None = None) -> SourceModel:
-        """Load a checkpoint by its path or name, or take a loaded model; raise `RopeError` as `rw.load`.
+        """Load a checkpoint by its path or name, or use a loaded model; raise `RopeError` as `rw.load`.
 
         `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is unknown.
         """
@@ -77,7 +77,7 @@ class SourceModel:
         return cls(reader=reader, name=reader.name, place=place, stored=stored)
 
     def in_float32(self, device: str, dtype: torch.dtype = torch.float32) -> SourceModel:
-        """Return a copy in float32, or in another dtype, on a device, to measure and tune."""
+        """Return a copy on a device, in float32 or a different dtype, to measure and tune."""
         return replace(self, reader=self.reader.to(device=device, dtype=dtype))
 
     def tokenizer(self, work: str) -> Tokenizer:
@@ -131,8 +131,8 @@ _KIND = "unfinished work of ropewalk extend"
 class WorkFolder:
     """The folder `OUT.tuning` of unfinished work.
 
-    `tuning.json` marks it and contains the recipe of its tuning, `trainer/` the tuning's checkpoints, and `losses/`
-    what the doctor has read so far. Only work that tunes or measures claims it.
+    `tuning.json` marks it and contains the recipe of its tuning, `trainer/` the tuning's checkpoints, and `losses/` the
+    doctor's results so far. It is used only to tune or measure.
     """
 
     def __init__(self, out: Path) -> None:
@@ -159,18 +159,18 @@ class WorkFolder:
             foreign = [self.path.name]
         if foreign:
             raise RopeError(
-                "extend: the folder for unfinished work, next to --out, contains other files.",
+                "extend: the folder for unfinished work next to --out contains other files.",
                 facts={"folder": str(self.path), "files": foreign[:8]},
-                cure="Pass another --out, or move that folder away.",
+                cure="Pass a different --out, or move the folder.",
             )
         begun = self.begun()
         if begun is None or restart:
             return
         if recipe is None:
             raise RopeError(
-                "extend: there is a stopped tuning next to --out, and this command is a different one.",
+                "extend: there is a stopped tuning of a different command next to --out.",
                 facts={"folder": str(self.path), "its method": begun.get("method")},
-                cure="Pass another --out, or --restart to discard it; its own command resumes it.",
+                cure="Pass a different --out, rerun its own command to resume it, or pass --restart to discard it.",
             )
         now = json.loads(json.dumps(recipe))
         pairs = {name: (begun.get(name), now.get(name)) for name in {**begun, **now}}
@@ -179,14 +179,14 @@ class WorkFolder:
             raise RopeError(
                 "extend: there is a stopped tuning with other settings next to --out.",
                 facts={"folder": str(self.path), **changed},
-                cure="Repeat its command to resume it, or pass --restart to discard it.",
+                cure="Rerun its command to resume it, or pass --restart to discard it.",
             )
 
     @contextmanager
     def claimed(self, recipe: Mapping[str, Any] | None, *, restart: bool) -> Iterator[None]:
-        """Claim the folder for the work in the block, and remove the work afterwards.
+        """Claim the folder for the block, and remove the work afterwards.
 
-        If the block fails, finished work stays. `restart` discards a stopped tuning.
+        If the block raises, finished work is kept. `restart` discards a stopped tuning.
 
         **Raises:** `RopeError` as `check`.
         """
@@ -198,9 +198,9 @@ class WorkFolder:
             lock.acquire()
         except Timeout as error:
             raise RopeError(
-                "extend: another process works on this --out.",
+                "extend: another process is using this --out.",
                 facts={"folder": str(self.path)},
-                cure="Wait for it, or pass another --out.",
+                cure="Wait for it, or pass a different --out.",
             ) from error
         if restart and self.trainer.is_dir():
             remove_folder(self.trainer)
@@ -264,11 +264,13 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
         raise RopeError(
             "extend: only `extend apply` writes .gguf files.",
             facts={"out": str(place)},
-            cure="Write a folder, then: ropewalk extend apply FOLDER --method as-is --out MODEL.gguf",
+            cure="Write a folder, then run: ropewalk extend apply FOLDER --method as-is --out MODEL.gguf",
         )
     if not str(out) or place.is_file():
         raise RopeError(
-            "extend: --out names the folder to write.", facts={"out": str(out)}, cure="Pass a new folder: --out DIR."
+            "extend: --out must be a folder, but it is a file.",
+            facts={"out": str(out)},
+            cure="Pass a new folder: --out DIR.",
         )
     if source is not None and place.exists() and find(source).resolve() == place.resolve():
         raise RopeError(
@@ -281,13 +283,13 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
         raise RopeError(
             "extend: the output folder is not empty.",
             facts={"out": str(place), "files": files[:8]},
-            cure="Pass a new folder, or --overwrite to replace a checkpoint that an export wrote.",
+            cure="Pass a new folder, or --overwrite to replace an earlier export.",
         )
     written = {*_WRITTEN, f"{place.name}.gguf"}
     foreign = [name for name in files if name not in written and not _WEIGHTS.fullmatch(name)]
     if foreign:
         raise RopeError(
-            "extend: the output folder contains files that no export writes, and would lose them.",
+            "extend: the output folder contains files that are not from an export; they would be deleted.",
             facts={"out": str(place), "files": foreign[:8]},
             cure="Pass a new folder.",
         )
@@ -308,23 +310,23 @@ def export(
     more_files: Callable[[Exported], Mapping[str, str | bytes]] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
-    """Write a model as a Hugging Face folder that transformers loads, with the same logits.
+    """Write a model as a Hugging Face folder for transformers, with the same logits.
 
     **Arguments:**
     - `reader`: the model, already under the positions of `method`; interleaved heads are written half-split.
-    - `method`, `reach`: the method that was applied, and its lengths; see `hub_rope`.
+    - `method`, `reach`: the applied method and its lengths; see `hub_rope`.
     - `source`: the model's path or name. Its config.json is kept except for the rope's keys, and its other files are
-      copied. For a GGUF file, ropewalk's own folders and None they are written from the model.
+      copied. For a GGUF file, ropewalk's own folders and None, they are written from the model.
     - `dtype`: of the weights; defaults to the model's own.
-    - `native`: write ropewalk's own form, which expresses every method, but which only `ropewalk.load` opens.
-    - `length`: tokens, stated instead of the target; the frequencies are those of the target.
+    - `native`: write ropewalk's own form, which expresses every method, but only `ropewalk.load` supports it.
+    - `length`: the stated length in tokens, instead of the target; the frequencies are those of the target.
     - `more_files`: called with the result; returns more files of the folder by name: README.md, extend.json, ...
-    - `shard_bytes`: the largest weight file; beyond it there are several, and an index.
+    - `shard_bytes`: largest size of a weight file; larger weights are split into several files with an index.
 
     **Returns:** an `Exported`.
     **Raises:** `RopeError` if no config of transformers expresses the method or the model, and as `check_out`.
 
-    The folder is written under a temporary name and then renamed, so that it is whole or absent.
+    The folder is written under a temporary name and then renamed, so it is either complete or absent.
 
     >>> import tempfile
     >>> from ropewalk.checkpoints.load import load
@@ -358,7 +360,7 @@ def export(
 
 
 def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, Any]:
-    """Return a config that states `length` in the place of the target; raise `RopeError` if that changes its ropes."""
+    """Return a config with `length` instead of the target; raise `RopeError` if this changes its ropes."""
     inner = config.get("text_config", config)
     if inner.get("max_position_embeddings") != reach.target:
         return dict(config)
@@ -368,9 +370,9 @@ def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, 
         other = after.get(label)
         if rope != other and not (rope and other and same_rope(other, rope, compared_lengths(reach))):
             raise RopeError(
-                "extend: this family takes its frequencies from the stated length, so it must be the target.",
+                "extend: this family computes its frequencies from the stated length, so it must be the target.",
                 facts={"length": length, "target": reach.target},
-                cure="Leave the length out, and give the model at most that many tokens.",
+                cure="Leave out the length, and pass the model at most this many tokens.",
             )
     return {**config, "text_config": shorter} if "text_config" in config else shorter
 
@@ -387,9 +389,9 @@ def hub_of(reader: Reader, method: str, reach: Reach, length: int | None = None)
     extension = next((one for one in reader.positions.extensions if one is not None), None)
     if extension is not None:
         raise RopeError(
-            "extend: an extension in attention cannot be exported: no config.json describes one.",
+            "extend: config.json cannot express an extension in attention.",
             facts={"extension": extension},
-            cure="Export a method that acts on frequencies; or set `native`, for a folder that only ropewalk loads.",
+            cure="Export a method that scales frequencies, or set `native` for a folder that only ropewalk loads.",
         )
     return hub_rope(reader.positions.ropes, method, reach, length=length)
 
@@ -405,9 +407,9 @@ def _positions_of(positions: Positions, hub: HubRope) -> Positions:
 class Extended:
     """A finished extension.
 
-    - `exported`: what was written. `record`: the content of extend.json.
+    - `exported`: the output. `record`: the content of extend.json.
     - `diagnoses`: the doctor's, by `diagnoses.APPLIED`, `UNTUNED` and `TUNED`.
-    - `call`: the Python lines that load the folder and apply the method; None if the folder applies it by itself.
+    - `call`: the Python lines that load the folder and apply the method; None if the folder contains the method.
     """
 
     exported: Exported
@@ -417,12 +419,12 @@ class Extended:
 
 
 class ExtendJob:
-    """One extension. The constructor makes every check.
+    """One extension. The constructor makes all checks.
 
     - `source`: the model. `adapted`: the model under its method. Both are in float32 if they are measured or tuned.
-    - `length`: tokens to state in the config, or None: the target.
-    - `out`: the folder to write. `work`: the folder of unfinished work.
-    - `diagnoses`: what the doctor has said so far. `tuning`: settings and log of the tuning, for the record. `files`:
+    - `length`: the stated length in tokens; None: the target.
+    - `out`: the output folder. `work`: the folder of unfinished work.
+    - `diagnoses`: the doctor's diagnoses so far. `tuning`: settings and log of the tuning, for the record. `files`:
       further files to write, by name.
     """
 
@@ -441,9 +443,9 @@ class ExtendJob:
         works = settings.tunes or settings.measures
         if restart and not works:
             raise RopeError(
-                "extend: --restart only applies to work that can be stopped, and would be ignored.",
+                "extend: --restart applies only to work that can be resumed, and would be ignored.",
                 facts={"restart": True},
-                cure="Pass --measure, or leave it out.",
+                cure="Pass --measure, or leave out --restart.",
             )
         is_path = isinstance(model, str | os.PathLike)
         self.out = check_out(out, source=model if is_path else None, overwrite=overwrite)
@@ -470,9 +472,9 @@ class ExtendJob:
         return reader.under(METHODS[self.settings.method].positions(reader.positions, self.reach))
 
     def diagnose(self, name: str, reader: Reader | None = None) -> None:
-        """Keep the doctor's diagnosis under a name (`diagnoses.TITLES`), if the settings measure.
+        """Store the doctor's diagnosis under a name (`diagnoses.TITLES`), if the settings measure.
 
-        `reader`: of the source as it is (None), or a `readers.tuned.Tuned`.
+        `reader`: None for the source, or a `readers.tuned.Tuned`.
         """
         settings = self.settings
         if settings.measures:
@@ -522,7 +524,7 @@ class ExtendJob:
         return Extended(exported=exported, record=records[0], diagnoses=self.diagnoses)
 
     def _files(self, document: Mapping[str, Any]) -> dict[str, str | bytes]:
-        """Return README.md; if something was measured or tuned, also extend.json, and the doctor's figure."""
+        """Return README.md, and if something was measured or tuned, extend.json and the doctor's figure."""
         recorded = bool(self.diagnoses) or self.tuning is not None
         files = dict(self.files)
         if self.diagnoses and find_spec("matplotlib"):

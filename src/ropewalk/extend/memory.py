@@ -1,4 +1,4 @@
-"""The bytes of one GPU that tunes a model by transformers' Trainer and FSDP2, by formula."""
+"""Estimate the memory of a GPU for tuning with transformers' Trainer and FSDP2, by formula."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SINGLE, HALF = 4, 2  # bytes of float32 and of bfloat16
 class TuningBytes(NamedTuple):
     """Bytes of one GPU.
 
-    - `parameters`: its shard; float32 where trained, bfloat16 where frozen.
+    - `parameters`: its shard; float32 if trained, bfloat16 if frozen.
     - `gradients`, `states`: float32, of its shard of the trained parameters; AdamW has two states for each.
     - `gathered`: bfloat16 parameters of two layers or of the head, and unsharded gradients of one unit.
     - `checkpoints`: the bfloat16 input of each layer, kept by gradient checkpointing.
-    - `layer`: what one layer saves when it is recomputed, with the temporaries of its backward pass.
+    - `layer`: the saved tensors of one recomputed layer, and the temporaries of its backward pass.
     - `loss`: the logits, three times `[tokens, vocab_size]` in float32, and the last norm.
 
-    The loss and the layers have their peaks one after another.
+    The peaks of the loss and of the layers occur at different times.
     """
 
     parameters: int
@@ -47,9 +47,9 @@ class TuningBytes(NamedTuple):
 def tuning_bytes(
     config: Any, tokens: int, *, gpus: int = 1, rank: int | None = None, fused_loss: bool = False
 ) -> TuningBytes:
-    """Estimate the memory of one GPU that tunes on one sequence for each GPU, in bfloat16 mixed precision.
+    """Estimate the memory of one GPU for tuning with one sequence per GPU, in bfloat16 mixed precision.
 
-    The layers are Llama's: RMSNorm, SwiGLU, no biases, and an attention kernel that keeps no scores and no mask.
+    The layers are Llama's: RMSNorm, SwiGLU, no biases, and an attention kernel that stores neither scores nor a mask.
     FSDP2 shards parameters, gradients and states over all GPUs, and each layer is checkpointed (`use_reentrant=False`).
     Each GPU has the activations of a whole sequence. Nothing is allocated. The allocator's fragments, NCCL's buffers
     and the CUDA context are not included.
@@ -58,7 +58,7 @@ def tuning_bytes(
     - `config`: the model's shape: a `DecoderConfig`, or a config of transformers with the fields of Llama's.
     - `tokens`: length of a sequence. `gpus`: number of processes.
     - `rank`: of LoRA on q, k, v and o with trained norms and a frozen rest; None trains all parameters.
-    - `fused_loss`: True if the loss never has the logits of all tokens (liger-kernel's fused linear cross entropy).
+    - `fused_loss`: whether the loss avoids storing all logits (liger-kernel's fused linear cross entropy).
 
     **Returns:** a `TuningBytes`. **Raises:** `RopeError` for sizes below 1.
 

@@ -1,4 +1,4 @@
-"""Apply a method to a checkpoint: a folder that transformers loads, or a GGUF file."""
+"""Apply a method to a checkpoint, and write a folder for transformers or a GGUF file."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from ropewalk.report.record import read_record, stated_length, understood
 CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
 """The settings that a record contains."""
 _INSTEAD = {
-    "keep": "Keep the model unchanged: nothing has to be written.",
-    "cut": "Give the model only the last tokens, up to its trained length: nothing has to be written.",
+    "keep": "Use the model unchanged; no files are needed.",
+    "cut": "Pass the model only the last tokens, up to its trained length; no files are needed.",
     "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
 }
 
@@ -61,18 +61,18 @@ class Choice:
 
     @classmethod
     def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Choice:
-        """Read a record: a file that `ropewalk doctor --json` wrote, or its content.
+        """Load a record: a file from `ropewalk doctor --json`, or its content.
 
-        **Raises:** `RopeError` for another file, a record without a verdict, and an action other than "extend".
+        **Raises:** `RopeError` for any other file, a record without a verdict, and an action other than "extend".
         """
         document = dict(record) if isinstance(record, Mapping) else read_record(Path(record))
         with understood(document):
             verdict = document.get("verdict")
             if verdict is None:
                 raise RopeError(
-                    "extend: the record contains no verdict: an earlier version wrote it.",
+                    "extend: the record is from an earlier version and contains no verdict.",
                     facts={"model": str(document["model"])},
-                    cure="Measure again: ropewalk doctor MODEL --json FILE; or name the method with --method.",
+                    cure="Measure again with ropewalk doctor MODEL --json FILE, or pass --method.",
                 )
             if verdict["action"] != "extend":
                 following = (verdict["next"] or {}).get("command")
@@ -80,11 +80,7 @@ class Choice:
                     "extend: the doctor does not recommend extending this model.",
                     facts={"action": verdict["action"], "verdict": verdict["sentence"]},
                     cure=_INSTEAD.get(verdict["action"])
-                    or (
-                        f"Measure more: {following}"
-                        if following
-                        else "To extend it anyway, name a method with --method."
-                    ),
+                    or (f"Measure more: {following}" if following else "To extend it anyway, pass --method."),
                 )
             protocol, environment = document["protocol"], document["environment"]
             return cls(
@@ -103,7 +99,7 @@ class Choice:
     def over(self, settings: ApplySettings) -> ApplySettings:
         """Return these settings with the record's method and lengths.
 
-        **Raises:** `RopeError` if a method or a length in `settings` is not the default: it would be ignored.
+        **Raises:** `RopeError` if `settings` contain a method or a length, which would be ignored.
         """
         fields = ApplySettings.__dataclass_fields__
         given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
@@ -112,22 +108,22 @@ class Choice:
         return dataclasses.replace(settings, **self.settings)
 
     def check_model(self, reader: WritableReader, name: str) -> None:
-        """Raise `RopeError` unless the model equals the measured one, to the bit."""
+        """Raise `RopeError` unless the model is bitwise equal to the measured one."""
         digest = reader.to(dtype=self.dtype).digest()
         if digest != self.digest:
             raise RopeError(
-                "extend: the record was measured on another model.",
+                "extend: the record belongs to a different model.",
                 facts={"model": f"{name}, digest {digest}", "record": f"{self.model}, digest {self.digest}"},
-                cure="Pass the model that the doctor measured, or measure this one.",
+                cure="Pass the model of the record, or measure this one.",
             )
 
 
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
-    """Raise `RopeError` for settings that a record contains too."""
+    """Raise `RopeError` for settings that the record also contains."""
     raise RopeError(
-        "extend: --from takes the method and the lengths from the doctor's record.",
+        "extend: --from and these options are mutually exclusive; the record contains the method and the lengths.",
         facts={f"--{name.replace('_', '-')}": value for name, value in given.items()},
-        cure="Leave these options out, or --from.",
+        cure="Leave out these options, or --from.",
     )
 
 
@@ -141,18 +137,18 @@ def apply(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Extended:
-    """Apply an extension method to a checkpoint; write a folder that transformers loads, or a GGUF file.
+    """Apply an extension method to a checkpoint, and write a folder for transformers or a GGUF file.
 
     **Arguments:**
-    - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; it does not change.
-    - `out`: the folder, or a file name that ends in .gguf; it appears when it is complete. `overwrite` replaces an
+    - `model`: a path or name as for `rw.load`, a `Decoder`, or a reader; it does not change.
+    - `out`: the folder, or a file name with the ending .gguf; it appears when it is complete. `overwrite`: replace an
       earlier export.
-    - `record`: the doctor's, as a file or from `Diagnosis.to_json()`; gives the method and the lengths.
+    - `record`: the doctor's record with the method and the lengths, a file or `Diagnosis.to_json()`.
     - `restart`: discard a stopped tuning next to `out`.
 
     **Returns:** an `Extended`.
     **Raises:** `RopeError`, before any work, for settings that conflict with the model, methods that config.json (or
-    llama.cpp) cannot express, and a record of another model or one that does not recommend extending.
+    llama.cpp) cannot express, and a record of a different model or without a recommendation to extend.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +165,7 @@ def apply(
         )
     if chosen.quantization is not None:
         raise RopeError(
-            "extend: --quantization only applies to .gguf files, and would be ignored.",
+            "extend: --quantization applies only to .gguf files, and would be ignored.",
             facts={"out": str(out), "quantization": chosen.quantization},
             cure="Pass --out MODEL.gguf, or --dtype for a folder.",
         )
@@ -203,9 +199,9 @@ def apply_gguf(
 ) -> Extended:
     """Write a GGUF file under a method; arguments as for `extend.apply`.
 
-    Weights of a GGUF source are copied block by block, not dequantised; memory is that of its largest tensor.
+    Weights of a GGUF source are copied block by block, not dequantised; the largest tensor must fit into memory.
 
-    **Raises:** `RopeError`, before any work, for what llama.cpp cannot do.
+    **Raises:** `RopeError`, before any work, if llama.cpp does not support the method or the model.
     """
     place = Path(out)
     refused = {
@@ -221,28 +217,28 @@ def apply_gguf(
     }
     if refused:
         raise RopeError(
-            "extend: these settings belong to folders, and would be ignored for a .gguf file.",
+            "extend: these settings apply only to folders, and would be ignored for a .gguf file.",
             facts=refused,
-            cure="Leave them out, or write a folder: --out DIR.",
+            cure="Leave them out, or write a folder with --out DIR.",
         )
     refuse_inexpressible(settings.method)
     path = find(model) if isinstance(model, str | os.PathLike) else None
     original = path if path is not None and path.is_file() and builds(path) else None  # a file of our own families
     if original is not None and place.exists() and original.resolve() == place.resolve():
         raise RopeError(
-            "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass another."
+            "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass a different file."
         )
     if place.exists() and not (overwrite and place.is_file()):
         raise RopeError(
-            "extend: the output file exists already.",
+            "extend: the output file already exists.",
             facts={"out": str(place)},
-            cure="Pass another name, or --overwrite to replace it.",
+            cure="Pass a different name, or --overwrite to replace it.",
         )
     if original is not None and settings.quantization is not None:
         raise RopeError(
-            "extend: the blocks of a .gguf file are copied, not quantised again.",
+            "extend: blocks of a .gguf file are copied and cannot be quantised again.",
             facts={"model": str(original), "quantization": settings.quantization},
-            cure="Leave --quantization out, or pass the Hugging Face folder.",
+            cure="Leave out --quantization, or pass the Hugging Face folder.",
         )
     needs_weights = choice is not None or original is None  # a record is compared with the weights
     source = SourceModel.open(model if needs_weights else outline_of_gguf(original), settings.trained_length)

@@ -1,7 +1,7 @@
 """The settings of `extend.apply` and `extend.tune`.
 
-A field's metadata describe its option: see `ropewalk.cli.options`. This module imports no torch, so that the help can
-be shown without it.
+A field's metadata describe its option; see `ropewalk.cli.options`. This module does not import torch, so the help is
+quick.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parts_of(train: str) -> tuple[str, ...]:
     unknown = [part for part in parts if part not in PARTS]
     if unknown or ("full" in parts and len(parts) > 1):
         raise RopeError(
-            "extend: `train` names parts of the model, joined by +.",
+            "extend: `train` must be parts of the model, joined by +.",
             facts={"train": train, "known": PARTS},
             cure='For example "full", "lora+norms", or "lora+norms+embeddings".',
         )
@@ -48,31 +48,31 @@ def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSettings:
-    """The lengths of an extension, in tokens, and the form in which the model is written.
+    """The lengths of an extension, in tokens, and the form of the output.
 
     **Raises:** `RopeError` for settings that conflict.
     """
 
     target: int | None = setting(
-        "Length wanted, in tokens [default: four times the trained length].", default=None, unit="tokens", group=METHOD
+        "Desired length in tokens [default: four times the trained length].", default=None, unit="tokens", group=METHOD
     )
     trained_length: int | None = setting(
-        "Trained length in tokens [default: that of the config or of its family].",
+        "Trained length in tokens [default: from the config or its family].",
         default=None,
         unit="tokens",
         group=METHOD,
     )
     unscaled_tokens: int = setting(
-        "Number of first tokens that keep their angles (LongRoPE's n-hat); needs `native`.",
+        "Number of leading tokens left unscaled (LongRoPE's n-hat); needs `native`.",
         default=0,
         unit="tokens",
         file=True,
     )
-    dtype: str | None = setting(
-        "Dtype of the weights written [default: that of the source].", default=None, group=OUTPUT
-    )
+    dtype: str | None = setting("Dtype of the written weights [default: as in the source].", default=None, group=OUTPUT)
     native: bool = setting(
-        "Write ropewalk's own form: any method, but only ropewalk loads it.", default=False, group=OUTPUT
+        "Write ropewalk's own form, which supports all methods, but which only ropewalk loads.",
+        default=False,
+        group=OUTPUT,
     )
 
     def __post_init__(self) -> None:
@@ -84,18 +84,18 @@ class OutputSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(OutputSettings):
-    """One method and how its effect is measured: by the doctor, on a held-out text."""
+    """One method, and settings of the doctor's measurement of its effect on a held-out text."""
 
     tunes: ClassVar[bool] = False
-    method: str = setting("Extension method, by the name that `ropewalk doctor` uses.", default="yarn", group=METHOD)
-    measure: bool | None = setting("Measure by the doctor: plain, crop and the method.", default=None, group=MEASURING)
+    method: str = setting("Extension method, with the name used by `ropewalk doctor`.", default="yarn", group=METHOD)
+    measure: bool | None = setting("Measure plain, crop and the method.", default=None, group=MEASURING)
     validation: Path | None = field(
         default=None,
         metadata={"help": "Text to measure on [default: Moby-Dick].", "metavar": "FILE", "group": MEASURING},
     )
     windows: int | None = setting("Most windows to measure [default: 16].", default=None, file=True)
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
-    seed: int = setting("Seed of the windows that are measured.", default=0, file=True)
+    seed: int = setting("Seed of the measured windows.", default=0, file=True)
 
     def __post_init__(self) -> None:
         from ropewalk.methods import METHODS, method_named
@@ -107,11 +107,11 @@ class MethodSettings(OutputSettings):
             raise RopeError(
                 "extend: `unscaled_tokens` works only with methods that scale frequencies.",
                 facts={"method": self.method},
-                cure=f"Choose from {', '.join(able)}, or leave it out.",
+                cure=f"Choose from {', '.join(able)}, or leave out `unscaled_tokens`.",
             )
         if self.unscaled_tokens and not self.native:
             raise RopeError(
-                "extend: config.json cannot express first tokens that keep their angles.",
+                "extend: config.json cannot express unscaled first tokens.",
                 facts={"unscaled_tokens": self.unscaled_tokens},
                 cure="Set `native` to write a folder that only ropewalk loads, or leave out `unscaled_tokens`.",
             )
@@ -122,7 +122,7 @@ class MethodSettings(OutputSettings):
         unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
         if unused:
             raise RopeError(
-                "extend: these settings belong to measuring, and would be ignored.",
+                "extend: these settings apply only to measuring, and would be ignored.",
                 facts=unused,
                 cure="Set `measure` (--measure), or leave these settings out.",
             )
@@ -137,9 +137,9 @@ class MethodSettings(OutputSettings):
 class ApplySettings(MethodSettings):
     """Settings of `extend.apply`: one method, with unchanged weights.
 
-    - `measure` None: only if there is a `validation` text.
-    - `length` None: the target. A smaller one is stated as the model's length, with the frequencies of the target.
-    - `quantization` None: "f16", or that of a .gguf source.
+    - `measure`: None: only if there is a `validation` text.
+    - `length`: the stated length; None: the target. The frequencies are always those of the target.
+    - `quantization`: None: "f16", or as in a .gguf source.
 
     >>> ApplySettings(method="ntk", target=32768).measures
     False
@@ -166,23 +166,23 @@ def _in_file(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(MethodSettings):
-    """Settings of `extend.tune`: one method, and further training under it by transformers' Trainer.
+    """Settings of `extend.tune`: one method, and further training under it with transformers' Trainer.
 
     - `train`: "lora+norms", "full", or any of lora, norms and embeddings joined by "+".
-    - `window` None: the trained length; the target for a method in attention, which counts tokens and cannot skip.
-    - `skip`: the positions of a window skip once, so that all distances up to the target occur at the cost of the
+    - `window`: None: the trained length, or the target for a method in attention, which counts tokens and cannot skip.
+    - `skip`: whether the positions of a window skip once, so all distances up to the target occur at the cost of the
       window (PoSE; Zhu et al. 2023, arXiv:2309.10400). None: for methods of frequencies in windows below the target.
-    - `long_share`: the share of the windows that have the target length and do not skip.
-    - `repeat_share`: the share of the windows in which blocks of words and of text occur twice, so that far tokens are
+    - `long_share`: the share of windows with the target length and no skip.
+    - `repeat_share`: the share of windows with repeated blocks of words and of text, which make distant tokens
       informative.
-    - `lr` None: 2e-4, or 2e-5 for "full". `warmup` None: a tenth of the updates, at most 20; then a cosine to
-      `final_lr` * `lr`. `rank` None: 16.
-    - `tokens_per_step` is rounded up to whole batches of `batch_size` windows on every process.
-    - `trainer`: a JSON or TOML file, or a mapping, with fields of transformers' `TrainingArguments`, which
-      replace ours: `report_to`, `deepspeed`, `fsdp`, `optim`, ...
+    - `lr`: None: 2e-4, or 2e-5 for "full". `warmup`: None: a tenth of the updates, at most 20; then a cosine to
+      `final_lr` * `lr`. `rank`: None: 16.
+    - `tokens_per_step`: rounded up to whole batches of `batch_size` windows on every process.
+    - `trainer`: a JSON or TOML file, or a mapping, with fields of transformers' `TrainingArguments` to replace ours:
+      `report_to`, `deepspeed`, `fsdp`, `optim`, ...
     - `keep_adapter`: write the adapter, not the merged model. `gguf`: also write a GGUF file in this form.
-    - `measure` None: yes. `windows` and `validation` belong to measuring.
-    - `checkpoint_every` and `log_every` change no result.
+    - `measure`: None: yes. `windows` and `validation` apply only to measuring.
+    - `checkpoint_every`, `log_every`: do not change the result.
 
     **Raises:** `RopeError` for a setting that is out of range or would be ignored.
 
@@ -223,12 +223,10 @@ class TuneSettings(MethodSettings):
     )
     rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None, file=True)
     skip: bool | None = setting(
-        "Positions of a window skip up to the target [default: if the method allows it].", default=None, file=True
+        "Skip positions of a window, up to the target [default: if the method supports it].", default=None, file=True
     )
-    long_share: float = setting("Share of the windows that have the target length.", default=0.0, file=True)
-    repeat_share: float = setting(
-        "Share of the windows in which blocks of words and of text occur twice.", default=0.0, file=True
-    )
+    long_share: float = setting("Share of windows with the target length.", default=0.0, file=True)
+    repeat_share: float = setting("Share of windows with repeated blocks of words and of text.", default=0.0, file=True)
     batch_size: int = setting("Windows in a batch of one process.", default=1, file=True)
     activation_checkpointing: bool = setting(
         "Gradient checkpointing: less memory, about a third more time.", default=True, file=True
@@ -257,7 +255,7 @@ class TuneSettings(MethodSettings):
         super().__post_init__()
         parts = parts_of(self.train)
         if not self.text:
-            raise RopeError("extend: there is no text to tune on.", cure="Pass --text FILE, once for each file.")
+            raise RopeError("extend: `text` is empty.", cure="Pass --text FILE, once for each file.")
         object.__setattr__(self, "text", tuple(str(path) for path in self.text))
         if self.lr is None:
             object.__setattr__(self, "lr", 2e-5 if "full" in parts else 2e-4)
@@ -265,15 +263,15 @@ class TuneSettings(MethodSettings):
             object.__setattr__(self, "warmup", min(20, self.steps // 10))
         if self.rank is not None and "lora" not in parts:
             raise RopeError(
-                "extend: `rank` is the rank of lora's adapters.",
+                "extend: `rank` applies only to lora's adapters.",
                 facts={"rank": self.rank, "train": self.train},
                 cure="Add lora to `train`, or leave out `rank`.",
             )
         if self.keep_adapter and ("lora" not in parts or self.gguf is not None):
             raise RopeError(
-                "extend: only lora has an adapter to keep, and a GGUF file contains the merged model.",
+                "extend: --keep-adapter needs lora and excludes --gguf, which writes the merged model.",
                 facts={"train": self.train, "gguf": self.gguf},
-                cure="Leave out --keep-adapter, or --gguf.",
+                cure="Leave out --keep-adapter or --gguf.",
             )
         if self.native or self.unscaled_tokens:
             raise RopeError(
@@ -316,7 +314,7 @@ def _without_ours(fields: dict[str, Any]) -> dict[str, Any]:
     ours = [name for name in ("output_dir", "max_steps", "remove_unused_columns") if name in fields]
     if ours:
         raise RopeError(
-            "extend: these fields of the Trainer are set by the command.",
+            "extend: other settings determine these fields of the Trainer.",
             facts={"fields": ours},
             cure="Leave them out; the number of updates is --steps.",
         )

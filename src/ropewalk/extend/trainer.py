@@ -1,4 +1,4 @@
-"""The training of a transformers model under a method, by transformers' Trainer: its parts, arguments and callbacks."""
+"""Train a transformers model under a method with transformers' Trainer: parts, arguments and callbacks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _CHECKED = 12  # tokens of each part in `check_batches`
 
 
 def adapted(model: nn.Module, parts: tuple[str, ...], rank: int) -> nn.Module:
-    """Return the model with only these parts trained, in float32; with "lora" it is peft's model around it.
+    """Prepare the model to train only these parts, in float32; with "lora", wrap it in peft's model.
 
-    - `parts`: see `extend.settings.parts_of`. Adapters of `rank` with weight 2 are put on every linear layer of the
-      attention; they start at zero, and torch's generator draws their other matrix.
+    - `parts`: see `extend.settings.parts_of`. Every linear layer of the attention gets an adapter of `rank` with weight
+      2. Its output is initially zero; torch's generator draws the other matrix.
 
     **Raises:** `RopeError` for a model without such parts, and if peft is missing.
     **Sources:** Hu et al. 2021, arXiv:2106.09685; Chen et al. 2023, arXiv:2309.12307 (LongLoRA, which also trains
@@ -53,7 +53,7 @@ def adapted(model: nn.Module, parts: tuple[str, ...], rank: int) -> nn.Module:
     lacking = [part for part in parts if part in chosen and not chosen[part]]
     if lacking:
         raise RopeError(
-            "extend: this model has no layers of these parts.",
+            "extend: the model has no such parts.",
             facts={"model": type(model).__name__, "parts": lacking},
             cure="Pass --train full.",
         )
@@ -96,12 +96,12 @@ def _suffixes(model: nn.Module, names: set[str]) -> list[str]:
 
 @torch.no_grad()
 def check_batches(model: nn.Module, *, skips: bool, half: bool) -> bool:
-    """Check on two dozen tokens that the model computes collated batches as meant; return whether it takes documents.
+    """Check the model on two small collated batches; return whether it separates documents.
 
-    - A row that skips, if `skips`: a token after the skip depends on the first token of the row.
-    - A row of two documents: the second has the logits that it has alone. False if it has not.
+    - A row with a skip, if `skips`: a token after the skip must depend on the first token of the row.
+    - A row of two documents: the second must have the same logits as without the first; else False is returned.
 
-    **Raises:** `RopeError` if the model forgets the tokens before a skip.
+    **Raises:** `RopeError` if the model ignores the tokens before a skip.
     """
     device, blind = model.get_input_embeddings().weight.device, False  # type: ignore[operator]
     vocab = int(text_config_of(model).vocab_size)
@@ -129,7 +129,7 @@ def check_batches(model: nn.Module, *, skips: bool, half: bool) -> bool:
         model.train(was_training)
     if blind and getattr(text_config_of(model), "sliding_window", None) is None:
         raise RopeError(
-            "extend: this model does not see the tokens before a jump of the positions, so skipping teaches nothing.",
+            "extend: the model ignores the tokens before a skip of the positions, so skipping has no effect.",
             facts={"model": type(model).__name__, "attn_implementation": text_config_of(model)._attn_implementation},
             cure="Set `skip = false` in the file of --settings, with --window at the target.",
         )
@@ -138,7 +138,7 @@ def check_batches(model: nn.Module, *, skips: bool, half: bool) -> bool:
 
 
 def training_arguments(folder: Path, settings: TuneSettings, *, window: int, device: str, precision: str) -> Any:
-    """Return transformers' `TrainingArguments`: those of the settings, then the fields of `settings.trainer`."""
+    """Return transformers' `TrainingArguments` from the settings; the fields of `settings.trainer` replace ours."""
     kit = need("transformers", "transformers")
     processes = int(os.environ.get("WORLD_SIZE", 1))
     every = settings.checkpoint_every or max(1, min(50, settings.steps // 5))
@@ -186,12 +186,12 @@ def training_arguments(folder: Path, settings: TuneSettings, *, window: int, dev
         raise RopeError(
             "extend: transformers rejects these arguments of its Trainer.",
             facts={"trainer": given, "error": str(error).strip()[:400]},
-            cure="The file of --trainer contains fields of transformers.TrainingArguments.",
+            cure="Write only fields of transformers.TrainingArguments into the file of --trainer.",
         ) from error
 
 
 def _shard_on_cpu(arguments: Any) -> None:
-    """Let accelerate shard by FSDP on processors, too: without this it replicates the model there."""
+    """Make accelerate shard with FSDP on CPUs, too; by default it replicates the model there."""
     asked = arguments.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
     if asked and arguments.device.type == "cpu" and arguments.world_size > 1:
         kit = need("accelerate", "transformers")
@@ -213,7 +213,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """Raised after Ctrl-C or SIGTERM, when the checkpoint is written."""
+    """Raised after Ctrl-C or SIGTERM, when the checkpoint has been written."""
 
 
 def reporting(report: Report | None, facts: Mapping[str, Any], tokens_per_update: int) -> Any:
@@ -265,7 +265,7 @@ def reporting(report: Report | None, facts: Mapping[str, Any], tokens_per_update
 
 @contextmanager
 def stopping(callback: Any) -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM inside the block set `callback.stopped`, the second raise KeyboardInterrupt."""
+    """On the first SIGINT or SIGTERM in the block, set `callback.stopped`; on the second, raise KeyboardInterrupt."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if callback.stopped:

@@ -1,4 +1,4 @@
-"""Tune a model under a method: transformers' Trainer trains it, the doctor measures it, and a folder is written."""
+"""Tune a model under a method: train it with transformers' Trainer, measure it with the doctor, and write a folder."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ from ropewalk.readers.tuned import Tuned
 from ropewalk.training.settings import Report, on_machine
 
 _SOURCE, _RUN, _SAVED, _RESULT = "source", "run", "saved", "result"
-"""Folders of a training: the source if it had to be written, the Trainer's own, what it saved, the tuned model."""
+"""Folders of a training: the source if it had to be written, the Trainer's own, its output, and the tuned model."""
 WAIT = 0.5  # seconds between two looks of a process at the folder that the first one writes
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFolder:
-    """A checkpoint that transformers loads: its folder, its name in reports, and the dtype that it stores."""
+    """A checkpoint for transformers: its folder, its name in reports, and the dtype of its weights."""
 
     folder: Path
     name: str
@@ -88,7 +88,7 @@ class SourceFolder:
         model, tokenizer = load_live(self.folder, dtype, device)
         if tokenizer is None:
             raise RopeError(
-                "extend: the checkpoint has no tokenizer, so no text can be tuned on.",
+                "extend: the checkpoint has no tokenizer, so it cannot be tuned on text.",
                 facts={"model": self.name},
                 cure="Put its tokenizer.json into the folder of the weights.",
             )
@@ -96,10 +96,10 @@ class SourceFolder:
 
 
 def source_of(model: Any, work: Path, *, first: bool = True) -> SourceFolder:
-    """Return a checkpoint for transformers: a folder as it is; anything else is written into `work` first.
+    """Return a checkpoint for transformers; a model that is not a folder is written into `work` first.
 
-    - `model`: a path or name that `rw.load` takes, a model of transformers, a pair (model, tokenizer), or a `Decoder`.
-    - `first`: whether this process writes; others wait for it.
+    - `model`: a path or name as for `rw.load`, a model of transformers, a pair (model, tokenizer), or a `Decoder`.
+    - `first`: whether this process writes; the others wait for it.
     """
     path = find(model) if isinstance(model, str | os.PathLike) else None
     if path is not None and path.is_dir() and read_json(path / "config.json").get("model_type") != "ropewalk":
@@ -126,7 +126,7 @@ def _dtype_of_weights(folder: Path) -> str:
 
 
 def tuning_positions(positions: Positions, method: str) -> Positions:
-    """Return the positions for tuning: those of `method`, except that DroPE has no scale of its logits.
+    """Return the positions for tuning: those of `method`, but for DroPE without a scale of the logits.
 
     DroPE is tuned at the trained length, where that scale is 1 (Gelberg et al. 2025, arXiv:2512.12167).
     """
@@ -136,7 +136,7 @@ def tuning_positions(positions: Positions, method: str) -> Positions:
 
 
 def window_of(settings: TuneSettings, reach: Reach) -> tuple[int, bool]:
-    """Return the tokens of a window and whether its positions skip; raise `RopeError` if they cannot.
+    """Return the length of a window in tokens, and whether its positions skip; raise `RopeError` if they cannot.
 
     >>> window_of(TuneSettings(text=("a",), method="dca"), Reach(256, 1024))
     (1024, False)
@@ -150,20 +150,20 @@ def window_of(settings: TuneSettings, reach: Reach) -> tuple[int, bool]:
         raise RopeError(
             "extend: `window` is longer than the target.",
             facts={"window": window, "target": reach.target},
-            cure="Leave `window` out.",
+            cure="Leave out `window`.",
         )
     if settings.skip and not able:
         raise RopeError(
             "extend: positions cannot skip: the method counts tokens, or the windows have the target length.",
             facts={"method": settings.method, "window": window, "target": reach.target},
-            cure="Choose a method that scales frequencies and a shorter `window`, or leave `skip` out.",
+            cure="Choose a method that scales frequencies and a shorter `window`, or leave out `skip`.",
         )
     return window, able if settings.skip is None else settings.skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A finished training: the folder of the tuned model, and what is recorded of it."""
+    """A finished training: the folder of the tuned model, and facts for the record."""
 
     folder: Path
     adapter: Path | None
@@ -185,11 +185,11 @@ def train(
     """Train a checkpoint under a method and write the tuned model, with the config of the source, into `work`.
 
     **Arguments:**
-    - `source`: the checkpoint. `work`: the folder of unfinished work; a stopped run in it goes on.
+    - `source`: the checkpoint. `work`: the folder of unfinished work; a stopped run in it is resumed.
     - `report`: called with each `training.Event`.
 
     **Returns:** the training (None on processes other than the first) and the lengths.
-    **Raises:** `RopeError` for texts or settings that do not fit; `TrainingStopped` after a signal.
+    **Raises:** `RopeError` for invalid texts or settings; `TrainingStopped` after a signal.
     """
     from torch.distributed.tensor import DTensor
 
@@ -204,7 +204,7 @@ def train(
     trained = settings.trained_length or handle.trained_length
     if trained is None:
         raise RopeError(
-            "extend: the trained length of the model is unknown, and methods start from it.",
+            "extend: the model's trained length is unknown, and methods need it.",
             facts={"model": source.name},
             cure="Pass --trained-length.",
         )
@@ -214,7 +214,7 @@ def train(
     handle = _attached(model, settings, reach, kernels=device == "cpu")
     if settings.method != "plain" and handle.positions == own:
         raise RopeError(
-            "extend: the method changes no layer of this model, so there is nothing to tune for.",
+            "extend: the method changes no layer of the model, so there is nothing to tune.",
             facts={"model": source.name, "method": settings.method, "target": reach.target},
             cure="Choose another method or a longer target; layers with a sliding window are not extended.",
         )
@@ -226,9 +226,9 @@ def train(
     wrapped = adapted(model, parts, settings.rank or 16)
     if not check_batches(wrapped, skips=skips, half=arguments.bf16):
         raise RopeError(
-            "extend: this model does not separate the documents of one window, so they would see each other.",
+            "extend: the model does not separate the documents of one window in attention.",
             facts={"model": type(model).__name__, "attn_implementation": model.config._attn_implementation},
-            cure="Pass one --text that contains everything.",
+            cure="Pass one --text with all documents.",
         )
     windows = TuningWindows(
         [read_text(path)[1] for path in settings.text],
@@ -303,7 +303,7 @@ def _attached(model: nn.Module, settings: TuneSettings, reach: Reach, *, kernels
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Let the Trainer read its checkpoints with `weights_only`, which is its default; refuse anything else."""
+    """Make the Trainer load its checkpoints with `weights_only`, its default; raise for any other value."""
     forced, unforced = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
     before = {name: os.environ.pop(name, None) for name in (forced, unforced)}
     os.environ[forced] = "1"
@@ -316,7 +316,7 @@ def _weights_only() -> Iterator[None]:
 
 @_without_future_warnings()
 def merged(source: SourceFolder, work: Path, parts: Sequence[str], dtype: torch.dtype) -> Path:
-    """Write what the Trainer saved as a checkpoint with the config of the source; return its folder."""
+    """Write the Trainer's output as a checkpoint with the config of the source; return its folder."""
     from ropewalk.readers.loading import load_live, quietly
 
     if "lora" in parts:
@@ -350,22 +350,23 @@ def tune(
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Extended | None:
-    """Apply an extension method to a checkpoint, train it by transformers' Trainer, measure it, and write a folder.
+    """Apply an extension method to a checkpoint, train it with transformers' Trainer, measure it, and write a folder.
 
     **Arguments:**
-    - `model`: a path or name that `rw.load` takes, a model of transformers, a pair (model, tokenizer), or a `Decoder`;
-      it does not change.
-    - `out`: the folder; it appears when it is complete. `overwrite` replaces an earlier export.
-    - `settings`: what to train. `restart`: discard a stopped run next to `out`.
+    - `model`: a path or name as for `rw.load`, a model of transformers, a pair (model, tokenizer), or a `Decoder`; it
+      does not change.
+    - `out`: the folder; it appears when it is complete. `overwrite`: replace an earlier export.
+    - `settings`: see `TuneSettings`. `restart`: discard a stopped run next to `out`.
     - `report`: called with each `training.Event`. `progress`: of the measurement.
 
-    Under `accelerate launch` or `torchrun` every process calls this; the first one measures and writes. Unfinished work
-    is kept in the folder `out` + ".tuning", and the same call resumes it. Ctrl-C and SIGTERM write a checkpoint first.
+    Under `accelerate launch` or `torchrun`, every process calls this; the first one measures and writes. Unfinished
+    work is kept in the folder `out` + ".tuning", and the same call resumes it. After Ctrl-C or SIGTERM, a checkpoint is
+    written first.
 
     **Returns:** an `Extended`; None on processes other than the first.
-    **Raises:** `RopeError` for settings that conflict with the model, for a held-out text that shares passages with
-    those to tune on, for a stopped run with other settings next to `out`, and if a loss is not finite;
-    `TrainingStopped`, a KeyboardInterrupt, after a signal.
+    **Raises:** `RopeError` for settings that conflict with the model, for a held-out text that shares passages with the
+    tuning texts, for a stopped run with other settings next to `out`, and if a loss is not finite; `TrainingStopped`, a
+    KeyboardInterrupt, after a signal.
     """
     need("transformers", "transformers")
     if "lora" in settings.train:
@@ -404,7 +405,7 @@ MINUTES = 15.0  # of a diagnosis; then it has at least one window
 
 
 def _recipe(model: str | os.PathLike[str] | None, settings: TuneSettings) -> dict[str, Any]:
-    """Return what determines a tuning, as JSON: settings, checksums of the texts, and sizes and heads of the files."""
+    """Return the inputs of a tuning as JSON: settings, checksums of the texts, and sizes and heads of the files."""
     plain = {name: value for name, value in asdict(settings).items() if name not in _NEUTRAL}
     plain["text"] = [Path(path).name for path in settings.text]
     plain["trainer"] = settings.trainer_fields()
@@ -425,7 +426,7 @@ def _head(path: Path) -> str:
 
 
 def _refuse_seen(checkpoint: Path, settings: TuneSettings) -> None:
-    """Raise `RopeError` if the text to measure on shares passages with those to tune on."""
+    """Raise `RopeError` if the text to measure on shares passages with the texts to tune on."""
     from ropewalk.checkpoints.gguf import gguf_tokenizer
     from ropewalk.checkpoints.tokenizer import TextTokenizer
 
@@ -464,7 +465,7 @@ def _written(
     *,
     overwrite: bool,
 ) -> Extended:
-    """Write the folder: with the method in config.json, or, if that cannot express it, with the call on the card."""
+    """Write the folder, with the method in config.json or, if it cannot express it, with the call on the card."""
     tuning = {"settings": {**asdict(settings), "text": [Path(path).name for path in settings.text]}, **done.record}
     tuning["settings"] |= {"trainer": settings.trainer_fields(), "validation": str(settings.validation or "") or None}
     records: list[dict[str, Any]] = []

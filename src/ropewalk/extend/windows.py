@@ -19,16 +19,16 @@ IGNORED = -100  # the label of a token that is not predicted, in transformers
 
 
 class TuningWindows(Dataset[dict[str, Tensor]]):
-    """Windows of texts in a random order, for a trainer that takes them in sequence.
+    """Windows of texts in random order, for a trainer that uses them in sequence.
 
-    Window `number` depends only on the texts, the seed and the number. A resumed run, and one on another number of
-    processes, sees the same windows.
+    Window `number` depends only on the texts, the seed and the number, so a resumed run, or one with a different number
+    of processes, has the same windows.
 
     **Arguments:**
     - `texts`: one document each. `encode`: text to token ids. `end`: the id that ends a document, or None.
     - `count`: number of windows. `length`: tokens of a window.
-    - `long_length`, `long_share`: tokens of the windows that are longer, and their share.
-    - `repeat_share`: the share of the windows with blocks of words and of text that occur twice.
+    - `long_length`, `long_share`: tokens of the longer windows, and their share.
+    - `repeat_share`: the share of windows with repeated blocks of words and of text.
 
     **Returns of an item:** `input_ids` and `document_ids`, int64 `[length]`.
     **Raises:** `RopeError` if the texts are shorter than one window.
@@ -91,25 +91,24 @@ class TuningWindows(Dataset[dict[str, Tensor]]):
 
 @dataclass(frozen=True, kw_only=True)
 class SkipCollator:
-    """Collate windows for a causal language model of transformers; positions skip, or documents are separated.
+    """Collate windows for a causal language model of transformers; skip positions or separate documents.
 
-    - A batch in which every row is one document skips: each row is cut at a random token, and the positions of its
-      second part begin up to `target` - length later (PoSE). All distances below `target` occur, at the cost of the
-      short window. `target` None skips nothing.
-    - In a batch in which some row has several documents nothing skips: positions restart at each document, there is no
-      `attention_mask`, and the first token of a document is not predicted. transformers' masks then separate the
-      documents.
+    - If every row of a batch is one document, positions skip: each row is cut at a random token, and the positions of
+      its second part begin up to `target` - length later (PoSE). All distances below `target` occur, at the cost of the
+      short window. With `target` None, positions do not skip.
+    - If a row has several documents, positions restart at each document, there is no `attention_mask`, and the first
+      token of a document is not predicted. transformers' masks then separate the documents.
 
-    Cut and skip depend only on `seed` and the row's tokens, so that a resumed run repeats them.
+    Cut and skip depend only on `seed` and the row's tokens, so a resumed run repeats them.
 
     **Arguments of a call:** rows as mappings with `input_ids` (a list or int64 `[seq]`), and optionally `labels` and
-    `document_ids`. Shorter rows are padded on the right by `pad_token_id`.
+    `document_ids`. Shorter rows are padded on the right with `pad_token_id`.
 
-    **Returns:** int64 `[rows, seq]`: `input_ids`, `labels`, `position_ids`, and `attention_mask` where positions skip:
-    transformers takes a jump of the positions for a new document if there is no mask. Where documents are separated
-    there is `use_cache` False instead: with a cache transformers does not separate them.
+    **Returns:** int64 `[rows, seq]`: `input_ids`, `labels` and `position_ids`. If positions skip, also
+    `attention_mask`, because without a mask transformers treats a skip as a new document. If documents are separated,
+    `use_cache` is False instead, because with a cache transformers does not separate them.
 
-    **Raises:** `RopeError` for a row that is longer than `target`.
+    **Raises:** `RopeError` for a row longer than `target`.
     **Source:** Zhu et al. 2023, arXiv:2309.10400, section 3.2, with two chunks and the text in one piece.
 
     >>> batch = SkipCollator(target=64, seed=1)([{"input_ids": [5, 6, 7, 8]}])
@@ -127,7 +126,7 @@ class SkipCollator:
         longest = max(map(len, ids))
         if self.target is not None and longest > self.target:
             raise RopeError(
-                "extend: a window is longer than the length that positions skip to.",
+                "extend: a window is longer than the target of skipped positions.",
                 facts={"tokens": longest, "target": self.target},
                 cure="Cut shorter windows, or raise the target.",
             )

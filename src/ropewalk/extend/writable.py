@@ -1,7 +1,7 @@
-"""Readers that `extend` writes: of our `Decoder`, and of a live transformers model.
+"""Readers that `extend` can write: of our `Decoder`, and of a live transformers model.
 
-Another library's model needs only one class like `WritableDecoder`, with a `write_checkpoint` that uses the library's
-own writer, followed by `rope_fields` in config.json.
+The model of a different library needs only one class like `WritableDecoder`, with a `write_checkpoint` that uses the
+library's own writer and then writes `rope_fields` into config.json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WritableDecoder(DecoderReader):
         return WritableDecoder(super().under(positions).model, self.name)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableDecoder:
-        """Return the model on another device or in another dtype, or itself if nothing changes."""
+        """Return the model on a device and in a dtype, or itself if nothing changes."""
         weights = {
             name: weight.detach().to(device=device, dtype=dtype) for name, weight in self.model.named_parameters()
         }
@@ -63,7 +63,7 @@ class WritableDecoder(DecoderReader):
         source: Path | None = None,
         shard_bytes: int,
     ) -> dict[str, Any]:
-        """Write the checkpoint by `write_decoder`."""
+        """Write the checkpoint with `write_decoder`."""
         return write_decoder(
             self.model,
             folder,
@@ -84,14 +84,14 @@ def writable(reader: Reader) -> WritableReader:
     if hasattr(reader, "write_checkpoint"):
         return cast(WritableReader, reader)
     raise RopeError(
-        "extend: a model of this kind can be measured, but not written.",
+        "extend: a model of this type can be measured, but not written.",
         facts={"reader": type(reader).__name__},
-        cure="Pass a checkpoint that rw.load reads.",
+        cure="Pass a checkpoint that rw.load supports.",
     )
 
 
 def outline_of_gguf(path: Path | None) -> WritableDecoder:
-    """Return a GGUF file's model without its weights, which methods and their keys do not depend on."""
+    """Return a GGUF file's model without its weights, which suffices for methods and their keys."""
     assert path is not None
     config = read_gguf_config(path)
     return WritableDecoder(without_values(lambda: Decoder(config)), path.stem)
@@ -104,7 +104,7 @@ def decoder_of(reader: WritableReader) -> Decoder:
     raise RopeError(
         "extend: only models of ropewalk's own families can be written as a GGUF file.",
         facts={"library": reader.library},
-        cure="Write a folder, and convert it by llama.cpp's convert_hf_to_gguf.py.",
+        cure="Write a folder, and convert it with llama.cpp's convert_hf_to_gguf.py.",
     )
 
 
@@ -141,7 +141,7 @@ class WritableLive(TransformersReader):
         return self.of(super().under(positions))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableLive:
-        """Return the model on another device or in another dtype; this reader's own does not change."""
+        """Return the model on a device and in a dtype; this reader's own model does not change."""
         if device in (None, str(self.device), self.device) and dtype in (None, self.dtype):
             return self
         return self.of(self.with_model(copy.deepcopy(self.model).to(device=device, dtype=dtype)))
@@ -151,9 +151,9 @@ class WritableLive(TransformersReader):
         handle = attachment_of(self.model)
         if handle is None:
             raise RopeError(
-                "extend: this model's rotation cannot be replaced, so no method can be applied to it.",
+                "extend: the model's rotation cannot be replaced, so no method can be applied.",
                 facts={"library": self.library},
-                cure="Put the keys that `ropewalk doctor` prints into config.json yourself.",
+                cure="Write the keys printed by `ropewalk doctor` into config.json yourself.",
             )
         handle.method, handle.target = METHODS.get(method), reach.target
         handle.rope_fields()
@@ -168,12 +168,12 @@ class WritableLive(TransformersReader):
         source: Path | None = None,
         shard_bytes: int,
     ) -> dict[str, Any]:
-        """Write the checkpoint by transformers' own writer, load it again and compare logits."""
+        """Write the checkpoint with transformers' own writer, load it again, and compare logits."""
         if rope_fields is None:
             raise RopeError(
                 "extend: only ropewalk's own families can be written in ropewalk's own form.",
                 facts={"library": self.library},
-                cure="Leave `native` out, with a method that config.json can express.",
+                cure="Leave out `native`, and choose a method that config.json can express.",
             )
         from ropewalk.readers.loading import quietly
 
@@ -219,7 +219,7 @@ class WritableLive(TransformersReader):
         allowed = AGREED_HALF if self.dtype in HALF else AGREED
         if not apart <= allowed * most:
             raise RopeError(
-                "extend: transformers does not compute the same from this folder, so it is not written.",
+                "extend: transformers computes different logits from this folder, so it is not written.",
                 facts={"largest difference": apart, "largest logit": most, "library": self.library},
                 cure="Use rw.attach(model, method, target=...): the family also uses other keys for its rope.",
             )

@@ -1,1 +1,1 @@
-"""Numbers to pictures: every function takes numbers, returns a matplotlib figure, and computes nothing."""
+"""Draw figures: functions that take numbers and return matplotlib figures, without computing anything."""

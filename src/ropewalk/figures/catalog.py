@@ -57,9 +57,9 @@ def _read(record: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     path = Path(record) if record else recorded()
     if path is None:
         raise RopeError(
-            "figure: there is no record of a comparison.",
+            "figure: this figure needs a record of a comparison, and there is none.",
             facts={"searched": "benchmarks/results/compare*.jsonl"},
-            cure="Make one: ropewalk compare --out FOLDER; then --set record=FOLDER/results.jsonl.",
+            cure="Run ropewalk compare --out FOLDER, then pass --set record=FOLDER/results.jsonl.",
         )
     return read_record(path)
 
@@ -166,13 +166,13 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def draw(name: str, **settings: Value) -> Figure:
-    """Return the figure that `ropewalk figure NAME --set key=value` draws.
+    """Return the figure of `ropewalk figure NAME --set key=value`.
 
     **Arguments:**
     - `name`: a key of `ENTRIES`.
-    - `settings`: values of `ENTRIES[name].parameters`, which gives types, bounds and defaults.
+    - `settings`: values of `ENTRIES[name].parameters`, which contains types, bounds and defaults.
 
-    **Raises:** `RopeError` for an unknown name or setting, or a bad value.
+    **Raises:** `RopeError` for an unknown name or setting, or an invalid value.
 
     >>> len(draw("waves", head_dim=128, pairs=(0, 16, 32)).axes)
     3

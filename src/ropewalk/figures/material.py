@@ -33,7 +33,7 @@ TITLES = {
 
 
 def frequencies(config: RopeConfig, seq_len: int | None = None) -> Array:
-    """Return the radians per token of each pair, float64 `[pairs]`, if all axes advance together."""
+    """Return the radians per token of each pair, float64 `[pairs]`, with all axes advancing together."""
     array: Array = inverse_frequencies(config, seq_len).inv_freq.sum(0).numpy()
     return array
 

@@ -74,7 +74,7 @@ def decay(
 
 
 def decay_of(config: RopeConfig, distances: Array) -> tuple[Array, Array]:
-    """Return the score of equal q and k with equal pairs, and the paper's bound for it, both over |q| |k|.
+    """Return the score of equal q and k with equal pairs, and the paper's bound on it, both divided by |q| |k|.
 
     The bound is the mean of |S_j|, the sums of the first j unit vectors: S_P is P times the score, and with equal
     pairs the largest difference |h_(i+1) - h_i| is that of the last pair to 0.
@@ -86,7 +86,7 @@ def decay_of(config: RopeConfig, distances: Array) -> tuple[Array, Array]:
 
 
 def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
-    """Return scores over |q| |k| of random normal q and k, `[draws, distances]`.
+    """Return scores of random normal q and k, divided by |q| |k|, `[draws, distances]`.
 
     With q and k as complex numbers, a pair adds Re(q conj(k) exp(i D f)) at distance D.
     """
@@ -101,8 +101,8 @@ def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
 def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Array]:
     """Return the mean score q·k / sqrt(head_dim) of each head at each distance, over every query and key of the text.
 
-    Each query is moved `distance` tokens after each key, so that content does not mix with distance. With q and k as
-    complex numbers that is Re(mean(q) conj(mean(k)) exp(i D f)).
+    Each query is moved `distance` tokens after each key, which separates the effect of distance from that of content.
+    With q and k as complex numbers, the mean is Re(mean(q) conj(mean(k)) exp(i D f)).
     """
     curves: dict[str, Array] = {}
     for layer, given in enumerate(attention_inputs(model, ids)):
@@ -167,7 +167,7 @@ def layer(
     tokens: Annotated[int, Meaning("tokens of the text", 1, 4_096)] = 10,
     batch: Annotated[int, Meaning("texts", 1, 64)] = 2,
 ) -> dict[str, Any]:
-    """Return the shapes in an attention layer with RoPE by name, recorded in a forward pass."""
+    """Return the shapes in an attention layer with RoPE, by name, recorded in a forward pass."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def split(name: str) -> Any:
@@ -266,7 +266,7 @@ def pairing(
     texts: Annotated[int, Meaning("windows of Moby-Dick", 2, 256)] = 8,
     tokens: Annotated[int, Meaning("tokens of a window", 16, 4_096)] = 256,
 ) -> dict[str, Any]:
-    """Return the features of each pair in both conventions, and the loss of real models in the right and wrong one."""
+    """Return the features of each pair in both conventions, and the loss of models with the right and wrong one."""
     if head_dim % 2:
         raise RopeError(
             "figure pairing: `head_dim` must be even.", facts={"head_dim": head_dim}, cure="Give an even number."
@@ -297,8 +297,8 @@ def pairs_of(head_dim: int, interleaved: bool) -> list[tuple[int, int]]:
 def losses(model: Decoder, texts: int, tokens: int) -> dict[str, Any]:
     """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
 
-    Each is (mean, low, high): the mean, and around it the interval of the paired difference over windows. "uniform"
-    is ln(vocab_size).
+    Each is (mean, low, high); the interval is that of the paired difference over windows, centred at the mean.
+    "uniform" is ln(vocab_size).
     """
     ids = windows(model, texts, tokens)
     wrong = model.with_positions(rope=tuple(None if rope is None else _other(rope) for rope in model.config.ropes))

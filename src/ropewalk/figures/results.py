@@ -47,7 +47,7 @@ def loss_by_position(
     **Arguments:**
     - `blocks`: start and end of each, in tokens.
     - `losses`: by method, nats per token of each block.
-    - `narrow`: for a phone's width; only the methods in `named` have a colour and a name.
+    - `narrow`: whether to draw for a phone's width; then only the methods in `named` have a colour and a name.
     """
     with style():
         figure, axes = new_figure(*(NARROW if narrow else WIDE))
@@ -92,7 +92,7 @@ MOST_WHISKERS = 5  # methods; whiskers of more would hide each other
 
 
 def difference_range(differences: Points) -> tuple[float, float]:
-    """Return the ends of an axis that shows small differences: methods that are far off do not set it.
+    """Return the ends of an axis for small differences; methods with large differences do not influence it.
 
     >>> low, high = difference_range({"plain": ([0.0, 1.5], [None, None]), "yarn": ([0.01, 0.04], [None, None])})
     >>> -0.1 < low < 0 < 0.1 < high < 0.25
@@ -118,7 +118,7 @@ def difference_range(differences: Points) -> tuple[float, float]:
 
 
 def off_scale(differences: Points) -> dict[str, float]:
-    """Return by method the value that lies farthest beyond the axis, without methods that stay on it."""
+    """Return each method's value farthest beyond the axis, only for methods with such a value."""
     low, high = difference_range(differences)
     found = {
         name: max(beyond, key=abs)
@@ -140,8 +140,7 @@ def difference_by_position(
 ) -> Figure:
     """Draw each method's loss minus that of crop in each block of positions, with paired intervals.
 
-    Crop is the zero line. Nothing is drawn beyond the axes: a method that is far off has triangles at the edge, and its
-    farthest value in words.
+    Crop is the zero line. A method that leaves the axes has triangles at the edge and a note with its farthest value.
 
     **Arguments:**
     - `blocks`: start and end of each, in tokens.
@@ -234,7 +233,7 @@ def _name_beyond(axes: Axes, farthest: Mapping[str, float], *, above: float) -> 
 
 
 class LookPoint(NamedTuple):
-    """What one planned look found: windows read, whether it decided, and two means with their intervals, or None."""
+    """The result of one look: number of windows, whether it decided, and two means with intervals, or None."""
 
     windows: int
     decided: bool
@@ -254,8 +253,8 @@ def growing_answer(
     """Draw one method's loss minus crop's, and its copies, after each planned number of windows, with intervals.
 
     **Arguments:**
-    - `looks`: filled points are of looks that decided, hollow ones of looks that did not.
-    - `most_loss`: the difference that the interval has to lie below. `bound`: the gain that counts as copying.
+    - `looks`: points of looks that decided are filled, others are hollow.
+    - `most_loss`: the upper limit for the interval. `bound`: the gain that counts as copying.
     - `narrow`: for a phone's width.
     """
     from matplotlib.figure import Figure
@@ -332,7 +331,7 @@ def loss_by_length(
     title: str = "Loss by length of the window",
     note: str = "",
 ) -> Figure:
-    """Draw the mean loss (nats per token) by length (tokens): of each encoding, and of rope under each scaling."""
+    """Draw the mean loss (nats per token) by length (tokens), of each encoding and of rope under each scaling."""
     from matplotlib.figure import Figure
 
     with style():
@@ -423,8 +422,8 @@ def confusion(
 
     **Arguments:**
     - `counts`: rows, `[true][predicted]`.
-    - `most`: with more classes the matrix shows only those of the most confused pairs; its last column, "other", counts
-      the rest.
+    - `most`: largest number of classes in the matrix. If there are more, it shows only those of the most confused
+      pairs, and its last column, "other", counts the rest.
     """
     with style():
         from matplotlib.figure import Figure
@@ -525,7 +524,7 @@ SHOWN = 16  # hypotheses
 
 
 def misfits(record: Mapping[str, Any]) -> Figure:
-    """Draw the misfit of each hypothesis: mean absolute difference of log-probabilities in nats, in all and by prompt.
+    """Draw the misfit of each hypothesis (mean absolute difference of log-probabilities in nats), total and by prompt.
 
     A line marks the engine's own error.
 

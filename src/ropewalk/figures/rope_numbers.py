@@ -45,20 +45,20 @@ def unseen(
     ] = 0,
     rows: Annotated[int, Meaning("positions in the picture", 8, 2_048)] = 256,
 ) -> dict[str, Any]:
-    """Return which angles of each pair no token had in training, by position: unscaled, then under each method.
+    """Return the angles of each pair that no token had in training, by position: unscaled, then under each method.
 
-    Training is that before any extension, at the config's original length, also for models that were then trained with
-    their scaling. In it a pair's angle runs from 0 to that length * frequency. Modulo a full turn, angles beyond that
-    are never seen; a pair that completes a turn sees all.
+    Training means training before any extension, at the config's original length, even if the model was then trained
+    with its scaling. There, a pair's angle ranges from 0 to length * frequency. Larger angles, modulo a full turn, are
+    unseen; a pair that completes a turn has seen all angles.
     """
     rope = main_rope(config)
     trained, wanted = lengths(rope, config)
     length = target or wanted
     if length <= trained:
         raise RopeError(
-            "figure unseen: the target is within the trained length, where nothing is unseen.",
+            "figure unseen: the target must exceed the trained length.",
             facts={"target": length, "trained_length": trained},
-            cure="Give a longer target, such as four times the trained length.",
+            cure="Pass a longer target, such as four times the trained length.",
         )
     methods = ("plain", *METHODS)
     ropes = {name: method_named(name).rope(unscaled(rope), Reach(trained, length)) for name in methods}
@@ -125,7 +125,7 @@ def wavelengths(
 ) -> dict[str, Any]:
     """Return the tokens per turn of each pair as the model was trained, and the longest distance in training.
 
-    A scaling counts if the model was trained with it (Llama 3.1), and does not if it is an option for inference.
+    A scaling is included if the model was trained with it (Llama 3.1), and excluded if it is an option for inference.
     """
     rows = []
     for name in configs:
@@ -157,7 +157,7 @@ def _with_and_without(configs: Sequence[str]) -> str:
 
 
 def main_rope(name: str) -> RopeConfig:
-    """Return a config's rope: that of full attention if there are several."""
+    """Return a config's rope, or that of full attention if there are several."""
     ropes = published(name).ropes
     return ropes.get("full_attention") or next(iter(ropes.values()))
 
@@ -174,7 +174,7 @@ def own_name(rope: RopeConfig) -> str | None:
 
 
 def lengths(rope: RopeConfig, name: str) -> tuple[int, int]:
-    """Return the length before a config's scaling, and the length with it (without a scaling four times), in tokens."""
+    """Return the lengths before and with a config's scaling (without a scaling: four times the first), in tokens."""
     trained = rope.original_length
     if trained is None:
         raise RopeError(
@@ -241,7 +241,7 @@ def waves(
 
 
 def chosen_pairs(pairs: tuple[int, ...], count: int, shares: tuple[float, ...], figure: str) -> tuple[int, ...]:
-    """Return the requested pairs in order, or if there are none those at the given shares of the head."""
+    """Return the requested pairs in order, or by default those at the given fractions of the head."""
     if not pairs:
         return tuple(sorted({min(count - 1, int(share * count)) for share in shares}))
     if max(pairs) >= count or len(pairs) > 12:
@@ -460,7 +460,7 @@ CACHES = ("right", "every token at position 0", "nothing stored", "keys rotated 
 def cache(
     tokens: Annotated[int, Meaning("tokens that are generated", 2, 32)] = 6,
 ) -> dict[str, Any]:
-    """Return the distance that the score of each new token with each cached key contains, for each way to use a cache.
+    """Return the distance in the score of each new token with each cached key, for each way to use a cache.
 
     Each token's query and key are the same vector. They are rotated, the key is stored in a `KVCache`, and the distance
     is the angle between the query and each stored key over the frequency of the pair. nan: the cache has no such key.

@@ -168,7 +168,7 @@ def unseen(
     title: str = "Angles never seen in training",
     note: str = "",
 ) -> Figure:
-    """Draw for each method the angles that training never showed, hatched and counted.
+    """Draw the angles unseen in training for each method, hatched and counted.
 
     **Arguments:**
     - `positions`: in tokens.

@@ -1,4 +1,4 @@
-"""The look of every figure (Okabe and Ito's colours, a line style and a marker for each method) and its files."""
+"""The style of all figures (Okabe and Ito's colours, a line style and a marker for each method) and their files."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
-    """Return an empty figure of this size in inches, bound to no window, and its axes."""
+    """Return an empty figure of this size in inches, without a window, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -118,7 +118,7 @@ def bar(figure: Figure, image: Any, axes: Any, label: str, **more: Any) -> Any:
 
 
 def render(figure: Figure, kind: str) -> bytes:
-    """Return the bytes of a "png" (160 dots per inch) or "svg" file: equal figures give equal bytes."""
+    """Return the bytes of a "png" (160 dots per inch) or "svg" file; equal figures give equal bytes."""
     buffer = io.BytesIO()
     with style():
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
@@ -130,21 +130,21 @@ KINDS = ("png", "svg")
 
 
 def picture_files(out: Path, command: str, *, new_folder: bool = False) -> list[Path]:
-    """Return the files that a picture is written to: `out`, or both kinds if it has no ending.
+    """Return the files to write a picture to: `out`, or a .png and a .svg file if it has no ending.
 
-    Call it before any work is done. A number is no ending ("v1.2").
+    Call it before any work. A number is not an ending ("v1.2").
 
     **Arguments:**
-    - `command`: named in the error.
+    - `command`: the command's name in the error.
     - `new_folder`: allow a folder that does not exist yet.
 
-    **Raises:** `RopeError` for another ending, for a file that cannot be written, or if matplotlib is missing.
+    **Raises:** `RopeError` for any other ending, for a file that cannot be written, or if matplotlib is missing.
     """
     need("matplotlib", extra="figures")
     ending = out.suffix[1:].lower()
     if ending and not ending.isdigit() and ending not in KINDS:
         raise RopeError(
-            f"{command}: a figure is a .png or an .svg file.",
+            f"{command}: a figure must be a .png or .svg file.",
             facts={"file": str(out)},
             cure="Use one of these endings, or none to write both files.",
         )
@@ -155,13 +155,13 @@ def picture_files(out: Path, command: str, *, new_folder: bool = False) -> list[
 
 
 def write_figure(figure: Figure, files: list[Path]) -> None:
-    """Write the figure into each file, in the kind of its ending; render all before writing the first."""
+    """Write the figure into each file, in the format of its ending; render all before writing the first."""
     for path, content in [(path, render(figure, path.suffix[1:].lower())) for path in files]:
         write_whole(path, content)
 
 
 def mark_trained_length(axes: Axes, trained_length: int, last: float, *, below: bool = False) -> None:
-    """Draw a line at the trained length and shade what lies beyond, up to `last`; nothing if the length is not less.
+    """Draw a line at the trained length and shade the range from there to `last`; nothing if the length is not less.
 
     `below`: write its name at the lower end of the line.
     """

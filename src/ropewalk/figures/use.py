@@ -1,4 +1,4 @@
-"""Figures of what a model copies and finds: gain of copies by distance, accuracy of retrieval by depth and distance."""
+"""Figures of copies and retrieval: gain of copies by distance, accuracy of retrieval by depth and distance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RECOMMENDED = " (recommended)"
 
 
 class MeasuredValue(NamedTuple):
-    """A gain in nats per token or a fraction of 1, and its interval (None: too few to have one)."""
+    """A gain in nats per token or a fraction of 1, and its interval (None: too few values)."""
 
     value: float
     interval: tuple[float, float] | None

@@ -1,4 +1,4 @@
-"""What a model measures on text: losses, use of far tokens, retrieval, with one job engine and one estimate."""
+"""Measure a model on text: losses, copies of distant tokens, and retrieval, with one job engine and one estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of retrieval: the protocol, accuracies with intervals by length, task and distance, rows and sentences."""
+"""Answers of retrieval: the protocol, accuracies with intervals by length, task and distance, rows, and sentences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RetrievalProtocol:
     """One protocol; lengths are in tokens with a question and its answer.
 
     - `samples`: number of texts for each task and length.
-    - `chat`: whether the questions are in the frame of the model's chat template.
+    - `chat`: whether the questions are formatted with the model's chat template.
 
     Raises `RopeError` for numbers out of range.
     """
@@ -60,11 +60,13 @@ class RetrievalProtocol:
             object.__setattr__(self, name, tuple(values) if name == "tasks" else tuple(sorted(values)))
             if not values or len(set(values)) < len(values):
                 raise RopeError(
-                    f"retrieval: `{name}` must be given, each once.", facts={name: values}, cure="Name at least one."
+                    f"retrieval: `{name}` must not be empty or contain duplicates.",
+                    facts={name: values},
+                    cure="Pass at least one, each once.",
                 )
         if min(self.lengths) < 1 or self.samples < 1:
             raise RopeError(
-                "retrieval: lengths and samples are at least 1.",
+                "retrieval: lengths and samples must be at least 1.",
                 facts={"lengths": self.lengths, "samples": self.samples},
                 cure="Give lengths in tokens.",
             )
@@ -76,31 +78,31 @@ class RetrievalProtocol:
                 yield Cell(task=task, length=length)
 
     def sentence(self) -> str:
-        """Return the protocol in words."""
+        """Return a description of the protocol."""
         fillers = {None: f"repeated noise or {self.text}", "noise": "repeated noise", "text": self.text}
         lengths = ", ".join(f"{length:,}" for length in self.lengths)
-        frame = ", in the frame of the model's chat template" if self.chat else ""
+        frame = ", formatted with the model's chat template" if self.chat else ""
         return (
-            f"Retrieval: {', '.join(self.tasks)}, made from seed {self.seed}, the same texts for every method; "
+            f"Retrieval: {', '.join(self.tasks)}, generated from seed {self.seed}, the same texts for every method; "
             f"{self.samples} texts of at most {lengths} tokens for each task and length, needles spread evenly over "
-            f"the filler ({fillers[self.haystack]}). Each text is read once, and every question is asked after it as "
-            f"if it were the only one{frame}. An answer is found if its log-probability, less the mean that it has "
-            "after all questions, is above that of every other candidate: the answers of other questions. Raw: "
-            f"without the mean taken off. Intervals: {CONFIDENCE:.0%}. Answers after one text belong together: whole "
-            "texts are resampled, and intervals are nowhere narrower than Wilson's with Student's t over texts; one "
-            "text gives none. They speak of such texts, made of this filler."
+            f"the filler ({fillers[self.haystack]}). The model processes each text once, and each question follows "
+            f"the text as if it were the only one{frame}. An answer is correct if its calibrated log-probability is "
+            "higher than that of every other candidate (the answers to other questions). Calibrated: minus the "
+            f"candidate's mean over all questions. Raw: not calibrated. Intervals: {CONFIDENCE:.0%}, from resampling "
+            "whole texts, because answers after one text are not independent; never narrower than Wilson's with "
+            "Student's t over texts; none for one text. They apply to texts of this kind, made of this filler."
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the protocol as JSON holds it, with its sentence."""
+        """Return the protocol as JSON, with its description."""
         return {**dataclasses.asdict(self), "confidence": CONFIDENCE, "sentence": self.sentence()}
 
 
 class Answer(NamedTuple):
-    """Whether one answer was found, among how many choices.
+    """Whether one answer was found, and among how many choices.
 
-    `found` by calibrated log-probabilities, `raw` by uncalibrated ones. `depth` is the part of the text before the
-    needle; `distance` the tokens from there to the end of the question.
+    - `found`: by calibrated log-probabilities. `raw`: by uncalibrated ones.
+    - `depth`: the fraction of the text before the needle. `distance`: tokens from there to the end of the question.
     """
 
     found: bool
@@ -111,7 +113,7 @@ class Answer(NamedTuple):
 
 
 LEAST = 20
-"""Answers in a cell of a map or a step of a curve: with fewer, neighbours are put together."""
+"""Least number of answers in a cell of a map or a step of a curve; neighbours with fewer are merged."""
 _DEPTHS, _DISTANCES = 5, 8  # the largest numbers of parts
 Texts = Sequence[Sequence[Answer]]
 """The answers after each text."""
@@ -119,7 +121,7 @@ Texts = Sequence[Sequence[Answer]]
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How many answers were found, text by text (found, answers); `chance` is what guessing would find, as a fraction.
+    """Number of answers found: (found, answers) for each text. `chance` is the accuracy of guessing, as a fraction.
 
     >>> found = Accuracy(((20, 24), (18, 24)), 1 / 12)
     >>> round(found.value, 3), found.n, [round(bound, 2) for bound in found.interval]
@@ -133,27 +135,30 @@ class Accuracy:
 
     @classmethod
     def independent(cls, correct: int, n: int, chance: float) -> Accuracy:
-        """Return the accuracy of answers that each have a text of their own."""
+        """Return the accuracy of answers from different texts, one for each text."""
         return cls(((1, 1),) * correct + ((0, 1),) * (n - correct), chance)
 
     @property
     def correct(self) -> int:
-        """Return the number of answers that were found."""
+        """Return the number of answers found."""
         return sum(found for found, _ in self.texts)
 
     @property
     def n(self) -> int:
-        """Return the number of answers that were asked for."""
+        """Return the number of answers asked for."""
         return sum(of for _, of in self.texts)
 
     @property
     def value(self) -> float:
-        """correct / n."""
+        """Return correct / n."""
         return self.correct / self.n
 
     @property
     def interval(self) -> Interval:
-        """95 %, by `share_of_clusters`: Wilson's for independent answers, None for one text with several."""
+        """Return the 95 % interval of `share_of_clusters`; None for several answers of one text.
+
+        It is Wilson's for independent answers.
+        """
         return share_of_clusters(self.texts)
 
     def to_json(self) -> dict[str, Any]:
@@ -169,7 +174,7 @@ class Accuracy:
 
 
 class Paired(NamedTuple):
-    """The mean difference of paired answers, its 95 % interval (None for one text), and the number of pairs."""
+    """Mean difference of paired answers, its 95 % interval (None for one text), and the number of pairs."""
 
     difference: float
     interval: Interval
@@ -177,10 +182,10 @@ class Paired(NamedTuple):
 
 
 def paired_shares(texts: Sequence[Sequence[tuple[int, int]]]) -> Paired:
-    """Return the share found by the first method minus that by the second, from pairs (0 or 1 each) by text.
+    """Return the share found by the first method minus the second's, from pairs (0 or 1 each) by text.
 
-    Each end of the interval is the wider one of Student's t over texts and of the paired interval of Agresti and Min
-    (2005), which adds half an answer to each combination and so never has width 0.
+    Each end of the interval is the wider of two: Student's t over texts, and the paired interval of Agresti and Min
+    (2005). The latter adds half an answer to each combination, so its width is never 0.
 
     >>> found = paired_shares([[(1, 0), (1, 1), (0, 0), (1, 0)], [(1, 0), (0, 0), (1, 1), (1, 0)]])
     >>> found.difference, [round(end, 2) for end in found.interval]
@@ -202,7 +207,7 @@ def paired_shares(texts: Sequence[Sequence[tuple[int, int]]]) -> Paired:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrievalMeasurement:
-    """The answers of every method, cell by cell and text by text; `seconds` is what each method's answers took."""
+    """The answers of every method by cell and text; `seconds` is the time of each method's answers."""
 
     protocol: RetrievalProtocol
     answers: Mapping[str, Mapping[Cell, Texts]]
@@ -222,8 +227,10 @@ class RetrievalMeasurement:
         where: Callable[[Answer], bool] | None = None,
         raw: bool = False,
     ) -> Accuracy | None:
-        """Return the accuracy over all answers of a method, of one length or task, or for which `where` is true; None
-        if there are none. `raw`: by uncalibrated log-probabilities."""
+        """Return a method's accuracy over all answers, or those of one length or task, or those selected by `where`.
+
+        None if there are none. `raw`: by uncalibrated log-probabilities.
+        """
         texts, chances = [], []
         for answers in self._texts(method, length, task):
             chosen = [answer for answer in answers if where is None or where(answer)]
@@ -235,7 +242,7 @@ class RetrievalMeasurement:
         return Accuracy(tuple(texts), sum(chances) / len(chances))
 
     def more_than(self, method: str, against: str, *, length: int, task: str, raw: bool = False) -> Paired | None:
-        """Return the share that `method` finds more than `against` of the same questions; None if one lacks answers."""
+        """Return the share found by `method` minus that of `against` on the same questions; None without answers."""
         pairs = [
             [(int(getattr(a, name)), int(getattr(b, name))) for a, b in zip(one, other, strict=True)]
             for name in ("raw" if raw else "found",)
@@ -246,7 +253,7 @@ class RetrievalMeasurement:
     def effective_length(self, method: str, threshold: float = THRESHOLD) -> int | None:
         """Return the longest measured length up to which the accuracy over all tasks is at least `threshold`.
 
-        None where it is below at the shortest. RULER's bar is 0.856, for its own 13 tasks scored by words.
+        None if it is below at the shortest. RULER's bar is 0.856, for its own 13 tasks scored by words.
         """
         reached = None
         for length in self.protocol.lengths:
@@ -257,7 +264,7 @@ class RetrievalMeasurement:
         return reached
 
     def depth_edges(self, task: str) -> tuple[float, ...]:
-        """Return the edges of up to five parts of the depths, so that every cell of every length has 20 answers."""
+        """Return the edges of up to five parts of the depths, with at least 20 answers in every cell."""
         rows = [
             [answer.depth for texts in self._texts(self.methods[0], length, task) for answer in texts]
             for length in self.protocol.lengths
@@ -270,7 +277,7 @@ class RetrievalMeasurement:
         return even_edges([found], float(length), _DISTANCES)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every cell as JSON holds it: {method, task, length, depth, asked, found, interval, ...}.
+        """Return every cell as JSON: {method, task, length, depth, asked, found, interval, ...}.
 
         `depth` is the middle of the part `depths`.
         """
@@ -287,7 +294,7 @@ class RetrievalMeasurement:
         return rows
 
     def details(self) -> dict[str, Any]:
-        """Return what the rows leave out: the protocol, means by length and task, distances, reaches and costs."""
+        """Return everything except the rows: the protocol, means by length and task, distances, reaches and costs."""
         means, distances = [], []
         for method in self.methods:
             for length in self.protocol.lengths:
@@ -393,7 +400,7 @@ def _parts(
 
 
 def accuracy_rows(measurement: RetrievalMeasurement, task: str | None = None) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows: each method's accuracy with its interval at each length, over all tasks or for one."""
+    """Return headers and rows: each method's accuracy with its interval at each length, over all tasks or for one."""
     heads = ["method", *(f"{length:,}" for length in measurement.protocol.lengths)]
     rows = [
         [method, *(_cell(measurement.accuracy(method, length=at, task=task)) for at in measurement.protocol.lengths)]
@@ -407,7 +414,8 @@ def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -
     protocol = measurement.protocol
     of_tasks = [found for task in protocol.tasks if (found := measurement.accuracy(measurement.methods[0], task=task))]
     low, high = (end(found.chance for found in of_tasks) for end in (min, max))
-    yield f"Chance finds {low:.1%}." if f"{low:.1%}" == f"{high:.1%}" else f"Chance finds {low:.1%} to {high:.1%}."
+    chance = f"{low:.1%}" if f"{low:.1%}" == f"{high:.1%}" else f"{low:.1%} to {high:.1%}"
+    yield f"Guessing finds {chance}."
     longest = protocol.lengths[-1]
     for method in measurement.methods:
         reached = measurement.effective_length(method, threshold)
@@ -418,7 +426,7 @@ def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -
             sentence += f"; calibrated {_cell(found)} and raw {_cell(raw)} at {longest:,}{_doubt(found)}"
         yield f"{sentence}."
     if any(found.interval is None for found in _cells(measurement)):
-        yield "One text of a task and length gives no interval, as its answers belong together: ask for more texts."
+        yield "One text for each task and length gives no interval. Measure more texts."
     yield from _costs(measurement)
 
 
@@ -441,7 +449,7 @@ def _costs(measurement: RetrievalMeasurement) -> Iterator[str]:
 
 
 def _doubt(found: Accuracy) -> str:
-    """Say that an accuracy may be guessing; nothing without an interval."""
+    """Return a note if an accuracy may be guessing; nothing without an interval."""
     if found.interval is None:
         return ""
     return ", not distinguishable from guessing" if found.interval[0] <= found.chance else ""

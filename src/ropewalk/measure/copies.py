@@ -1,12 +1,12 @@
-"""Copies: does a model repeat what lies far back in its own context? Asked in the reading that gives the losses.
+"""Copies: does a model repeat distant text of its own context? Measured in the same pass as the losses.
 
-After a number of tokens of a window the model is asked for spans of the window's own text: it gets the first few tokens
-of a span, and the log-probability of the others is taken. The questions are branches after the cached prefix, so the
-window and its losses do not change. Spans of text that was never read are asked for in the same way.
+After a number of tokens of a window, the model is asked for spans of the window's own text: it gets the first tokens of
+a span, and the log-probability of the others is measured. The questions are branches after the cached prefix, so the
+window and its losses do not change. Spans of unseen text are asked for in the same way.
 
-The gain of a span is its log-probability after the window less that after its own first tokens alone, both by token;
-from it the mean of the same difference over the spans that were never read is taken away. So a span's own difficulty
-cancels, and so does what a long context costs every prediction.
+The gain of a span is its log-probability per token after the window, minus that after its own first tokens only. The
+mean of the same difference over the unseen spans is subtracted. The difficulty of a span cancels, and so does the cost
+of a long context for every prediction.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = Literal["shown", "refuted", "open"]
 
 @dataclass(frozen=True)
 class Range:
-    """Spans that start from `start` to below `stop` tokens back, `count` of them in each window."""
+    """A range of distances: `count` spans in each window start at least `start` and less than `stop` tokens back."""
 
     start: int
     stop: int
@@ -50,9 +50,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Stop:
-    """A length at which spans are asked for. Questions end at `length` tokens: they begin a span before it.
+    """A length at which spans are asked for. Questions end at `length` tokens and begin one span earlier.
 
-    - `ranges`: of distances. `decides`: the last of them decides whether a method copies at this length.
+    - `ranges`: the ranges of distances. `decides`: whether the last range decides if a method copies at this length.
     """
 
     length: int
@@ -64,8 +64,8 @@ class Stop:
 class SpanDesign:
     """The questions of one window. Lengths are in tokens.
 
-    - `span`: of a span, of which the first `cue` are given. `unread`: spans of other text, asked for at every stop.
-    - `control`: the stop at the trained length, where only plain is asked. `stops`: the ends of the stretches beyond.
+    - `span`: tokens of a span; the model gets the first `cue`. `unread`: number of unseen spans, used at every stop.
+    - `control`: the stop at the trained length, for plain only. `stops`: the ends of the stretches beyond.
 
     >>> protocol = LossProtocol.choose(trained_length=8192, target=16384, text="t", windows=1)
     >>> design = SpanDesign.choose(protocol)
@@ -81,7 +81,7 @@ class SpanDesign:
 
     @classmethod
     def choose(cls, protocol: LossProtocol) -> SpanDesign | None:
-        """Choose the questions for a window; None where it is too short for them, or lies within the trained length."""
+        """Choose the questions for a window; None if it is too short, or lies within the trained length."""
         trained, target, ends = protocol.trained_length, protocol.target, protocol.stretch_ends
         span, cue = LONG_SPAN if target >= LONG_TARGET else SHORT_SPAN
         if not ends or trained < 8 * span or min(np.diff([trained, *ends])) < 2 * span:
@@ -106,7 +106,7 @@ class SpanDesign:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that are asked for in a window under a method other than plain."""
+        """Return the number of tokens asked for in a window under a method other than plain."""
         return self.span * sum(self.unread + sum(part.count for part in stop.ranges) for stop in self.stops)
 
     def stops_of(self, method: str) -> tuple[Stop, ...]:
@@ -128,7 +128,7 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class WindowSpans:
-    """The spans of one window: by stop the token ids and the distance of each, and those that were never read."""
+    """The spans of one window: the token ids and the distance of each by stop, and the unseen spans."""
 
     design: SpanDesign
     read: Mapping[int, tuple[tuple[Ids, int, int], ...]]
@@ -145,7 +145,7 @@ class WindowSpans:
     ) -> WindowSpans:
         """Draw the spans of a window.
 
-        - `window`: its tokens. `elsewhere`: runs of tokens outside of it, in order of preference.
+        - `window`: its tokens. `elsewhere`: runs of tokens outside the window, in order of preference.
         """
         random, read = np.random.default_rng([*seed, 7]), {}
         for stop in (design.control, *design.stops):
@@ -161,15 +161,15 @@ class WindowSpans:
 
     @property
     def all(self) -> list[Ids]:
-        """Return every span once: those of each stop in order, then those that were never read."""
+        """Return every span once: those of each stop in order, then the unseen ones."""
         return [*(ids for of_stop in self.read.values() for ids, _, _ in of_stop), *self.unread]
 
     def stops(self, method: str) -> tuple[int, ...]:
-        """Return the numbers of tokens after which a method is asked."""
+        """Return the numbers of tokens after which a method is asked for spans."""
         return tuple(stop.length - self.design.span for stop in self.design.stops_of(method))
 
     def asking(self, method: str, answers: dict[str, list[float]]) -> dict[int, Any]:
-        """Return what `Reader.window_losses` calls to ask a method at its stops; it fills `answers`."""
+        """Return the callbacks by which `Reader.window_losses` asks for spans at the stops; they fill `answers`."""
 
         def ask(stop: Stop, prefix: Prefix) -> None:
             spans = [*(ids for ids, _, _ in self.read[stop.length]), *self.unread]
@@ -183,14 +183,14 @@ class WindowSpans:
         }
 
     def alone(self, reader: Reader) -> list[float]:
-        """Return the log-probability per token of each span of `all` after its own first tokens."""
+        """Return the log-probability per token of each span of `all` after its own first tokens only."""
         cue, spans = self.design.cue, self.all
         found = reader.continuation_log_probs([(ids[:cue], ids[cue:]) for ids in spans], batch=32)
         return [value / (self.design.span - cue) for value, _ in found]
 
 
 def _unread(design: SpanDesign, elsewhere: Sequence[Sequence[int]], random: np.random.Generator) -> Iterator[Ids]:
-    """Yield spans that were never read: evenly over the first runs that hold enough of them."""
+    """Yield unseen spans, spaced evenly over the first runs that contain enough of them."""
     places: list[tuple[int, int]] = []
     for number, run in enumerate(elsewhere):
         places += [(number, start) for start in range(0, len(run) - design.span + 1, design.span)]
@@ -198,8 +198,8 @@ def _unread(design: SpanDesign, elsewhere: Sequence[Sequence[int]], random: np.r
             break
     if len(places) < design.unread:
         raise RopeError(
-            "copies: the texts hold too little besides the window.",
-            facts={"spans outside of the window": len(places), "needed": design.unread},
+            "copies: the texts are too short for spans outside the window.",
+            facts={"spans outside the window": len(places), "needed": design.unread},
             cure="Give a longer --text, or pass --measure loss.",
         )
     chosen = np.sort(random.choice(len(places), design.unread, replace=False))
@@ -210,12 +210,12 @@ def _unread(design: SpanDesign, elsewhere: Sequence[Sequence[int]], random: np.r
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRow:
-    """The gain of a method at a length, from spans that lie `start` to `stop` tokens back.
+    """The gain of a method at a length, from spans `start` to `stop` tokens back.
 
-    - `gain`: nats per token; `interval` of the mean over windows, or over texts if there are several. None: unknown.
-    - `distance`: the mean. `spans`: how many in all, in `windows` windows.
-    - `decides`: the verdict rests on it: the farthest stretch at its length. `result`: whether the gain is shown to
-      exceed the bound.
+    - `gain`: nats per token. `interval`: of the mean over windows, or over texts if there are several; None: unknown.
+    - `distance`: the mean, in tokens. `spans`: the total number, in `windows` windows.
+    - `decides`: whether the verdict uses this row, the farthest range at its length. `result`: whether the gain is
+      shown to exceed the bound.
     """
 
     method: str
@@ -238,15 +238,17 @@ class CopyRow:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of a method in one window: by stop each read span's and each unread span's log-probability, less that
-    alone, in nats per token."""
+    """The answers of a method in one window: for each stop, the gains of the window's spans and of the unseen ones.
+
+    Each is the log-probability minus that after the span's own first tokens only, in nats per token.
+    """
 
     read: Mapping[int, Sequence[float]]
     unread: Mapping[int, Sequence[float]]
 
 
 Sample = tuple[float, Sequence[float]]
-"""A coefficient and the values whose mean it multiplies."""
+"""A coefficient, and values; the coefficient multiplies their mean."""
 
 
 def combined(
@@ -255,12 +257,12 @@ def combined(
     """Return the mean over units of a sum of multiples of means, and its moderated t interval.
 
     **Arguments:**
-    - `windows`: for each window the same samples in the same order. `texts`: the number of each window's text; units
-      are the windows, or the texts if there are several.
+    - `windows`: for each window, the same samples in the same order. `texts`: the number of each window's text. The
+      units are the windows, or the texts if there are several.
 
-    The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over windows) say, with
-    at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 16 units on the
-    interval is Student's t.
+    The prior variance of a window's value is 1.25^2 times the variance estimated from its spans (pooled over windows),
+    with at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). With 16 units or more,
+    the interval is Student's t.
 
     >>> mean, (low, high) = combined([[(1.0, [1.0, 2.0, 3.0]), (-1.0, [0.0, 0.5])]], [0])
     >>> mean, low < 0.5 < 3 < high
@@ -301,10 +303,10 @@ def _units(values: Sequence[float], texts: Sequence[int]) -> list[list[float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyMeasurement:
-    """What every method copies, and the control: plain at the trained length.
+    """The copies of every method, and the control: plain at the trained length.
 
-    - `answers`: by method, window by window. `distances`: of the read spans, by window and stop; `ranges`: the number
-      of each span's range. `texts`: the number of each window's text.
+    - `answers`: by method and window. `distances`: of the window's spans in tokens, by window and stop. `ranges`: the
+      number of each span's range. `texts`: the number of each window's text.
     - `notes`: why nothing was measured. `between_texts`: whether the units of intervals are texts, not windows.
     """
 
@@ -320,12 +322,12 @@ class CopyMeasurement:
     between_texts: bool = False
 
     def over_texts(self) -> CopyMeasurement:
-        """Return the same with intervals between texts, which speak of texts like these."""
+        """Return the same with intervals between texts, which apply to texts like these."""
         return dataclasses.replace(self, between_texts=True)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Return the methods that were asked."""
+        """Return the methods that were asked for spans."""
         return tuple(self.answers)
 
     def control(self, confidence: float | None = None) -> tuple[float, Interval] | None:
@@ -347,14 +349,14 @@ class CopyMeasurement:
 
     @property
     def bound(self) -> float | None:
-        """Return a third of the control's gain in nats per token; None where the model is not shown to copy."""
+        """Return a third of the control's gain in nats per token; None if the model is not shown to copy."""
         found = self.control()
         return SHARE * found[0] if found is not None and self.can_copy else None
 
     def copies(self, method: str, stretch: int) -> Result:
         """Return whether a method is shown to copy from the farthest part of its context at the end of a stretch.
 
-        "shown" if its gain less a third of the control's lies above 0 by its interval, "refuted" if below.
+        "shown" if the interval of its gain minus a third of the control's lies above 0, "refuted" if below 0.
         """
         found = self.beyond_bound(method, stretch)
         if found is None or found[1] is None:
@@ -363,7 +365,7 @@ class CopyMeasurement:
         return "shown" if low > 0 else "refuted" if high < 0 else "open"
 
     def beyond_bound(self, method: str, stretch: int) -> tuple[float, Interval] | None:
-        """Return the gain in the farthest range of a stretch's end, less a third of the control's; None: unknown."""
+        """Return the gain in the farthest range of a stretch's end, minus a third of the control's; None: unknown."""
         if self.design is None or not self.can_copy or not self.answers.get(method):
             return None
         stop, windows = self.design.stops[stretch], self.answers[method]
@@ -379,7 +381,7 @@ class CopyMeasurement:
         return combined(rows, self._texts(windows), confidence=self.confidence)
 
     def near(self, method: str) -> tuple[float, Interval] | None:
-        """Return a method's gain from tokens within the trained length at the target, less the control's."""
+        """Return a method's gain from tokens within the trained length at the target, minus the control's."""
         if self.design is None or not self.can_copy or not self.answers.get(method):
             return None
         stop, windows = self.design.stops[-1], self.answers[method]
@@ -395,9 +397,9 @@ class CopyMeasurement:
         return combined(rows, self._texts(windows), confidence=self.confidence)
 
     def reach(self, method: str) -> int | None:
-        """Return the largest length at which the method is shown to copy from the farthest part, and at all before it.
+        """Return the largest length up to which the method is shown, at every stop, to copy from the farthest part.
 
-        None where that is not shown, or the model does not copy within its trained length.
+        None if it is not shown at the first stop, or if the model does not copy within its trained length.
         """
         reached = None
         for number in range(len(self.design.stops) if self.design is not None else 0):
@@ -444,31 +446,29 @@ class CopyMeasurement:
         return found
 
     def sentences(self) -> list[str]:
-        """Describe the result in sentences."""
+        """Return the result in sentences."""
         found = self.control()
         if found is None:
             return list(self.notes)
         gain, interval = found
         around = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-        first = (
-            f"Copies: within the trained length a span that was read before gains {gain:.2f}{around} nats per token."
-        )
+        first = f"Copies: within the trained length, a repeated span gains {gain:.2f}{around} nats per token."
         if not self.can_copy:
-            return [f"{first} That is too little, or too uncertain, to say anything about tokens further back."]
+            return [f"{first} This is too small or too uncertain for a conclusion about more distant tokens."]
         lines = [first]
         for method in self.methods:
             results = [self.copies(method, number) for number in range(len(self._stops))]
             reach = self.reach(method)
             if reach is not None:
-                line = f"{method} copies what lies up to {reach:,} tokens back"
+                line = f"{method} copies tokens up to {reach:,} back"
                 following = next((stop.length for stop in self._stops if stop.length > reach), None)
                 if following is not None:
                     state = results[[stop.length for stop in self._stops].index(following)]
                     line += f"; at {following:,} it {'does not' if state == 'refuted' else 'is not shown to'}"
             elif results and results[0] == "refuted":
-                line = f"{method} does not copy what lies beyond {self.trained_length:,} tokens back"
+                line = f"{method} does not copy tokens more than {self.trained_length:,} back"
             else:
-                line = f"{method} is not shown to copy what lies beyond {self.trained_length:,} tokens back"
+                line = f"{method} is not shown to copy tokens more than {self.trained_length:,} back"
             near = self.near(method)
             if near is not None and near[1] is not None and near[1][1] < -SHARE * gain / 2:
                 line += f", and nearer tokens worse than the model does within {self.trained_length:,} tokens"
@@ -505,7 +505,7 @@ class CopyMeasurement:
         return self.texts[: len(windows)] if self.between_texts else (0,) * len(windows)
 
     def _gain(self, one: Answers, length: int, part: int | set[int] | None) -> list[Sample]:
-        """Return the samples of a gain: the spans of a range (or several, or all), less those that were never read."""
+        """Return the samples of a gain: the spans of a range (or several, or all), minus the unseen ones."""
         wanted = {part} if isinstance(part, int) else part
         of = self.ranges[length]
         values = [
@@ -514,7 +514,7 @@ class CopyMeasurement:
         return [(1.0, values), (-1.0, one.unread[length])]
 
     def _every_answer(self) -> Iterator[dict[str, Any]]:
-        """Yield each answer: the log-probability after the window less that alone, nats per token."""
+        """Yield each answer: the log-probability after the window minus that after the cue only, in nats per token."""
         for method, windows in self.answers.items():
             for number, one in enumerate(windows):
                 for length, values in one.read.items():
@@ -530,9 +530,9 @@ def gather_copies(
     results: Mapping[str, Sequence[Mapping[str, Any]]],
     texts: Sequence[int],
 ) -> CopyMeasurement:
-    """Return the measurement of the results of a run.
+    """Return the measurement from the results of a run.
 
-    - `spans`: of each window. `results`: by method, window by window: "asked" by length, and under plain "alone".
+    - `spans`: of each window. `results`: by method and window: "asked" by length, and for plain also "alone".
     - `texts`: the number of each window's text.
     """
     if not spans:
@@ -564,9 +564,9 @@ def gather_copies(
 
 
 def _why_not(protocol: LossProtocol) -> str:
-    """Return why no span is asked for."""
+    """Return the reason why no spans are measured."""
     if protocol.target <= protocol.trained_length:
         return "Copies: not measured, because the target lies within the trained length."
     if SpanDesign.choose(protocol) is not None:
-        return "Copies: not measured, because processes that split a window measure only losses."
+        return "Copies: not measured, because processes that share a window measure only losses."
     return "Copies: not measured, because these lengths are too short for the spans."

@@ -1,4 +1,4 @@
-"""Run the jobs of a measurement: each one once, several at a time, every result kept in a ledger at once."""
+"""Run the jobs of a measurement, each once, several at a time, and save every result in a ledger at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ropewalk.readers.workers import WorkersProgress, complete
 
 @dataclass(frozen=True)
 class Workload:
-    """What reading one or several texts consists of: forwards, tokens, pairs of a query and a key, and tokens scored.
+    """The work of processing texts: forward passes, tokens, pairs of a query and a key, and tokens scored.
 
     >>> Workload.of(2000, chunk=1024)
     Workload(calls=2, tokens=2000, pairs=2001000.0, scored=1999)
@@ -32,7 +32,7 @@ class Workload:
 
     @classmethod
     def of(cls, tokens: int, *, chunk: int = CHUNK, first: int = 1) -> Workload:
-        """Return the work of one text of `tokens` tokens, in chunks; tokens from `first` on are scored."""
+        """Return the work of one text of `tokens` tokens, in chunks; scoring starts at token `first`."""
         return cls(-(-tokens // chunk), tokens, tokens * (tokens + 1) / 2, max(0, tokens - first))
 
     def __add__(self, other: Workload) -> Workload:
@@ -41,7 +41,7 @@ class Workload:
         )
 
     def without(self, beginning: Workload) -> Workload:
-        """Return the rest of one text after a finished beginning, which includes the score of its last token."""
+        """Return the work of one text without a finished beginning, which includes the score of its last token."""
         ends = beginning.scored + (1 if beginning.tokens else 0)
         return Workload(
             self.calls - beginning.calls,
@@ -51,7 +51,7 @@ class Workload:
         )
 
     def times(self, count: int) -> Workload:
-        """Return this work several times."""
+        """Return this work, `count` times."""
         return Workload(count * self.calls, count * self.tokens, count * self.pairs, count * self.scored)
 
     @property
@@ -69,7 +69,7 @@ class Job:
 
     - `method`: the method that is measured. `window`: the number of its window or text.
     - `key`: the job's key in the ledger. `description`: the job as progress shows it.
-    - `tokens`: tokens that progress counts. `work`: what goes through the model, for estimates.
+    - `tokens`: tokens that progress counts. `work`: the model's work, for estimates.
     - `part`: the part of the measurement that the job belongs to; each measurement has its own kind.
     """
 
@@ -99,12 +99,12 @@ def run_jobs(
     """Measure every job that is due, and save each result as it is computed.
 
     **Arguments:**
-    - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`: those of
-      the call, and those that the result itself states.
-    - `workers`: jobs at one time, each on its share of the cores. Jobs that another process has leased are waited for.
-    - `until`: no further job begins once it returns True; what is left stays due.
+    - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`: the
+      time of the call, plus the seconds in the result itself.
+    - `workers`: jobs at one time, each on its share of the cores. The call waits for jobs leased by other processes.
+    - `until`: no job begins after it returns True; the remaining jobs stay due.
 
-    A KeyboardInterrupt passes through: finished results are in the ledger.
+    A KeyboardInterrupt passes through; finished results are in the ledger.
     """
     waiting, stop = due(jobs, ledger), threading.Event()
     shown = WorkersProgress(progress, stop, pieces=len(waiting))
@@ -119,7 +119,7 @@ def run_jobs(
 
 
 def check_finite(losses: Losses, method: str, *, first: int = 1) -> None:
-    """Raise `RopeError` if a loss is not finite; `first`: the token of the first loss."""
+    """Raise `RopeError` if a loss is not finite; `first` is the token of the first loss."""
     if not np.isfinite(losses).all():
         raise RopeError(
             "measurement: a loss is not a finite number.",

@@ -1,4 +1,4 @@
-"""Estimate how long a measurement takes and how much memory it needs, from a short trial; choose what fits a time."""
+"""Estimate the time and memory of a measurement from a short trial."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLE_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one worker for each forward, token, pair of a query and a key, and scored token."""
+    """Seconds of one worker for each forward pass, token, pair of a query and a key, and scored token."""
 
     per_call: float
     per_token: float
@@ -57,17 +57,17 @@ class Pace:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial: the pace, and the bytes that one worker needs besides the weights and the cache."""
+    """The result of a trial: the pace, and the bytes one worker needs in addition to the weights and the cache."""
 
     pace: Pace
     workspace: int
 
 
 def pace_of(timed: Sequence[tuple[Workload, float]], *, pair_over_token: float, per_call: float) -> Pace:
-    """Return the pace that fits some timed readings best, without negative parts.
+    """Fit a pace without negative parts to timed passes.
 
-    `pair_over_token` is what arithmetic says of the time of a pair over that of a token, and `per_call` about the
-    seconds of a forward without tokens: short readings say little of both, and long ones overrule them.
+    - `pair_over_token`: the expected time of a pair over that of a token. `per_call`: about the seconds of a forward
+      pass without tokens. Both are priors: short passes contain little information about them, and long ones dominate.
     """
     rows = [[part / (NOISE * seconds) for part in reading.parts] for reading, seconds in timed]
     wanted = [1 / NOISE] * len(rows)
@@ -83,7 +83,7 @@ def pace_of(timed: Sequence[tuple[Workload, float]], *, pair_over_token: float, 
 
 
 def pair_over_token(reader: Reader) -> float:
-    """Return the approximate time of one pair of a query and a key over that of a token, for this size and depth.
+    """Return the approximate time of a pair of a query and a key over that of a token, for this size and depth.
 
     With L layers of width d, a token costs 24 L d^2 operations and a pair 4 L d, and there are 12 L d^2 parameters.
     """
@@ -101,15 +101,15 @@ def time_trial(
     chunk: int = CHUNK,
     clock: Clock = time.perf_counter,
 ) -> Trial:
-    """Read the beginning of a text, twice as long each time, and find the pace.
+    """Time passes over the beginning of a text, each twice as long as the last, and estimate the pace.
 
     **Arguments:**
-    - `input_ids`: int64 `[tokens]`, a window of the text. `ahead`: the work that the trial is for; a thirtieth of its
-      time may be spent, and 1.5 to 12 seconds.
+    - `input_ids`: int64 `[tokens]`, a window of the text. `ahead`: the work to estimate. The trial takes at most a
+      thirtieth of its time, but 1.5 to 12 seconds.
     - `workers`: workers at one time, each on its share of the cores; the trial uses the same number.
-    - `clock`: seconds.
+    - `clock`: returns seconds.
 
-    **Returns:** a `Trial`. Its first, shortest reading is not counted.
+    **Returns:** a `Trial`. The first, shortest pass is not counted.
     """
     cores = torch.get_num_threads()
     share = max(1, cores // workers)
@@ -137,14 +137,14 @@ def time_trial(
 
 
 def _lengths(tokens: int) -> Iterator[int]:
-    """Return the lengths to read, doubling up to the whole text."""
+    """Return the lengths to process, doubling up to the whole text."""
     halvings = max(0, (tokens // SHORTEST).bit_length() - 1)
     for number in range(halvings, -1, -1):
         yield tokens >> number
 
 
 def _timed(reader: Reader, input_ids: Tensor, first: int, chunk: int, clock: Clock) -> float:
-    """Return the seconds of one reading: the median of three if that is short."""
+    """Return the seconds of one pass: the median of three if it is short."""
     found: list[float] = []
     while len(found) < 3 and sum(found) < AGAIN:
         started = clock()
@@ -155,7 +155,7 @@ def _timed(reader: Reader, input_ids: Tensor, first: int, chunk: int, clock: Clo
 
 @contextmanager
 def _company(reader: Reader, input_ids: Tensor, others: int, cores: int, chunk: int) -> Iterator[None]:
-    """Let other workers read during the block, so that memory and caches are shared as in the run."""
+    """Run other workers during the block, so memory and caches are shared as in the run."""
     if others < 1:
         yield
         return
@@ -177,7 +177,7 @@ def _company(reader: Reader, input_ids: Tensor, others: int, cores: int, chunk: 
 
 @contextmanager
 def _peak() -> Iterator[list[int]]:
-    """Yield a list that contains the largest resident memory during the block, in bytes, after it ends."""
+    """Yield a list; after the block it contains the largest resident memory during the block, in bytes."""
     found, done = [resident_bytes()], threading.Event()
 
     def watch() -> None:
@@ -226,7 +226,7 @@ def job_seconds(job: Job, pace: Pace) -> float:
 
 
 def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
-    """Return the seconds until all jobs are done, if the first free worker takes the next one.
+    """Return the seconds until all jobs are done, if the first free worker takes the next job.
 
     >>> seconds_at_once([3.0, 1.0, 1.0, 2.0], 2)
     4.0
@@ -241,8 +241,8 @@ def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
 def estimate_memory(reader: Reader, trial: Trial, target: int, jobs: Sequence[Job], *, workers: int) -> int | None:
     """Return the largest resident memory of these jobs of losses with `workers` at one time; None if unknown.
 
-    Each worker has a cache of the whole window. Methods that continue plain's beginning of a window keep it next to the
-    caches: jobs go window by window, so that there are never more beginnings than workers.
+    Each worker has a cache of the whole window. Beginnings of windows that methods take from plain need memory next to
+    the caches. Jobs run window by window, so there are never more beginnings than workers.
     """
     now = resident_bytes()
     if not now or reader.device.type != "cpu":
@@ -256,9 +256,9 @@ def estimate_memory(reader: Reader, trial: Trial, target: int, jobs: Sequence[Jo
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Everything that the time of a run depends on: the model, the plan of its losses, and retrieval.
+    """The inputs of an estimate: the model, the plan of its losses, and retrieval.
 
-    - `most_workers`: jobs at one time; None: as cores and memory allow.
+    - `most_workers`: most jobs at one time; None: as many as cores and memory allow.
     """
 
     reader: Reader
@@ -274,7 +274,7 @@ class Outlook:
         return fitting_workers(self.reader, self.plan.protocol.target, jobs)
 
     def try_out(self, window: Tensor, jobs: Sequence[Job], clock: Clock) -> Trial:
-        """Return the trial before these jobs, on a window of the text."""
+        """Run the trial for these jobs on a window of the text, and return it."""
         ahead = sum((job.work for job in jobs), NOTHING)
         workers = self.workers(len(jobs))
         return time_trial(self.reader, window, ahead=ahead, workers=workers, chunk=self.chunk, clock=clock)
@@ -289,10 +289,9 @@ class Outlook:
         return estimate_memory(self.reader, trial, target, jobs, workers=self.workers(len(jobs)))
 
     def retrieval_seconds(self, methods: Sequence[str], trial: Trial) -> float:
-        """Return the seconds of the retrieval texts of these methods, which are read one by one, on all cores.
+        """Return the seconds of the retrieval texts of these methods, which are processed one by one, on all cores.
 
-        The trial's pace is that of one of several workers. One text of each kind is made, to count the tokens of its
-        questions.
+        The trial's pace is that of one of several workers. One text of each kind is generated to count its tokens.
         """
         if self.retrieval is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""The text around hidden answers: noise or a passage, split into units, with needles at given depths."""
+"""The text around hidden answers: noise or a passage, split into units, with needles at chosen depths."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _PIECE = 8  # characters of a unit in such a text
 
 @dataclasses.dataclass(frozen=True)
 class Haystack:
-    """Filler in units (sentences of noise, or words of a text), endless: after the last unit comes the first again.
+    """Endless filler in units (sentences of noise, or words of a text); the first unit follows the last.
 
-    `glue` joins units. It is empty for texts without spaces between words, which have units of a few characters.
+    `glue` joins units. It is empty for texts without spaces between words; their units are a few characters.
     """
 
     units: tuple[str, ...]
     glue: str = " "
 
     def take(self, start: int, count: int) -> list[str]:
-        """Return `count` units from unit `start` on.
+        """Return `count` units, starting at unit `start`.
 
         >>> Haystack(("a", "b.", "c")).take(2, 4)
         ['c', 'a', 'b.', 'c']
@@ -72,9 +72,9 @@ def passage(text: str) -> Haystack:
     units = tuple(text.split())
     if not units:
         raise RopeError(
-            "retrieval: the text holds no words.",
+            "retrieval: the text contains no words.",
             facts={"characters": len(text)},
-            cure="Give a text, or take the noise as haystack.",
+            cure='Pass a text with words, or the haystack "noise".',
         )
     if sum(map(len, units)) <= _WORD * len(units):
         return Haystack(units)
@@ -93,17 +93,17 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Filler with needles in it: the text, and the character at which each needle begins, as they were given."""
+    """Filler with needles in it: the text, and the character at which each needle begins, in the given order."""
 
     text: str
     starts: tuple[int, ...]
 
 
 def hide(units: Sequence[str], needles: Sequence[tuple[float, str]], glue: str = " ") -> Placed:
-    """Put each needle (text, and depth from 0 to 1 of the filler's characters) between two units, with spaces around.
+    """Insert each needle (text, and depth from 0 to 1 of the filler's characters) between two units, between spaces.
 
-    It goes to the nearest end of a sentence where one lies within a twentieth of the filler, else to the nearest end of
-    a unit. Needles that meet at one place keep their order. `glue` joins the units, as in `Haystack`.
+    It goes to the nearest end of a sentence if one is within a twentieth of the filler, else to the nearest end of a
+    unit. Needles at the same place keep their order. `glue` joins the units, as in `Haystack`.
 
     >>> hide(["One.", "Two", "three.", "Four."], [(0.6, "HERE."), (0.0, "FIRST.")])
     Placed(text='FIRST. One. Two three. HERE. Four.', starts=(23, 0))

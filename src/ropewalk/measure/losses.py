@@ -1,4 +1,4 @@
-"""Losses of every method on every window: the run, and what it measured."""
+"""Losses of every method on every window: the run and its measurement."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PLAIN, CROP = "plain", "crop"
 class WindowResult:
     """One method on one window: sums of losses in nats per block; seconds of work.
 
-    - `peak_rss_bytes`: the process's largest resident memory by then; None in records from Windows before psutil.
-    - `asked`: the answers to the questions of `copies.WindowSpans`, by length. `alone`: those of the spans alone, for
-      plain.
+    - `peak_rss_bytes`: the process's largest resident memory so far; None in records from Windows before psutil.
+    - `asked`: the answers to the questions of `copies.WindowSpans`, by length. `alone`: for plain, the answers after
+      each span's first tokens only.
     """
 
     block_sums: tuple[float, ...]
@@ -42,7 +42,7 @@ class WindowResult:
 
     @classmethod
     def from_json(cls, result: Mapping[str, Any]) -> WindowResult:
-        """Return the result that the ledger contains as JSON."""
+        """Return the result from the ledger's JSON."""
         return cls(
             tuple(result["block_sums"]),
             result["seconds"],
@@ -58,15 +58,15 @@ class WindowResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Every method's results, window by window, and the positions that they were measured with.
+    """Every method's results by window, and the positions used.
 
-    - `own`: the model's positions as it was given. `same_as` names, for a method whose frequencies equal an earlier
-      one's at this length, that earlier method.
-    - `results`: plain and crop have all windows; a method that was given up has the first ones.
-    - `frequencies`: for each window what token frequencies lose in each block within the trained length, nats per
-      token; None where they were not counted.
-    - `config_form`: where the model's config says its ropes. `texts`: the number of each window's text. `share`: the
-      number of disjoint windows that the windows are worth, over their number.
+    - `own`: the model's original positions. `same_as`: maps a method to an earlier one with equal frequencies at this
+      length.
+    - `results`: plain and crop have all windows; a method that was given up has only the first ones.
+    - `frequencies`: for each window, the loss of token frequencies in each block within the trained length, in nats
+      per token; None if they were not counted.
+    - `config_form`: the form of the ropes in the model's config. `texts`: the number of each window's text. `share`:
+      the effective number of disjoint windows, over the number of windows.
     """
 
     protocol: LossProtocol
@@ -81,7 +81,7 @@ class Measurement:
 
     @property
     def windows(self) -> int:
-        """Return the number of windows that plain has read."""
+        """Return the number of windows measured under plain."""
         return len(self.results[PLAIN])
 
     def block_means(self, method: str) -> list[list[float]]:
@@ -93,12 +93,12 @@ class Measurement:
         ]
 
     def within(self, method: str) -> list[float]:
-        """Return for each window the mean loss of tokens 1 .. trained_length - 1."""
+        """Return the mean loss of tokens 1 .. trained_length - 1 for each window."""
         blocks = self.protocol.blocks_within
         return self._means(method, slice(0, blocks))
 
     def beyond(self, method: str) -> list[float] | None:
-        """Return for each window the mean loss of tokens from trained_length on; None if there are none."""
+        """Return the mean loss of tokens from trained_length on for each window; None if there are no such tokens."""
         blocks = self.protocol.blocks_within
         return self._means(method, slice(blocks, None)) if len(self.protocol.blocks) > blocks else None
 
@@ -119,22 +119,21 @@ def peak_memory() -> int:
 def frequency_losses(
     texts: Sequence[Sequence[int]], protocol: LossProtocol, *, vocab_size: int
 ) -> tuple[tuple[float, ...], ...]:
-    """Return for each window the mean loss in each block within the trained length of token frequencies counted outside
-    the window.
+    """Return the mean loss of a unigram model in each block within the trained length, for each window.
 
-    A token that occurs c times among the N tokens of its text outside the window, T of them distinct, has the
-    probability (c + T / V) / (N + T): with the weight T / (N + T) for a token that is new, spread evenly over the V
-    tokens of the vocabulary.
+    Its token frequencies are counted in the window's text outside the window. A token that occurs c times among N
+    tokens, T of them distinct, has the probability (c + T / V) / (N + T). New tokens have the weight T / (N + T), which
+    is spread evenly over the V tokens of the vocabulary.
 
     **Arguments:**
-    - `texts`: token ids of each text. `protocol`: where its windows lie. `vocab_size`: V, at least the largest id + 1.
+    - `texts`: token ids of each text. `protocol`: places the windows. `vocab_size`: V, at least the largest id + 1.
 
     **Returns:** nats per token, `[window][block]`, over the tokens 1 .. trained_length - 1 of each window.
     **Source:** Witten and Bell 1991 (method C), interpolated with the uniform distribution as in Chen and Goodman 1999,
     "An empirical study of smoothing techniques for language modeling", section 2.
 
     >>> protocol = LossProtocol.choose(trained_length=2, target=2, text="t", windows=1)
-    >>> round(frequency_losses([[0, 0]], protocol, vocab_size=2)[0][0], 4)  # nothing lies outside: log 2
+    >>> round(frequency_losses([[0, 0]], protocol, vocab_size=2)[0][0], 4)  # no token outside the window: log 2
     0.6931
     """
     blocks, losses = protocol.blocks[: protocol.blocks_within], []
@@ -153,13 +152,13 @@ KEPT_BYTES = 2**30  # of all kept beginnings together; what does not fit is comp
 
 
 class Beginnings:
-    """Plain's beginnings of windows, kept from when plain has read them until no job that is due wants them.
+    """The beginnings of windows under plain, kept until no job that is due needs them.
 
-    A method that equals plain in a window's first tokens takes these from plain in any case, from here or by reading
-    them again: so its numbers do not depend on what was kept, nor on what a run was resumed from.
+    A method that equals plain in a window's first tokens always takes these from plain, from here or by computing them
+    again. Its numbers therefore do not depend on what was kept or on where a run was resumed.
 
-    - `plain`: the reader under plain. `shared`: for each method how many tokens it takes over; 0 for most.
-    - `due`: the jobs of the run. `chunk`: tokens of one forward. `stops`: after which plain is asked.
+    - `plain`: the reader under plain. `shared`: the number of tokens each method takes over; 0 for most.
+    - `due`: the jobs of the run. `chunk`: tokens of one forward pass. `stops`: tokens after which plain is asked.
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class Beginnings:
     def read(
         self, variant: ReadingOn, method: str, ids: Tensor, window: int, *, advance: Advance, asking: Asking
     ) -> tuple[Losses, float]:
-        """Return a method's losses of a window, and the seconds that other methods spent on the reused part."""
+        """Return a method's losses of a window, and the seconds spent by other methods on the reused part."""
         tokens = self.shared[method]
         with self._lock:
             beginning = self._kept.get(window)
@@ -230,7 +229,7 @@ class Beginnings:
 
 
 def _pauses(stops: Sequence[int], tokens: int) -> Asking:
-    """Return stops at which nothing is asked: a reading in the same chunks gives the same numbers to the bit."""
+    """Return stops without questions: a pass in the same chunks gives the same numbers to the bit."""
     return {stop: lambda prefix: None for stop in stops if stop <= tokens}
 
 
@@ -250,11 +249,11 @@ def run(
     """Run the jobs of the plan that are due (or those given), and save each result as it is computed.
 
     **Arguments:**
-    - `workers`: jobs at one time, each on its share of the cores. Jobs that another process has leased are waited for.
-    - `spans`: of each window: asked for while it is read, except under crop. Empty: nothing is asked.
-    - `until`: no further job begins once it returns True.
+    - `workers`: jobs at one time, each on its share of the cores. The call waits for jobs leased by other processes.
+    - `spans`: of each window, asked for during its pass, except under crop. Empty: nothing is asked.
+    - `until`: no job begins after it returns True.
 
-    A KeyboardInterrupt passes through: what was done is in the ledger. Raises `RopeError` where a loss is not finite.
+    A KeyboardInterrupt passes through; finished results are in the ledger. Raises `RopeError` if a loss is not finite.
     """
     protocol, jobs = plan.protocol, plan.due(ledger, chunk=chunk) if jobs is None else jobs
     plain: dict[int, Losses] = {}
@@ -304,11 +303,10 @@ def run(
 def _beginning(
     plain: Reader | None, ids: Tensor, protocol: LossProtocol, chunk: int, stops: Sequence[int]
 ) -> Losses | None:
-    """Return the losses of a window's first tokens, equal to the bit to those of plain's whole pass: by its chunks.
+    """Return the losses of a window's first tokens, in plain's chunks, equal to the bit to those of its whole pass.
 
-    So crop's numbers do not depend on which process has read plain.
-
-    The token after the last chunk is read for the loss of its last row only.
+    Crop's numbers therefore do not depend on which process measured plain. The token after the last chunk is used only
+    for the loss of its last row.
     """
     whole = -(-protocol.trained_length // chunk) * chunk
     if plain is None:
@@ -317,9 +315,9 @@ def _beginning(
 
 
 def gather(plan: Plan, ledger: Ledger, *, windows: int | None = None) -> Measurement:
-    """Return the measurement of the results so far, each method under its own name.
+    """Return the measurement from the results so far, each method under its own name.
 
-    - `windows`: of the first so many windows; None: all. A method has the windows before its first missing one.
+    - `windows`: number of first windows to use; None: all. A method has the windows before its first missing one.
     """
     count = plan.protocol.windows if windows is None else windows
     results: dict[str, tuple[WindowResult, ...]] = {}

@@ -31,15 +31,15 @@ MOST_STRETCHES = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossProtocol:
-    """What is measured of losses; every length is in tokens, `start_char` in characters of each text.
+    """The protocol of losses. Lengths are in tokens; `start_char` is in characters of each text.
 
-    - `windows`: of all texts together, each of `target` tokens. They go round the texts, so that the first windows are
-      of different ones. Those of one text do not overlap if it is long enough for them.
-    - `block`: of positions, counted from 0 and again from the trained length, so that no block holds both.
-    - `unscaled_tokens`: leading tokens left unscaled (LongRoPE's n-hat). `seed` draws the places of the windows.
+    - `windows`: total number for all texts, each of `target` tokens. They alternate between the texts, so the first
+      windows are of different texts. Windows of one text do not overlap if it is long enough.
+    - `block`: positions in a block, counted from 0 and again from the trained length, so no block spans both parts.
+    - `unscaled_tokens`: number of leading tokens left unscaled (LongRoPE's n-hat). `seed` draws the windows' places.
 
-    The loss of a token given all tokens before it in its window belongs to the block of its own position: so
-    the first token of a window has none, and the first block holds one loss fewer.
+    Each token is predicted from all tokens before it in its window; its loss belongs to the block of its own position.
+    The first token of a window has no loss, so the first block contains one loss fewer.
     """
 
     trained_length: int
@@ -64,13 +64,13 @@ class LossProtocol:
             raise RopeError("protocol: there is no text to measure on.", cure="Give --text FILE.")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise RopeError(
-                "protocol: `seed` must be a whole number from 0 on.",
+                "protocol: `seed` must be a whole number of at least 0.",
                 facts={"seed": self.seed},
                 cure="Leave it out for 0.",
             )
         if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
             raise RopeError(
-                "protocol: `unscaled_tokens` must be a whole number from 0 to below the target.",
+                "protocol: `unscaled_tokens` must be a whole number, at least 0 and less than the target.",
                 facts={"unscaled_tokens": self.unscaled_tokens, "target": self.target},
                 cure="Give a few, such as 4; LongRoPE tries up to 256.",
             )
@@ -108,10 +108,12 @@ class LossProtocol:
         unscaled_tokens: int = 0,
         tokens: int | Sequence[int] | None = None,
     ) -> LossProtocol:
-        """Fill in defaults: target 4x (3x or 2x if every text is shorter), an eighth of the shorter of the two parts of
-        a window for a block, a quarter of the trained length for the stride, and up to 16 windows.
+        """Fill in defaults.
 
-        - `tokens`: of each text, or of the one. Windows of one text overlap by at most a half.
+        The target is 4x the trained length (3x or 2x if every text is shorter); the block an eighth of the shorter of a
+        window's two parts; the stride a quarter of the trained length. There are up to 16 windows.
+
+        - `tokens`: of each text, or of the only one. Windows of one text overlap by at most a half.
 
         >>> found = LossProtocol.choose(trained_length=512, text="moby_dick", tokens=300_000)
         >>> found.target, found.block, found.windows
@@ -171,16 +173,16 @@ class LossProtocol:
 
     @property
     def stretch_ends(self) -> tuple[int, ...]:
-        """Return the position that each stretch ends at."""
+        """Return the position at which each stretch ends."""
         return tuple(self.blocks[last - 1][1] for _, last in self.stretches)
 
     def places(self, tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """Return the text and the first token of each window: in rounds over the texts, in random order in each.
+        """Return the text and the first token of each window, in rounds over the texts, in random order in each text.
 
         - `tokens`: of each text. Windows of a text are disjoint, with random gaps, if it is long enough; else they are
-          spread evenly and overlap by at most a half. Texts that are shorter than a window are left out.
+          spread evenly and overlap by at most a half. Texts shorter than a window are left out.
 
-        Raises `RopeError` if the texts do not hold the windows.
+        Raises `RopeError` if the texts are too short for the windows.
 
         >>> protocol = LossProtocol.choose(trained_length=4, text=("a", "b"), target=8, windows=3, seed=1)
         >>> protocol.places([30, 8])
@@ -219,14 +221,14 @@ class LossProtocol:
         return [found[number] for number in random.permutation(windows)]
 
     def share(self, tokens: Sequence[int], windows: int | None = None) -> float:
-        """Return the number of disjoint windows that the first `windows` (None: all) are worth, over their number."""
+        """Return the effective number of disjoint windows among the first `windows` (None: all), over their number."""
         places = self.places(tokens)[:windows]
         counts = [sum(text == number for text, _ in places) for number in range(len(tokens))]
         worth = sum(min(count, length / self.target) for count, length in zip(counts, tokens, strict=True))
         return worth / len(places)
 
     def sentence(self) -> str:
-        """Return the protocol in words."""
+        """Return a description of the protocol."""
         several = f"up to {self.windows} windows" if self.windows > 1 else "one window"
         texts = self.texts[0] if len(self.texts) == 1 else f"{len(self.texts)} texts ({', '.join(self.texts)})"
         return (
@@ -240,18 +242,15 @@ class LossProtocol:
     def _first_tokens(self) -> str:
         if not self.unscaled_tokens:
             return ""
-        return (
-            f"The first {self.unscaled_tokens:,} tokens of a window keep their angles under every method that changes "
-            "frequencies. "
-        )
+        return f"Methods that change frequencies leave the first {self.unscaled_tokens:,} tokens of a window unscaled. "
 
     def to_json(self) -> dict[str, Any]:
-        """Return the protocol as JSON, with its sentence."""
+        """Return the protocol as JSON, with its description."""
         return {**dataclasses.asdict(self), "confidence": LOOK_CONFIDENCE, "sentence": self.sentence()}
 
 
 def most_windows(tokens: int, target: int) -> int:
-    """Return the number of windows that a text of so many tokens holds, where they overlap by at most a half.
+    """Return the number of windows in a text of `tokens` tokens if they overlap by at most a half.
 
     >>> most_windows(100, 40), most_windows(79, 40), most_windows(39, 40)
     (4, 2, 0)
@@ -267,10 +266,10 @@ KIND = "losses"
 class Plan:
     """The methods of a run in order, the positions of each, and the methods that share numbers.
 
-    `same_as` maps a method to an earlier one with equal frequencies at this length. `own` are the model's positions.
-    `crop_under`: the method under which crop reads, at its frequencies for the target, if its weights are not plain's
-    (`readers.tuned`); nothing that plain read is then reused. `config_form`: the form in which the model's config
-    contains its ropes.
+    - `same_as`: maps a method to an earlier one with equal frequencies at this length. `own`: the model's positions.
+    - `crop_under`: the method whose frequencies for the target crop uses, if crop's weights are not plain's
+      (`readers.tuned`); none of plain's results are then reused.
+    - `config_form`: the form of the ropes in the model's config.
     """
 
     protocol: LossProtocol
@@ -296,7 +295,7 @@ class Plan:
         return None if self.crop_under is None else self.protocol.target
 
     def shared_tokens(self, method: str, chunk: int) -> int:
-        """Return the leading tokens of a window that a method other than crop takes over from plain."""
+        """Return the number of a window's leading tokens that a method other than crop takes over from plain."""
         return shared_tokens(method, self.protocol, chunk) if self.crop_under is None else 0
 
     def due(
@@ -308,10 +307,10 @@ class Plan:
         methods: Collection[str] | None = None,
         asked: int = 0,
     ) -> tuple[Job, ...]:
-        """Return the jobs without a result in the ledger, window by window; `part` is the tokens taken from plain.
+        """Return the jobs without a result in the ledger by window; `part` is the number of tokens taken from plain.
 
         - `windows`, `methods`: only these; None: all. Methods that start from plain's beginning of a window come last.
-        - `asked`: tokens that every method but crop is asked for in a window, besides reading it.
+        - `asked`: tokens asked for in addition to the window, under every method except crop.
         """
         protocol = self.protocol
         windows = range(protocol.windows) if windows is None else windows
@@ -343,9 +342,9 @@ def _digest_of(positions: Positions) -> str:
 
 
 def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) -> Plan:
-    """Plan the measurement: `plain` always (differences are paired with it), each distinct form of the model once.
+    """Plan the measurement: always `plain` (differences are paired with it), and each distinct form of the model once.
 
-    Raises `RopeError` for a method that is unknown or does not apply.
+    Raises `RopeError` if a method is unknown or does not apply.
     """
     reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
     own = reader.positions
@@ -353,9 +352,9 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
     crops = [name for name in chosen if METHODS[name].crops]
     if crops and (not reach.extends or reach.trained < 2):
         raise RopeError(
-            f"doctor: {crops[0]} differs from plain only beyond the trained length.",
+            f"doctor: {crops[0]} differs from plain only if the target exceeds the trained length.",
             facts={"target": reach.target, "trained_length": reach.trained},
-            cure=f"Ask for a longer --target, or leave {crops[0]} out.",
+            cure=f"Pass a longer --target, or leave out {crops[0]}.",
         )
     positions = {name: METHODS[name].positions(own, reach) for name in chosen}
     crop_under = None
@@ -384,15 +383,15 @@ def _tuned_method(positions: Mapping[str, Positions]) -> str:
     methods = [name for name in positions if name != "plain" and not METHODS[name].crops]
     if len(methods) != 1 or positions[methods[0]] == positions["plain"]:
         raise RopeError(
-            "plan: a tuned model is compared with the untuned one under one method, whose positions are not plain's.",
+            "plan: a tuned model is compared with the untuned one under one method, with positions other than plain's.",
             facts={"methods": methods},
-            cure="Name the method that it was tuned under; a model tuned under plain is measured by itself.",
+            cure="Pass the method of the tuning; measure a model tuned under plain without the untuned one.",
         )
     return methods[0]
 
 
 def _angles(positions: Positions, seq_len: int) -> object:
-    """Return what defines a method's computation: each layer's frequencies and attention factor at this length."""
+    """Return each layer's frequencies and attention factor at this length, which define a method's computation."""
     distinct = {
         rope: (columns_of(rope, seq_len), first_columns_of(rope), attention_factor_of(rope, seq_len))
         for rope in positions.present_ropes
@@ -401,7 +400,7 @@ def _angles(positions: Positions, seq_len: int) -> object:
 
 
 def shared_tokens(method: str, protocol: LossProtocol, chunk: int) -> int:
-    """Return the leading tokens of a window, in whole chunks, for which a method other than crop equals `plain`."""
+    """Return the number of leading tokens, in whole chunks, for which a method other than crop equals `plain`."""
     if METHODS[method].crops:
         return 0
     reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
@@ -409,7 +408,7 @@ def shared_tokens(method: str, protocol: LossProtocol, chunk: int) -> int:
 
 
 def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int:
-    """Return the tokens that the model processes for one window; with `reuse`, crop starts from plain's beginning."""
+    """Return the number of tokens processed for one window; with `reuse`, crop starts from plain's beginning."""
     if not METHODS[method].crops:
         return protocol.target
     steps = crop_steps(protocol.target, protocol.trained_length, protocol.stride)
@@ -419,7 +418,7 @@ def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int
 def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True, asked: int = 0) -> Workload:
     """Return the work of a method on one window; `reuse`: it starts from plain's beginning if it can.
 
-    - `asked`: tokens that are asked for after the window, each of which sees all of it.
+    - `asked`: tokens asked for after the window; each attends to all of it.
     """
     if not METHODS[method].crops:
         whole = Workload.of(protocol.target, chunk=chunk)
@@ -433,9 +432,9 @@ def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool 
 
 
 def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: LossProtocol) -> Tensor:
-    """int64 `[windows, target]`: the protocol's windows of its tokenised texts, in order.
+    """Return the protocol's windows of its tokenised texts, int64 `[windows, target]`, in order.
 
-    `tokens` are those of each text, or of the one text. Raises `RopeError` if they hold fewer windows.
+    `tokens` are those of each text, or of the only text. Raises `RopeError` if they are too few for the windows.
     """
     texts = cast(Sequence[Sequence[int]], [tokens] if tokens and isinstance(tokens[0], int) else tokens)
     rows = []
@@ -447,7 +446,7 @@ def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: Loss
 def trained_length_of(reader: Reader, given: int | None) -> int:
     """Return the trained length: `given`, or the model's own.
 
-    Raises `RopeError` if the model has no rope, if its length is unknown and none is given, or if it has a scaling of
+    Raises `RopeError` if the model has no rope, if its length is unknown and not given, or if it has a scaling of
     unknown training status.
     """
     ropes = reader.positions.present_ropes
@@ -466,13 +465,13 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
                 "trained length with it": unknown.scaled_length,
                 "trained length without it": unknown.original_length,
             },
-            cure='`ropewalk doctor` measures it. Then pass --trained-length, or write "finetuned": true or false into '
-            "the rope block of config.json.",
+            cure='Measure it with `ropewalk doctor`. Then pass --trained-length, or write "finetuned": true or false '
+            "into the rope block of config.json.",
         )
     length = reader.trained_length if given is None else given
     if length is None:
         raise RopeError(
-            "context: the model does not say its trained length.",
+            "context: the model's trained length is unknown.",
             facts={"rope": ropes[0]},
             cure="Pass --trained-length TOKENS.",
         )
@@ -480,6 +479,6 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
 
 
 def fingerprint(reader: Reader, windows: Tensor, protocol: LossProtocol) -> str:
-    """Return a short hash of what a run's numbers depend on: the model, the windows' tokens and the protocol."""
+    """Return a short hash of everything that determines a run's numbers: model, tokens of the windows, and protocol."""
     ids = windows.to(torch.int64).contiguous().numpy().tobytes()
     return hash_of(FORMAT, torch.__version__, reader.digest(), repr(protocol), ids)

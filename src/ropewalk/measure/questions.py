@@ -55,11 +55,11 @@ NAMES = tuple(_CITIES.split())
 
 Ids = tuple[int, ...]
 GROUP = 12
-"""Questions that share their answers as candidates: chance is 1 in 12."""
+"""Number of questions that share their answers as candidates: chance is 1 in 12."""
 MOST = 96
 """Most questions after one text."""
 FEWEST = 4
-"""Fewest questions; a shorter text is refused."""
+"""Fewest questions; a text that is too short for them raises an error."""
 DIGITS = 5
 _TRIES = 40
 _LINE, _NEAR_END = (
@@ -76,9 +76,9 @@ def number(rng: Random, digits: int) -> str:
 
 
 def alike(tokenizer: Tokenizer, count: int, draw: Callable[[], str], *, beside: str = "") -> list[str]:
-    """Draw `count` different texts, all with the same number of tokens if 40 draws for each of them allow it.
+    """Draw `count` different texts, all with the same number of tokens if at most 40 draws for each give enough.
 
-    Substrings of `beside` are drawn again. Raises `RopeError` if the draws give too few.
+    Substrings of `beside` are discarded. Raises `RopeError` if there are too few.
     """
     by_tokens: dict[int, list[str]] = defaultdict(list)
     drawn: dict[str, None] = {}
@@ -93,15 +93,15 @@ def alike(tokenizer: Tokenizer, count: int, draw: Callable[[], str], *, beside: 
             return same
     if len(drawn) < count:
         raise RopeError(
-            "retrieval: the text holds the numbers or names that were to be hidden in it.",
-            facts={"wanted": count, "drawn that it does not hold": len(drawn)},
-            cure="Give a text with fewer of them, or take the noise as haystack.",
+            "retrieval: the text already contains too many of the numbers or names to hide in it.",
+            facts={"wanted": count, "drawn and not in the text": len(drawn)},
+            cure='Pass a text with fewer of them, or the haystack "noise".',
         )
     return list(drawn)[:count]
 
 
 def draw_names(names: Sequence[str], count: int, text: str, rng: Random) -> list[str]:
-    """Draw `count` different names that are no substrings of the text.
+    """Draw `count` different names that are not substrings of the text.
 
     Raises `RopeError` if there are too few.
 
@@ -111,9 +111,9 @@ def draw_names(names: Sequence[str], count: int, text: str, rng: Random) -> list
     unheld = [name for name in names if name not in text]
     if len(unheld) < count:
         raise RopeError(
-            "retrieval: the text holds the names by which numbers were to be hidden in it.",
-            facts={"wanted": count, "names that it does not hold": len(unheld)},
-            cure="Give another text, or take the noise as haystack.",
+            "retrieval: the text already contains too many of the names of hidden numbers.",
+            facts={"wanted": count, "names not in the text": len(unheld)},
+            cure='Pass a different text, or the haystack "noise".',
         )
     return rng.sample(unheld, count)
 
@@ -122,8 +122,8 @@ def draw_names(names: Sequence[str], count: int, text: str, rng: Random) -> list
 class Wording:
     """The texts that hide a number and ask for it, with {name} and {value}.
 
-    - `ask`: the question, which only a chat needs if `asks` is False. `lead`: how the answer begins.
-    - `head`: opens the text.
+    - `ask`: the question; only a chat uses it if `asks` is False. `lead`: the beginning of the answer.
+    - `head`: the beginning of the text.
     """
 
     needle: str
@@ -157,7 +157,7 @@ PASS_KEYS = Wording(
 
 
 class Frame(NamedTuple):
-    """What stands before the text, and between a question and the beginning of its answer; None: no chat.
+    """The strings before the text, and between a question and the beginning of its answer; None: no chat.
 
     >>> from ropewalk.measure.questions import NUMBERS
     >>> Frame().question(NUMBERS, "Oslo"), Frame("<user>", "<model>").question(NUMBERS, "Oslo")
@@ -179,14 +179,14 @@ PLAIN = Frame()
 
 
 def chat_frame(tokenizer: Tokenizer) -> Frame:
-    """Return the frame of the tokenizer's chat template around one message of the user; jinja2's sandbox runs it.
+    """Return the frame of the tokenizer's chat template around one user message; it runs in jinja2's sandbox.
 
     Raises `RopeError` if there is no template, or if it changes the message.
     """
     template = getattr(tokenizer, "chat_template", None)
     if template is None:
         raise RopeError(
-            "retrieval: this model has no chat template.",
+            "retrieval: the model has no chat template.",
             facts={"tokenizer": type(tokenizer).__name__},
             cure="Leave the chat out: the questions are then asked as plain text.",
         )
@@ -208,16 +208,16 @@ def chat_frame(tokenizer: Tokenizer) -> Frame:
         raise RopeError(
             "retrieval: the model's chat template cannot frame a message.",
             facts={"error": f"{type(error).__name__}: {error}"},
-            cure="Leave the chat out: the questions are then asked as plain text.",
+            cure="Leave out the chat, to ask the questions as plain text.",
         ) from error
     return Frame(before, between)
 
 
 class Wanted(NamedTuple):
-    """One answer that is looked for: candidate `answer` against the candidates `others`.
+    """One expected answer: candidate `answer` against the candidates `others`.
 
-    `depth` is the part of the text before its needle, and `distance` the tokens from where its needle begins to the end
-    of the question.
+    - `depth`: the fraction of the text before its needle. `distance`: tokens from the beginning of its needle to the
+      end of the question.
     """
 
     answer: int
@@ -242,26 +242,26 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionSet:
-    """A text as token ids, processed once, and the questions after it."""
+    """A text as token ids, which the model processes once, and the questions after it."""
 
     input_ids: Ids
     questions: tuple[Question, ...]
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of the text with the longest question and candidate; they fix the frequencies."""
+        """Return the number of tokens of the text with the longest question and candidate; frequencies use it."""
         return len(self.input_ids) + max(
             len(one.input_ids) + max(map(len, one.continuations)) for one in self.questions
         )
 
     def cropped(self, tokens: int) -> QuestionSet:
-        """Return the text's end only, at most `tokens` together with the longest question and candidate."""
+        """Keep only the text's end: at most `tokens` tokens, including the longest question and candidate."""
         kept = max(1, tokens - (self.tokens - len(self.input_ids)))
         return dataclasses.replace(self, input_ids=self.input_ids[-kept:])
 
 
 class Hidden(NamedTuple):
-    """An answer in a draft: its candidate's number, those of its rivals, and the needle's first character."""
+    """An answer in a draft: its candidate's number, the numbers of its rivals, and the needle's first character."""
 
     answer: int
     others: tuple[int, ...]
@@ -269,7 +269,7 @@ class Hidden(NamedTuple):
 
 
 class QuestionText(NamedTuple):
-    """A question in a draft: its text, the numbers of its candidates, and the answers that it may have."""
+    """A question in a draft: its text, the numbers of its candidates, and its possible answers."""
 
     text: str
     candidates: tuple[int, ...]
@@ -277,7 +277,7 @@ class QuestionText(NamedTuple):
 
 
 class QuestionDraft(NamedTuple):
-    """A set of questions as text: `body` are the first and last character of the filler with its needles."""
+    """A set of questions as text; `body` is the first and last character of the filler with its needles."""
 
     text: str
     body: tuple[int, int]
@@ -286,8 +286,11 @@ class QuestionDraft(NamedTuple):
 
 
 def ask_after(tokenizer: Tokenizer, draft: QuestionDraft) -> QuestionSet:
-    """Return the draft as token ids: the common beginning of all questions belongs to the text, and that of all
-    candidates of a question to the question."""
+    """Return the draft as token ids.
+
+    The common prefix of all questions belongs to the text, and the common prefix of a question's candidates to the
+    question.
+    """
     ids = tokenizer.encode_prompt(draft.text)
     kept, tails = continued(tokenizer, draft.text, ids, _tails(draft))
     same = shared_prefix(tails)
@@ -321,7 +324,7 @@ def _tails(draft: QuestionDraft) -> list[str]:
 
 
 def fill_text(tokenizer: Tokenizer, length: int, render: Callable[[int], QuestionDraft], *, task: str) -> QuestionSet:
-    """Return the set with the most filler that has at most `length` tokens with any question and candidate."""
+    """Return the set with the most filler for which text, question and candidate always fit into `length` tokens."""
     bare = render(0)
     kept, tails = continued(tokenizer, bare.text, tokenizer.encode_prompt(bare.text), _tails(bare))
     after = max(map(len, tails)) + kept - len(tokenizer.encode_prompt(bare.text))
@@ -336,10 +339,9 @@ def fill_text(tokenizer: Tokenizer, length: int, render: Callable[[int], Questio
 
 
 def how_many(length: int, tokens: int, *, group: int = GROUP, most: int = MOST, task: str) -> int:
-    """Return the number of questions for a text of `length` tokens if each needle takes `tokens` tokens: whole groups,
-    or less than one group; at most `most`.
+    """Return the number of questions for a text of `length` tokens if each needle has `tokens` tokens.
 
-    Raises `RopeError` if too few fit.
+    It is a multiple of the group size or less than one group, and at most `most`. Raises `RopeError` if too few fit.
 
     >>> how_many(16_384, 13, task="numbers"), how_many(2048, 13, task="numbers"), how_many(512, 13, task="numbers")
     (96, 24, 6)
@@ -357,7 +359,7 @@ def how_many(length: int, tokens: int, *, group: int = GROUP, most: int = MOST, 
 
 
 def groups_of(count: int, size: int) -> list[list[int]]:
-    """Return the numbers 0 .. count - 1 in groups of about `size`, each spread over all of them.
+    """Return the numbers 0 .. count - 1 in groups of about `size`, each spread over the whole range.
 
     >>> groups_of(6, 3)
     [[0, 2, 4], [1, 3, 5]]
@@ -377,14 +379,14 @@ def shared_prefix(rows: Sequence[Sequence[int]]) -> int:
 
 
 def places(tokenizer: Tokenizer, text: str, tokens: int) -> Callable[[int], int]:
-    """Return a function from a character of a text with `tokens` tokens to the token that contains it."""
+    """Return a function that maps a character of a text with `tokens` tokens to its token."""
     ends = [end for _, end in tokenizer.tokenizer.encode(text, add_special_tokens=False).offsets]
     before = tokens - len(ends)
     return lambda character: before + bisect_right(ends, character)
 
 
 def fill(length: int, size: Callable[[int], int], *, task: str) -> int:
-    """Return the most units of filler for which `size`, in tokens, is at most `length`; each unit has a token or more.
+    """Return the largest number of filler units for which `size`, in tokens, is at most `length`.
 
     Raises `RopeError` if nothing fits.
     """
@@ -413,8 +415,8 @@ def fill(length: int, size: Callable[[int], int], *, task: str) -> int:
 def continued(tokenizer: Tokenizer, text: str, ids: list[int], tails: Sequence[str]) -> tuple[int, list[list[int]]]:
     """Return the number of the text's `ids` that no tail changes, and each tail's ids after those.
 
-    Only the end of the text is tokenised again, from a line or a word on, if that end has the same tokens as in the
-    text, except for a mark that some tokenizers put before every text.
+    Only the end of the text is tokenised again, from the start of a line or word, if it has the same tokens as in the
+    text. A mark that some tokenizers put before every text is ignored.
     """
     end = text[_cut(text) :]
     of_end = tokenizer.encode(end)
@@ -439,10 +441,10 @@ def _cut(text: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HiddenNumbers:
-    """Make texts with numbers named by cities, spread evenly; each city is asked for after the text.
+    """Make texts with evenly spread numbers named after cities, and questions after the text for each city's number.
 
-    The candidates of a question are the numbers of its group of cities. A question has as many candidates as a text of
-    `shortest` tokens has space for, so that chance is the same at every length.
+    The candidates of a question are the numbers of its group of cities. Their count is what fits into a text of
+    `shortest` tokens, so chance is the same at every length.
     """
 
     name: str
@@ -452,7 +454,7 @@ class HiddenNumbers:
     shortest: int | None = None
 
     def make(self, tokenizer: Tokenizer, length: int, rng: Random) -> QuestionSet:
-        """Return a text of at most `length` tokens with any question and candidate."""
+        """Return a text that fits into `length` tokens with any question and candidate."""
         start, wording = rng.randrange(len(self.haystack.units)), self.wording
         filler = self.haystack.text(start, length)  # at most: a unit has a token or more
         sample = " ".join(wording.needle.format(name=name, value=10 ** (DIGITS - 1)) for name in NAMES[:10])
@@ -492,13 +494,13 @@ def make_tasks(
     frame: Frame | None = None,
     shortest: int | None = None,
 ) -> tuple[HiddenNumbers, ...]:
-    """Return the tasks of these names, which hide their numbers in passages of `text` or in noise.
+    """Return the tasks with these names, which hide their numbers in passages of `text` or in noise.
 
     **Arguments:**
     - `names`: from `TASKS`.
     - `haystack`: "noise" (five repeated sentences) or "text"; None: noise for `passkey`, text for `numbers`.
-    - `frame`: of a chat, around the questions; None: plain text. `shortest`: the shortest length in tokens; questions
-      after longer texts have no more candidates than fit into it.
+    - `frame`: of a chat, around the questions; None: plain text. `shortest`: the shortest length in tokens, which
+      limits the number of candidates at every length.
 
     **Raises:** `RopeError` for unknown names or a text without words.
 

@@ -28,19 +28,19 @@ from ropewalk.readers.reader import CHUNK, Advance, Reader
 def candidate_log_probs(
     reader: Reader, asked: QuestionSet, *, chunk: int = CHUNK, advance: Advance | None = None
 ) -> list[list[float]]:
-    """Return for each question the log-probability in nats of each candidate, summed over its tokens.
+    """Return the log-probability in nats of each candidate of each question, summed over its tokens.
 
-    The text goes through a cache once, `chunk` tokens at a time, `advance` called with their number; every question is
-    asked as if it were the only one. Frequencies that depend on length are those of `asked.tokens`.
+    The text is processed once with a cache, `chunk` tokens at a time; `advance` is called with their number. Every
+    question is asked as if it were the only one. Frequencies that depend on length are those of `asked.tokens`.
     """
     prefix = reader.prefix(asked.input_ids, seq_len=asked.tokens, chunk=chunk, advance=advance)
     return prefix.ask([(question.input_ids, question.continuations) for question in asked.questions])
 
 
 def calibrated(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list[dict[int, float]]:
-    """Return for each question each candidate's log-probability minus its mean over all questions that have it.
+    """Subtract from each candidate's log-probability its mean over all questions that have the candidate.
 
-    This removes the advantage of numbers that are likely after any question. A single question stays uncalibrated.
+    This removes the advantage of numbers that are likely after any question. A single question is not calibrated.
     """
     raw = [
         dict(zip(one.candidates, values, strict=True)) for one, values in zip(asked.questions, log_probs, strict=True)
@@ -56,7 +56,7 @@ def calibrated(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list
 
 
 def answers_of(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list[Answer]:
-    """Return every wanted answer, found or not. Raises `RopeError` for NaN."""
+    """Return every expected answer, found or not. Raises `RopeError` for NaN."""
     answers = []
     for question, values, fair in zip(asked.questions, log_probs, calibrated(asked, log_probs), strict=True):
         raw = dict(zip(question.candidates, values, strict=True))
@@ -68,7 +68,7 @@ def answers_of(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list
 
 
 def choose(log_probs: list[float]) -> bool:
-    """Return whether the first, the answer's, is above all others; a tie is no find. Raises `RopeError` for NaN.
+    """Return whether the first log-probability, the answer's, exceeds all others. Raises `RopeError` for NaN.
 
     >>> choose([-1.0, -2.0]), choose([-1.0, -1.0])
     (True, False)
@@ -116,23 +116,23 @@ def measure_retrieval(
     chunk: int = CHUNK,
     progress: Progress | None = None,
 ) -> RetrievalMeasurement:
-    """Measure how often each method's model finds what a long input contains, by task, length and depth.
+    """Measure how often each method's model finds facts in a long input, by task, length and depth.
 
     **Arguments:**
-    - `methods`: the reader of each method's name.
-    - `lengths`: tokens of a text with a question and its answer; frequencies that depend on length are those of all.
+    - `methods`: the reader of each method, by name.
+    - `lengths`: tokens of a text with a question and its answer; frequencies that depend on length use this number.
     - `tasks`: from `TASKS`. `samples`: texts for each task and length. The texts of a `seed` are the same for every
       method and in every run.
-    - `text`: (name, contents), as `read_text` gives it; None: Moby-Dick. `haystack`: as for `make_tasks`.
-    - `chat`: put the questions into the frame of the tokenizer's chat template.
-    - `trained_length`: tokens; only named in the protocol, for figures.
-    - `crop`: by method, the number of last tokens that it processes, with the question; it cannot find other needles.
-    - `state`: a folder that saves each text's answers as they are computed; None: in memory. With `resume` its results
-      are reused, and several processes may share it; else it starts over.
-    - `chunk`: tokens of one forward. `progress`: each cell with texts due, and its tokens.
+    - `text`: (name, contents), as `read_text` returns it; None: Moby-Dick. `haystack`: as for `make_tasks`.
+    - `chat`: format the questions with the tokenizer's chat template.
+    - `trained_length`: tokens; only stated in the protocol, for figures.
+    - `crop`: by method, the number of last tokens to process, including the question. Earlier needles cannot be found.
+    - `state`: the folder in which each text's answers are saved as they are computed; None: in memory. With `resume`,
+      its results are reused, and several processes may share it; else it starts over.
+    - `chunk`: tokens of one forward pass. `progress`: displays each cell with texts due, and its tokens.
 
-    **Raises:** `RopeError` if a task does not fit into the shortest length, for a state of another run, and for
-    arguments out of range; before anything is measured.
+    **Raises:** `RopeError` if a task does not fit into the shortest length, if the state belongs to a different run, or
+    if an argument is out of range; always before anything is measured.
 
     **Source:** Mohtashami and Jaggi 2023 (arXiv:2305.16300).
 
@@ -156,9 +156,9 @@ def measure_retrieval(
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalRun:
-    """A retrieval measurement with checked arguments: what is due, and the work itself.
+    """A retrieval measurement with checked arguments: the jobs that are due, and their work.
 
-    - `models`: for each method a digest of everything that its answers depend on.
+    - `models`: for each method, a digest of everything that determines its answers.
     """
 
     protocol: RetrievalProtocol
@@ -185,11 +185,11 @@ class RetrievalRun:
     ) -> RetrievalRun:
         """Return the run of a protocol on the contents of its text; arguments and errors are `measure_retrieval`'s.
 
-        The ledger's key contains what every text is made of, not how many there are: a later run may add tasks,
-        lengths, samples and methods.
+        The ledger's key contains the ingredients of the texts, not their number: a later run may add tasks, lengths,
+        samples and methods.
         """
         if not readers:
-            raise RopeError("retrieval: no method is given.", facts={"methods": readers}, cure="Name at least one.")
+            raise RopeError("retrieval: `methods` is empty.", facts={"methods": readers}, cure="Pass at least one.")
         need("scipy.stats", extra="doctor")
         tasks = {
             task.name: task
@@ -219,7 +219,7 @@ class RetrievalRun:
         )
 
     def due(self, methods: Sequence[str] | None = None) -> tuple[Job, ...]:
-        """Return every text without an answer; `methods`: only of these. A job's `work` leaves the questions out."""
+        """Return every text without an answer, only of `methods` if given. A job's `work` does not count questions."""
         samples = self.protocol.samples
         jobs = (
             Job(
@@ -239,7 +239,7 @@ class RetrievalRun:
         return due(jobs, self.ledger)
 
     def key(self, method: str, cell: Cell, sample: int) -> str:
-        """Return a text's key in the ledger; the shortest length sets how many candidates a question has."""
+        """Return a text's key in the ledger. It contains the shortest length, which sets the number of candidates."""
         at = f"{cell.length} of {self.protocol.lengths[0]}"
         return f"{method}/{self.models[method]}/{cell.task}/{at}/{sample}"
 
@@ -252,9 +252,9 @@ class RetrievalRun:
     def measure(
         self, progress: Progress | None = None, *, methods: Sequence[str] | None = None
     ) -> RetrievalMeasurement:
-        """Ask what is due, save each text's answers as they are computed, and gather all of them.
+        """Measure the jobs that are due, save each text's answers as they are computed, and return all of them.
 
-        - `methods`: the methods to ask; None: all of the run.
+        - `methods`: the methods to measure; None: all of the run.
         """
         asked = tuple(self.readers) if methods is None else tuple(methods)
 
@@ -296,7 +296,7 @@ class RetrievalRun:
 
 
 def _check_fit(tokenizer: Tokenizer, protocol: RetrievalProtocol, tasks: Mapping[str, HiddenNumbers]) -> None:
-    """Make texts of the shortest and the longest lengths: what does not fit is refused before any work."""
+    """Make texts of the shortest and the longest lengths, to raise before any work if one does not fit."""
     for name, task in tasks.items():
         shortest, longest = protocol.lengths[0], protocol.lengths[-1]
         task.make(tokenizer, longest, draws(protocol.seed, name, longest, 0))
@@ -314,7 +314,7 @@ def _fits(tokenizer: Tokenizer, task: HiddenNumbers, length: int) -> bool:
 
 
 def fitting_tasks(tokenizer: Tokenizer, length: int, *, text: tuple[str, str] | None = None) -> tuple[str, ...]:
-    """Return the tasks for which texts fit into `length` tokens with a tenth to spare.
+    """Return the tasks with texts that fit into `length` tokens with a tenth to spare.
 
     >>> from ropewalk.checkpoints.load import load
     >>> fitting_tasks(load("tiny").tokenizer, 256)

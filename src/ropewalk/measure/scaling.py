@@ -1,7 +1,7 @@
-"""The frequencies that the weights were trained with: those with the scaling in the config, or those without it.
+"""Find the frequencies of the training: those with the scaling in the config, or those without it.
 
-If the table of families does not contain the answer, both are measured within the length before the scaling: the
-weights have the lower loss under the frequencies that they were trained with.
+If the table of families does not contain the answer, both are measured within the length before the scaling. The loss
+is lower under the frequencies of the training.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MEASURED, GIVEN = "measured within the original length", "--trained-length"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScalingReading:
-    """The two readings of a model's scaling, measured: mean losses in nats per token of each window.
+    """A measurement of a model with and without its scaling: mean losses of each window in nats per token.
 
     - `rule`: the scaling's name. `length`: tokens of a window, within the length before the scaling.
-    - `scaled_length`, `original_length`: tokens that the model was trained to, with it and without it.
+    - `scaled_length`, `original_length`: the trained length in tokens, with and without the scaling.
 
-    Where the answer is open the scaling is taken for an option of inference.
+    If the result is open, the scaling is treated as an option of inference.
     """
 
     rule: str
@@ -45,7 +45,7 @@ class ScalingReading:
 
     @property
     def difference(self) -> tuple[float, Interval]:
-        """Scaled minus unscaled, paired by window, and its 95 % interval (Student's t)."""
+        """Return scaled minus unscaled loss, paired by window, and its 95 % interval (Student's t)."""
         return mean_and_interval([one - other for one, other in zip(self.scaled, self.unscaled, strict=True)])
 
     @property
@@ -58,25 +58,25 @@ class ScalingReading:
 
     @property
     def trained_length(self) -> int | None:
-        """Return the trained length in tokens: with the scaling if that is shown, else without it."""
+        """Return the trained length in tokens: with the scaling if it is shown to be trained, else without it."""
         return self.scaled_length if self.with_scaling else self.original_length
 
     @property
     def sentence(self) -> str:
-        """Return the answer in words, with its numbers."""
+        """Return the result as a sentence, with its numbers."""
         found = signed(*self.difference)
         measured = f"scaled minus unscaled is {found} nats per token in windows of {self.length:,} tokens"
         if self.with_scaling is None:
             return (
-                f"Whether the weights were trained with the {self.rule} scaling is open: {measured}. It is treated as "
-                "an option of inference; --trained-length overrides this."
+                f"It is open whether the weights were trained with the {self.rule} scaling: {measured}. It is treated "
+                "as an option of inference; --trained-length overrides this."
             )
         how = "with" if self.with_scaling else "without"
         length = "" if self.trained_length is None else f" to {self.trained_length:,} tokens"
         return f"The weights were trained {how} the {self.rule} scaling{length}: {measured}."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the reading as the doctor's document contains it: losses in nats per token, lengths in tokens."""
+        """Return the measurement as JSON: losses in nats per token, lengths in tokens."""
         mean, interval = self.difference
         return {
             **dataclasses.asdict(self),
@@ -102,12 +102,12 @@ def settle_reading(
 
     **Arguments:**
     - `tokens`: of each text; windows are drawn from all of them by `seed`.
-    - `trained_length`: tokens that somebody states; beyond the length before the scaling it says that the model was
-      trained with it, else without.
-    - `folder`: keeps the results in a ledger named by its fingerprint, so that a stopped measurement continues; None is
-      the user's cache.
+    - `trained_length`: the user's trained length in tokens. If it exceeds the length before the scaling, the model was
+      trained with the scaling, else without it.
+    - `folder`: contains the ledger of the results, named by its fingerprint, from which a stopped measurement resumes;
+      None: the user's cache.
 
-    **Raises:** `RopeError` where the texts hold no two windows of 16 tokens, and as `run`.
+    **Raises:** `RopeError` if the texts are too short for two windows of 16 tokens, and as `run`.
     """
     unknown = unsettled(reader.positions)
     if unknown is None:

@@ -1,1 +1,1 @@
-"""Serving engines: what each can run, and the commands and files that make one serve a model under a method."""
+"""Serving engines: their supported methods, and the commands and files to serve a model under a method."""

@@ -1,6 +1,6 @@
-"""Serving engines: what each loads, and what it ignores or does differently, with the version and the source.
+"""Serving engines: the supported files, and known deviations of each engine, with version and source.
 
-Nothing here was concluded by analogy. "run" was run by us; everything else is from what `source` names.
+Nothing is inferred by analogy. "run" means that we ran the engine; everything else is from `source`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from ropewalk.errors import RopeError
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
-"""The engines that a config or a .gguf file tells what to do."""
+"""The engines that are configured by a config or a .gguf file."""
 RUNNERS = (*ENGINES, "python")
-"""What runs a model: an engine, or a Python program, which can also apply methods in attention (`rw.attach`)."""
+"""All ways to run a model: an engine, or a Python program, which can also apply methods in attention (`rw.attach`)."""
 READS_GGUF = ("llama.cpp", "ollama")
 """The engines that load a .gguf file; the others load a Hugging Face folder."""
 CONVERTER = "llama.cpp's converter"
-"""convert_hf_to_gguf.py, which makes a .gguf file of a Hugging Face folder. `caveats_of` takes it as an engine."""
+"""convert_hf_to_gguf.py, which converts a Hugging Face folder to a .gguf file. `caveats_of` treats it as an engine."""
 APPLIED_BY_CONVERTER = ("default", "linear", "yarn")
 """The `rope_type`s that the converter writes for every family (conversion/base.py, `set_gguf_parameters`)."""
 READERS_OF_CONFIGS = {"vllm": "vLLM", CONVERTER: CONVERTER}
@@ -26,24 +26,24 @@ READERS_OF_CONFIGS = {"vllm": "vLLM", CONVERTER: CONVERTER}
 RULES_CHECKED = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 """The `rope_type`s that were looked up in the sources of vLLM and of llama.cpp's converter."""
 MULTIPLIES_LENGTH = ("linear", "dynamic")
-"""The rules by whose factor vLLM and SGLang multiply `max_position_embeddings`, which keeps the trained length there.
+"""The rules for which vLLM and SGLang multiply `max_position_embeddings`, the trained length there, by the factor.
 
 Source: vLLM's `_get_and_verify_max_len`, SGLang's `get_context_length`.
 """
 NOT_MULTIPLIED = "gemma3"
-"""Part of the names of model types for which vLLM does not multiply the length (same function)."""
+"""A part of the names of model types for which vLLM does not multiply the length (same function)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caveat:
-    """One thing that engines ignore or do differently.
+    """One known deviation of engines.
 
-    - `engines`: the engines. `text`: what they do, and the cure. `versions`: where it was seen. `source`: the file or
-      issue that shows it.
+    - `engines`: the engines. `text`: the behaviour and the cure. `versions`: the versions with this behaviour.
+      `source`: the file or issue that shows it.
     - `rules`: only for these `rope_type`s; empty: all. `keys`: only for blocks with one of these keys.
     - `scaled`: only with an extension. `composite`: only for configs with a language model under `text_config`.
-    - `several`: only if layer types have blocks of their own. `windows`: only if layers with a window share a block
-      with others. `shortened`: only if `max_position_embeddings` is less than the length of the block.
+    - `several`: only if each layer type has its own block. `windows`: only if layers with a window share a block with
+      others. `shortened`: only if `max_position_embeddings` is less than the length of the block.
     """
 
     engines: tuple[str, ...]
@@ -60,7 +60,7 @@ class Caveat:
 
     @property
     def of_the_block(self) -> bool:
-        """Return whether it concerns how this engine applies a `rope_type`, not serving in general."""
+        """Return whether it concerns this engine's handling of a `rope_type`, not serving in general."""
         return bool(self.rules) and len(self.engines) <= 2
 
 
@@ -70,7 +70,7 @@ CAVEATS: tuple[Caveat, ...] = (
     Caveat(
         engines=ENGINES,
         text="This config has one block for all layers, so layers with a short window are scaled too. The doctor "
-        "measured `rw.attach`, which leaves those layers as they were trained.",
+        "measured `rw.attach`, which leaves those layers unscaled.",
         versions="all",
         source="src/ropewalk/methods/method.py, transformers' modeling_gemma2.py",
         windows=True,
@@ -110,13 +110,13 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("vllm",),
-        text="--rope-scaling was removed: the server stops at the flag. Use --hf-overrides.",
+        text="--rope-scaling was removed, and the server stops if it is passed. Use --hf-overrides.",
         versions="from 0.11.1",
         source="vllm-project/vllm#28006, quoted in vllm-project/recipes#856",
     ),
     Caveat(
         engines=("vllm",),
-        text="Older servers call the block `rope_scaling` and expect `rope_theta` outside of it.",
+        text="Older servers call the block `rope_scaling` and expect `rope_theta` outside it.",
         versions="before the change of November 2025 (0.10.2's example has the old keys)",
         source="vllm-project/vllm#28542, docs.vllm.ai v0.10.2",
     ),
@@ -138,7 +138,7 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=(CONVERTER,),
-        text="`truncate` in a yarn block is not applied as in transformers: compare outputs before relying on it.",
+        text="`truncate` in a yarn block is not applied as in transformers. Compare outputs before you rely on it.",
         versions="0274f0f",
         source="llama.cpp's conversion/base.py",
         rules=("yarn",),
@@ -176,8 +176,8 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("sglang",),
-        text="Some model classes read `rope_scaling` from the config and not `rope_parameters`, so that a block of "
-        "transformers 5 was dropped in silence. LFM2 was mended in May 2026.",
+        text="Some model classes use the config's `rope_scaling` and not `rope_parameters`, so a block of transformers "
+        "5 was silently ignored. LFM2 was fixed in May 2026.",
         versions="before that change",
         source="sgl-project/sglang#26187",
     ),
@@ -191,8 +191,8 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("sglang",),
-        text="`attention_factor` in a yarn block is dropped: 0.1 ln(factor) + 1 applies, times `attn_factor`. Laguna "
-        "has code of its own, which applied it twice until August 2026.",
+        text="`attention_factor` in a yarn block is ignored: 0.1 ln(factor) + 1 applies, times `attn_factor`. Laguna "
+        "has its own code, which applied it twice until August 2026.",
         versions="0.5.23",
         source="sglang's rotary_embedding/factory.py; sgl-project/sglang#33558",
         rules=("yarn",),
@@ -207,8 +207,8 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=(CONVERTER,),
-        text="`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not applied as in transformers: "
-        "compare outputs before relying on it.",
+        text="`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not applied as in transformers. "
+        "Compare outputs before you rely on them.",
         versions="0274f0f",
         source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
         rules=("yarn",),
@@ -224,7 +224,7 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=(CONVERTER,),
-        text="The divisors are written for Phi-3 only. Other families lose this rope: write a .gguf file by "
+        text="The divisors are written for Phi-3 only; other families lose this rope. Write a .gguf file with "
         "`ropewalk extend apply` instead (Llama's architecture).",
         versions="0274f0f",
         source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
@@ -253,16 +253,16 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("ollama",),
-        text="If Ollama runs a model by its own engine, not by llama.cpp, its llama and qwen3 use `rope.freq_scale`, "
-        "which no converter writes, and neither `rope.scaling.factor` nor YaRN's keys: the scaling would be lost "
-        "silently. Run `ropewalk verify`.",
+        text="If Ollama runs a model in its own engine, not in llama.cpp, its llama and qwen3 use `rope.freq_scale`, "
+        "which no converter writes, and ignore `rope.scaling.factor` and YaRN's keys, so the scaling is silently lost. "
+        "Run `ropewalk verify`.",
         versions="model/models/qwen3/model.go at 0312c5a, llama/model.go at 02e2ab6; other versions were not checked",
         source="ollama/ollama, and its open #12308",
         rules=("linear", "yarn"),
     ),
     Caveat(
         engines=("transformers",),
-        text="The frequencies are computed when the model is built: changing `model.config` later changes nothing.",
+        text="The frequencies are computed when the model is built. Later changes of `model.config` have no effect.",
         versions="5",
         source="MakazhanAlpamys/Soup#793",
     ),
@@ -283,7 +283,7 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("transformers",),
-        text="With a cache, keys keep the base at which they were rotated: long answers differ from one forward pass.",
+        text="With a cache, keys keep the base of their rotation, so long answers differ from one forward pass.",
         versions="all",
         source="huggingface/transformers#25104",
         rules=("dynamic",),
@@ -325,11 +325,11 @@ def caveats_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """A kind of `rope_parameters` block that engines do not apply as it was measured.
+    """A kind of `rope_parameters` block that engines do not apply as measured.
 
     - `engines`: the engines. `reason`: a clause without a full stop. `source`: the file that shows it.
     - `rules`: for these `rope_type`s; empty: all. `archs`: not for these architectures of llama.cpp.
-    - `several`: only if layer types have blocks of their own.
+    - `several`: only if each layer type has its own block.
     """
 
     engines: tuple[str, ...]
@@ -364,7 +364,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         engines=READS_GGUF,
-        reason="its frequencies follow the length, and a .gguf file contains fixed ones",
+        reason="its frequencies depend on the length, but a .gguf file contains fixed ones",
         source="src/ropewalk/checkpoints/gguf_keys.py",
         rules=("dynamic",),
     ),
@@ -392,11 +392,11 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def why_not(engine: str | None, method: str, block: Mapping[str, Any] | None, *, arch: str | None = None) -> str | None:
-    """Return why an engine cannot run a method as it was measured, in a few words; None if it can.
+    """Return a short reason why an engine cannot run a method as measured; None if it can.
 
     **Arguments:**
-    - `engine`: one of `RUNNERS`. None: any engine that reads a config or a .gguf file.
-    - `method`: its name. `plain`, `as-is` and `crop` run everywhere; for `crop` the client sends only the last tokens.
+    - `engine`: one of `RUNNERS`. None: any engine that uses a config or a .gguf file.
+    - `method`: its name. `plain`, `as-is` and `crop` run everywhere; for `crop`, the client sends only the last tokens.
     - `block`: the method's `rope_parameters`, or a block for each layer type; None if no config expresses it.
     - `arch`: llama.cpp's architecture of the model. None: Llama's is assumed.
 

@@ -1,4 +1,4 @@
-"""The configuration of an engine that serves a model under a method: commands, files, caveats, the method's cost."""
+"""Configure an engine to serve a model under a method: commands, files, caveats, and the method's cost."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ LONGER = "longer.gguf"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A method's cost and gain by the position in the text, from a doctor's record.
+    """A method's cost and gain by position, from a doctor's record.
 
     - `factor`, `target`: of the record.
-    - `within`: its loss minus plain's within the trained length in nats per token; `within_interval`: over windows
+    - `within`: its loss minus plain's within the trained length, in nats per token. `within_interval`: over windows
       (None: one window).
     - `pays_from`: the first position in tokens from which its mean loss is below plain's in every block, or None.
     """
@@ -63,23 +63,24 @@ class Cost:
     def sentence(self) -> str:
         """Return the cost and the gain as a sentence."""
         within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
-        pays = "its loss is nowhere below plain's."
+        pays = "its loss is never below plain's."
         if self.pays_from is not None:
             pays = (
-                f"by the mean it pays from {self.pays_from:,} tokens on. Send shorter prompts to the model as it was."
+                f"its mean loss is below plain's from {self.pays_from:,} tokens on. Send shorter prompts to the "
+                "unchanged model."
             )
         return f"{self.method} {self.factor:g}: {within}; {pays}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """The commands and files that make an engine serve a model.
+    """The commands and files to serve a model with an engine.
 
-    - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply, or a block for each layer type
-      of a model with several ropes.
+    - `length`: tokens of its context. `block`: the `rope_parameters` to apply, or a block for each layer type of a
+      model with several ropes.
     - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
-    - `note`: what the client has to do, or None.
-    - `caveats`: what the engine is known to ignore. `costs`: from the doctor's records.
+    - `note`: instructions for the client, or None.
+    - `caveats`: known deviations of the engine. `costs`: from the doctor's records.
     """
 
     engine: str
@@ -113,15 +114,15 @@ def serve_config(
     trained_length: int | None = None,
     records: Sequence[str | os.PathLike[str] | Mapping[str, Any]] = (),
 ) -> ServeConfig:
-    """Return the commands, flags and files that make an engine serve a model under a method, and its caveats.
+    """Return the commands, flags and files to serve a model under a method, and the engine's caveats.
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not loaded.
     - `engine`: one of `ropewalk.serving.engines.ENGINES`.
     - `method`: its name. None: that of the first record, or "as-is" without records.
     - `target`: tokens; None: `factor` times the trained length, the record's target, or four times the trained length.
-    - `length`: tokens of the engine's context, if less than the target; None: the length that the record's verdict
-      extends to, or the target.
+    - `length`: tokens of the engine's context, if less than the target; None: the length of the record's verdict, or
+      the target.
     - `trained_length`: tokens, if the config does not contain it.
     - `records`: of `ropewalk doctor --json`; several, measured to several targets, give the cost by factor.
 
@@ -153,21 +154,21 @@ def serve_config(
         target = math.ceil(source.trained * factor)
     if not extends and target is not None:
         raise RopeError(
-            f"serve-config: `{chosen}` does not extend, and the target would be ignored.",
+            f"serve-config: `{chosen}` does not extend, so the target would be ignored.",
             facts={"method": chosen, "target": target},
-            cure="Name a method: --method yarn; or leave --target out.",
+            cure="Pass a method, such as --method yarn, or leave out --target.",
         )
     if extends and is_unsettled(source.rope):
         raise RopeError(
-            "serve-config: it is unknown whether this model was trained with the scaling in its config.",
+            "serve-config: it is unknown whether the model was trained with the scaling in its config.",
             facts={"scaling": source.rope.scaling, "method": chosen},
-            cure="Pass --trained-length TOKENS; or leave --method out to serve it unchanged.",
+            cure="Pass --trained-length TOKENS, or leave out --method to serve it unchanged.",
         )
     if source.branches and extends:
         raise RopeError(
-            "serve-config: this model's blocks belong to branches of its layers; how engines apply them is unknown.",
+            "serve-config: the model's blocks are for branches of its layers, and engines' support is unknown.",
             facts={"model": source.name, "blocks": sorted(source.ropes)},
-            cure="Write a folder: ropewalk extend apply MODEL --method ... --out DIR; transformers loads it.",
+            cure="Write a folder for transformers: ropewalk extend apply MODEL --method ... --out DIR.",
         )
     trained, crops = source.trained, method_named(chosen).crops
     reach = Reach(trained, trained if not extends else target or 4 * trained)
@@ -209,9 +210,9 @@ def serve_config(
 
 
 def _check_model(source: Served, document: Mapping[str, Any]) -> None:
-    """Raise `RopeError` if the audit in a record has a rope of other features than the model's ropes.
+    """Raise `RopeError` if a rope in a record's audit differs from the model's ropes.
 
-    The weights are not loaded, so records of models with equal ropes are not told apart.
+    The weights are not loaded, so records of models with equal ropes are not distinguished.
     """
     audits = document.get("audits") or [document.get("audit") or {}]
     measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in audits if "pairs" in one}
@@ -219,7 +220,7 @@ def _check_model(source: Served, document: Mapping[str, Any]) -> None:
     own = {(rope.head_dim, rope.pairs, None if rope.inv_freq is not None else rope.ladders[0].theta) for rope in ropes}
     if measured and not measured & own:
         raise RopeError(
-            "serve-config: the record was measured on another model.",
+            "serve-config: the record belongs to a different model.",
             facts={
                 "(head_dim, pairs, theta) of the record": sorted(measured, key=str),
                 "of the model": sorted(own, key=str),
@@ -229,12 +230,12 @@ def _check_model(source: Served, document: Mapping[str, Any]) -> None:
 
 
 def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: Served) -> None:
-    """Raise `RopeError` if the engine cannot run the method as it was measured."""
+    """Raise `RopeError` if the engine cannot run the method as measured."""
     reason = why_not(engine, method, block, arch=source.gguf_arch)
     if reason is None:
         return
     other = method_named(method).nearest if block is None else "ntk" if method == "dynamic" else "yarn"
-    facts: dict[str, object] = {"engine": engine, "method": method, "nearest that it runs": other}
+    facts: dict[str, object] = {"engine": engine, "method": method, "nearest supported method": other}
     cure = f"Pass --method {other}; or run it in Python: rw.attach(model, {method!r}, target=...)."
     if block is not None and "rope_type" not in block:
         facts, cure = {"model": source.name, "layer types": sorted(block)}, _CONVERT
@@ -242,7 +243,7 @@ def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: S
 
 
 _CONVERT = (
-    "Write a folder (ropewalk extend apply), convert it by llama.cpp's convert_hf_to_gguf.py, and check the server "
+    "Write a folder (ropewalk extend apply), convert it with llama.cpp's convert_hf_to_gguf.py, and check the server "
     "(ropewalk verify)."
 )
 
@@ -258,15 +259,15 @@ def setting_command(
     length: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> str:
-    """Return what sets a method: one line for a shell, or lines of Python.
+    """Return the shell command, or the lines of Python, that set a method.
 
     **Arguments:**
-    - `engine`: one of `RUNNERS`. None: a folder or file is written, for any engine.
-    - `model`: as a command names it. `method`: its name. `target`: tokens.
+    - `engine`: one of `RUNNERS`. None: write a folder or file, for any engine.
+    - `model`: its path or name on the command line. `method`: its name. `target`: tokens.
     - `trained_length`: tokens, if they had to be given.
     - `record`: the doctor's file, which contains method and lengths, or None.
-    - `length`: tokens to state, if less than the target.
-    - `out`: what to write; None: a name of the model and the length in the current folder.
+    - `length`: the stated length in tokens, if less than the target.
+    - `out`: the output; None: a name in the current folder, from the model and the length.
 
     **Raises:** `RopeError` for an unknown engine.
 
@@ -304,7 +305,7 @@ def setting_command(
 
 
 def architecture(model: str | os.PathLike[str]) -> str | None:
-    """Return llama.cpp's architecture of a model, for `why_not`; its family's name if ropewalk writes no such file.
+    """Return llama.cpp's architecture of a model, for `why_not`; the family's name if ropewalk does not write it.
 
     >>> architecture("tiny")
     'llama'
@@ -313,7 +314,7 @@ def architecture(model: str | os.PathLike[str]) -> str | None:
 
 
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
-    """Return the lines of Python that load a model under a method; they end with `model` under it."""
+    """Return the lines of Python that load a model and apply a method to `model`."""
     found = None if is_hub_name(model) and not Path(model).exists() else find(model)
     if found is not None and found.is_file():
         native = builds(found)
@@ -379,17 +380,18 @@ def _recommended(document: Mapping[str, Any]) -> str:
         raise RopeError(
             "serve-config: the doctor does not recommend extending this model.",
             facts={"action": verdict.get("action"), "verdict": verdict.get("sentence")},
-            cure="To extend it anyway, name a method: --method yarn.",
+            cure="To extend it anyway, pass a method, such as --method yarn.",
         )
     return str(verdict["method"])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What an engine is to serve.
+    """The model to serve with an engine.
 
     - `hub`, `blocks`: the rope under `method`, and its blocks by layer type. `length`: tokens of the context.
-    - `changed`: whether the rope differs from the checkpoint's own. `trained_length`: if the checkpoint states another.
+    - `changed`: whether the rope differs from the checkpoint's own. `trained_length`: if it differs from the
+      checkpoint's.
     """
 
     engine: str
@@ -410,9 +412,9 @@ class _Plan:
             return self._of_file()
         if source.arch is not None:
             raise RopeError(
-                f"serve-config: {self.engine} takes a Hugging Face folder, and this is a .gguf file.",
+                f"serve-config: {self.engine} needs a Hugging Face folder, but the model is a .gguf file.",
                 facts={"model": source.name},
-                cure="Pass the folder; or write one: ropewalk extend apply FILE.gguf --out DIR.",
+                cure="Pass the folder, or write one: ropewalk extend apply FILE.gguf --out DIR.",
             )
         if self.engine == "vllm":
             flag = f" --hf-overrides {_quoted(self._override('rope_parameters'))}" if self.changed else ""
@@ -427,7 +429,7 @@ class _Plan:
         return (), ("serve.py", self._script())
 
     def _of_file(self) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-        """Return the commands of an engine that reads a .gguf file."""
+        """Return the commands of an engine that loads a .gguf file."""
         source, length = self.source, self.length
         flags = self._llama_flags()
         if flags is not None:
@@ -435,14 +437,14 @@ class _Plan:
         writes = self.changed or source.arch is None
         if writes and self.blocks is not None:
             raise RopeError(
-                f"serve-config: {self.engine} takes a .gguf file, and ropewalk writes none with several ropes.",
+                f"serve-config: {self.engine} needs a .gguf file, but ropewalk writes none with several ropes.",
                 facts={"model": source.name, "layer types": sorted(self.blocks)},
                 cure=_CONVERT,
             )
         converts = writes and source.gguf_arch not in WRITTEN
         if converts and (source.arch is not None or self.hub.parameters["rope_type"] not in APPLIED_BY_CONVERTER):
             raise RopeError(
-                f"serve-config: {self.engine} takes a .gguf file, and ropewalk writes none of this architecture.",
+                f"serve-config: {self.engine} needs a .gguf file, but ropewalk writes none of this architecture.",
                 facts={"model": source.name, "architecture": source.arch or source.model_type, "written": WRITTEN},
                 cure=_CONVERT,
             )
@@ -466,7 +468,7 @@ class _Plan:
         return shlex.join(["ropewalk", "extend", "apply", self.source.given, *chosen, "--out", out])
 
     def _override(self, key: str) -> dict[str, Any]:
-        """Return the keys that override the config: the whole block with theta, since it replaces the config's own."""
+        """Return the keys to override in the config: the whole block with theta, because it replaces the config's."""
         block, source = self.hub.parameters, self.source
         keys: dict[str, Any] = {key: dict(block) if self.blocks is None else self.blocks}
         if block["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:

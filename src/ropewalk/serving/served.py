@@ -1,4 +1,4 @@
-"""A checkpoint to serve: its ropes and lengths, read without its weights."""
+"""A checkpoint to serve: its ropes and lengths, without its weights."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from ropewalk.serving.engines import why_not
 class Served:
     """A checkpoint's ropes, without its weights.
 
-    - `rope`: the one that reaches furthest. `ropes`: by layer type, if the config has a block for each; else empty.
-    - `trained`: tokens. `stated_length`: what the checkpoint states as such, or None.
-    - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file; None for a folder.
-    - `given`: the model as it was passed. `name`: as an engine names it. `path`: where it was found.
-    - `branches`: whether blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
+    - `rope`: the one with the longest reach. `ropes`: by layer type, if the config has a block for each; else empty.
+    - `trained`: the trained length in tokens. `stated_length`: the checkpoint's own value, or None.
+    - `windows`: attention window in tokens by layer type; None: all. `arch`: of a .gguf file; None for a folder.
+    - `given`: the model as passed. `name`: its name for an engine. `path`: its location.
+    - `branches`: whether blocks have the names of a layer's branches, not of layer types (DeepSeek-V4).
     """
 
     given: str
@@ -87,9 +87,9 @@ class Served:
         rope = main_rope(tuple(ropes.values()))
         if rope is None:
             raise RopeError(
-                "serve-config: this model rotates nothing, so there is no rope to set.",
+                "serve-config: this model has no rotary embedding, so there is no rope to set.",
                 facts={"model": str(model)},
-                cure="Start the engine with the model as it is.",
+                cure="Start the engine with the unchanged model.",
             )
         named = Path(model).exists() or is_hub_name(str(model))
         trained = trained_length or rope.trained_length
@@ -118,12 +118,12 @@ class Served:
 
     @property
     def windows_share(self) -> bool:
-        """Return whether layers with a short window share a block with others, so that an engine scales them too."""
+        """Return whether layers with a short window share a block with others, so an engine scales them too."""
         return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether any layer's rope has a scaling that it was not trained with."""
+        """Return whether any layer's rope has a scaling that was not used in training."""
         return any(rope.as_trained() != rope for rope in (self.rope, *self.ropes.values()))
 
     @property
@@ -164,6 +164,6 @@ class Served:
 
 
 def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
-    """Return the rope; a trained length settles a scaling that the config leaves open."""
+    """Return the rope; a given trained length settles whether the model was trained with its scaling."""
     answer = settled_by_length(rope, trained_length) if is_unsettled(rope) else None
     return rope if answer is None else settle(rope, answer, GIVEN)

@@ -1,4 +1,4 @@
-"""A plug-in of vLLM (`vllm.general_plugins`) that checks each rotary layer when vLLM builds the model."""
+"""A plug-in for vLLM (`vllm.general_plugins`) that checks each rotary layer when vLLM builds the model."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ logger = logging.getLogger("vllm.ropewalk")  # below vLLM's logger, which has th
 
 
 def register() -> None:
-    """Wrap vLLM's `get_rope`, so that each rotary layer is compared with float64 when it is made.
+    """Wrap vLLM's `get_rope` to compare each new rotary layer with float64.
 
-    vLLM calls this function at start-up, in each of its processes. A layer is compared with the arguments from which
-    vLLM makes it, and with the model's config. Findings go to the logger "vllm.ropewalk". With
-    `ROPEWALK_VLLM_CHECK=refuse` an error stops vLLM, with `off` nothing is checked. Any other failure of the check is
+    vLLM calls this function at start-up, in each of its processes. A layer is compared with the arguments of its
+    construction and with the model's config. Findings go to the logger "vllm.ropewalk". With
+    `ROPEWALK_VLLM_CHECK=refuse`, an error stops vLLM; with `off`, nothing is checked. Any other failure of the check is
     logged and does not stop vLLM.
     """
     mode = os.environ.get(VARIABLE, "log")
@@ -51,7 +51,7 @@ def register() -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Wraps `get_rope` when vLLM imports its rotary layers: a plug-in that imports them could initialise a device."""
+    """Wrap `get_rope` when vLLM imports its rotary layers; importing them in the plug-in could initialise a device."""
 
     def __init__(self, refuse: bool) -> None:
         self.refuse = refuse
@@ -76,7 +76,7 @@ class _Watcher(MetaPathFinder):
 
 
 def _install(package: ModuleType, refuse: bool) -> None:
-    """Put the checked `get_rope` in place of vLLM's, also in model files that have imported it."""
+    """Replace vLLM's `get_rope` by the checked one, also in model files that have imported it."""
     try:
         original = vars(package)["get_rope"]
         if not hasattr(original, "ropewalk_checks"):
@@ -115,7 +115,7 @@ def _checked(original: Callable[..., Any], *, refuse: bool) -> Callable[..., Any
             raise RopeError(
                 "vLLM's rotary layer does not compute what the model's config describes.",
                 facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
-                cure=f"{errors[0].cure} To start all the same, set {VARIABLE}=log.",
+                cure=f"{errors[0].cure} To start anyway, set {VARIABLE}=log.",
             )
         return layer
 
@@ -133,7 +133,7 @@ def findings_of_layer(layer: nn.Module, arguments: Mapping[str, Any]) -> tuple[F
     try:
         rope = rope_of_arguments(arguments)
     except RopeError as error:
-        cure = "Compare what the engine predicts: ropewalk verify."
+        cure = "Compare the engine's predictions: ropewalk verify."
         text = f"{type(layer).__name__} was not checked: {str(error).splitlines()[0]}"
         return (Finding(code="not-checked", severity="note", message=text, cure=cure),)
     found = check(inner, rope)
@@ -148,9 +148,9 @@ def findings_of_layer(layer: nn.Module, arguments: Mapping[str, Any]) -> tuple[F
 
 
 def rope_of_arguments(arguments: Mapping[str, Any]) -> RopeConfig:
-    """Return the rope that the arguments of vLLM's `get_rope` describe, in the spelling of any version.
+    """Return the rope described by the arguments of vLLM's `get_rope`, with the names of any version.
 
-    **Raises:** `RopeError` for rules that only vLLM has.
+    **Raises:** `RopeError` for rules that exist only in vLLM.
 
     >>> rope_of_arguments({"head_size": 64, "max_position": 4096, "is_neox_style": True, "rope_parameters": None}).theta
     10000.0
@@ -165,7 +165,7 @@ def rope_of_arguments(arguments: Mapping[str, Any]) -> RopeConfig:
         raise RopeError(
             "vLLM's dual chunk attention has several tables.",
             facts={"rope_type": kind},
-            cure="Check it without dual_chunk_attention_config.",
+            cure="Check the model without dual_chunk_attention_config.",
         )
     # sections of M-RoPE choose among the rows of a table, which are those of plain text
     rules = {key: value for key, value in block.items() if key != "type" and not key.startswith("mrope")}

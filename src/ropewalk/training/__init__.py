@@ -1,4 +1,4 @@
-"""Training of a decoder from scratch: windows of text, the loop, and runs that resume bit for bit after a kill."""
+"""Train a decoder from scratch: windows of text, the loop, and runs that resume bit for bit after a kill."""
 
 from __future__ import annotations
 

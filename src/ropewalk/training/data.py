@@ -1,4 +1,4 @@
-"""Windows of tokens to train on, which depend only on the seed and the window's number."""
+"""Windows of tokens to train on, determined by the seed and the window's number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 
 
 def split_text(text: str, fraction: float) -> tuple[str, str]:
-    r"""Return the training part and the last `fraction` of the characters, cut after the end of a line if one is near.
+    r"""Split off the last `fraction` of the characters for validation, after the end of a line if one is near.
 
     >>> split_text("one\ntwo\nthree\nfour\n", 0.3)
     ('one\ntwo\nthree\n', 'four\n')
@@ -30,14 +30,14 @@ def split_text(text: str, fraction: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Documents end to end: `tokens` int64 `[tokens]`, and `starts` int64 `[documents]`, the index of each start."""
+    """Concatenated documents: `tokens`, int64 `[tokens]`, and the index of each start, int64 `[documents]`."""
 
     tokens: Tensor
     starts: Tensor
 
     @classmethod
     def pack(cls, documents: Sequence[str], encode: Callable[[str], list[int]], end: int | None) -> TokenStream:
-        """Encode each document, append the token `end` (if any) to each, and lay them end to end.
+        """Encode each document, append the token `end` (if any) to each, and concatenate them.
 
         >>> TokenStream.pack(["ab", "c"], lambda text: list(text.encode()), end=0).tokens.tolist()
         [97, 98, 0, 99, 0]
@@ -61,8 +61,8 @@ class Batch:
 
     - `inputs`: token ids. `targets`: the next tokens.
     - `document_ids`: None if every window lies within one document.
-    - `position_ids`: None if positions count from 0 in each document. `seq_len`: the length in tokens that positions
-      belong to if they skip; None for the length of the window.
+    - `position_ids`: None if positions count from 0 in each document. `seq_len`: the length in tokens for frequencies
+      if positions skip; None: the length of the window.
     """
 
     inputs: Tensor
@@ -86,7 +86,7 @@ class Batch:
 
 @runtime_checkable
 class Windows(Protocol):
-    """An endless sequence of training windows over a stream, with access to any part of it."""
+    """An endless sequence of training windows over a stream, with random access."""
 
     stream: TokenStream
     windows_per_epoch: int
@@ -96,11 +96,11 @@ class Windows(Protocol):
 
 
 class WindowSampler:
-    """Shuffled windows over a stream, epoch after epoch, which depend only on `seed` and the window's number.
+    """Shuffled windows over a stream, epoch after epoch, determined by `seed` and the window's number.
 
-    The end of the stream joins its beginning. Each epoch shifts the grid of windows by a random number of tokens below
-    `seq_len`, and visits its ceil(tokens / seq_len) windows in a random order: every token is a target at least once an
-    epoch. No state is kept between calls, so a resumed run has the same windows as an uninterrupted one.
+    The stream is circular. Each epoch shifts the grid of windows by a random number of tokens below `seq_len`, and
+    visits its ceil(tokens / seq_len) windows in random order. Every token is a target at least once per epoch. No state
+    is kept between calls, so a resumed run has the same windows as an uninterrupted one.
 
     >>> stream = TokenStream(torch.arange(10), torch.tensor([0]))
     >>> sampler = WindowSampler(stream, seq_len=4, seed=0)
@@ -163,7 +163,7 @@ def validation_batches(stream: TokenStream, *, seq_len: int, limit: int, batch_s
         raise RopeError(
             "train: no validation text is as long as one window.",
             facts={"tokens": len(stream), "window + 1": seq_len + 1},
-            cure="Pass --validation FILE, or set validation_fraction to a larger part, or to 0 for no validation.",
+            cure="Pass --validation FILE, or set validation_fraction to a larger value, or to 0 for no validation.",
         )
     count = min(limit, len(starts))
     chosen = torch.tensor([starts[i * len(starts) // count] for i in range(count)])
@@ -185,8 +185,8 @@ def word_tokens(texts: Iterable[str], encode: Callable[[str], list[int]]) -> lis
     words = sorted({word for text in texts for word in _WORD.findall(text)})
     if not words:
         raise RopeError(
-            "train: the text has no words to draw repeated blocks from.",
-            cure="Pass a text with letters in it, or leave out `repeat_share`.",
+            "train: `repeat_share` needs words, but the text has none.",
+            cure="Pass a text with letters, or leave out `repeat_share`.",
         )
     return [encode(" " + word) for word in words]
 
@@ -197,8 +197,8 @@ class RepeatSampler:
     Each window is changed with probability `share`, by a random generator that depends only on `seed` and the window's
     number. A changed window is cut into slots of one length, drawn from 8 tokens to a quarter of the window (short ones
     more often). A random number of disjoint pairs of slots is drawn, and the later slot of each pair repeats the
-    earlier. With probability 1/2 the earlier one is first overwritten by random words, drawn uniformly from `words`.
-    Windows that span two documents do not change.
+    earlier. With probability 1/2, random words, drawn uniformly from `words`, first overwrite the earlier slot. Windows
+    that span two documents do not change.
 
     >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
     >>> RepeatSampler(windows, [[200], [201, 202]], share=1.0, seed=0).batch(0, 1).targets.unique().numel() < 16
@@ -244,11 +244,11 @@ class RepeatSampler:
 
 
 class CopyWarmup:
-    """The windows of another sampler, the first `count` of them filled with repeats of one block of random tokens.
+    """The windows of a sampler; the first `count` contain one repeated block of random tokens instead.
 
-    The block's length is log-uniform from 8 tokens to half the window, and its tokens are uniform below `vocab_size`:
-    after the first period each token can be predicted by copying. They depend only on `seed` and the window's number.
-    The other windows, and the numbers of all, are those of `windows`.
+    The block's length is log-uniform from 8 tokens to half the window, and its tokens are uniform below `vocab_size`.
+    After the first period, each token can be predicted by copying. Blocks depend only on `seed` and the window's
+    number. The other windows, and all numbers, are those of `windows`.
 
     >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
     >>> CopyWarmup(windows, vocab_size=50, count=1, seed=0).batch(0, 1).inputs.unique().numel()

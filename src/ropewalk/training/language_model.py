@@ -1,4 +1,4 @@
-"""The training of language models on windows of tokens, and `train`, which trains a decoder from scratch."""
+"""Train language models on windows of tokens; `train` trains a decoder from scratch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class WindowSettings(LoopSettings, Protocol):
 
 
 class LanguageModelTask(ABC):
-    """The training of a decoder on windows of text, without the sources of tokenizer and model and the form of weights.
+    """The training of a decoder on windows of text; subclasses provide the tokenizer, the model and the weights' form.
 
     See `TrainingTask` for the methods.
     """
@@ -113,7 +113,7 @@ class LanguageModelTask(ABC):
 
     @abstractmethod
     def make_model(self, vocab_size: int) -> Decoder:
-        """Return the model before its first update, in float32; parameters that require gradients are trained."""
+        """Return the model before its first update, in float32; training updates parameters that require gradients."""
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Return the windows of `stream`, the tokens of `texts`, in the order of training."""
@@ -243,15 +243,15 @@ def train(
     """Train a decoder from scratch, or resume the run in `out`.
 
     **Arguments:**
-    - `settings`: what to compute.
+    - `settings`: see `TrainSettings`.
     - `out`: the run's folder. A run with equal settings in it is resumed from its last checkpoint, to the same bits as
       one that was never stopped (same machine, same number of threads).
     - `resume`: raise `RopeError` if there is no run to resume. `restart`: discard the run in `out` first.
-    - `dtype`: of the finished model's weights, "bfloat16", "float32" or "float16"; training weights are float32.
+    - `dtype`: of the finished model's weights: "bfloat16", "float32" or "float16". Training weights are float32.
     - `housekeeping`: how often to log, validate and write checkpoints. `report`: called with each `Event`.
 
     **Returns:** `out`, which is a Hugging Face folder.
-    **Raises:** `RopeError` for bad texts or settings, for a run with other settings in `out`, and if the loss or a
+    **Raises:** `RopeError` for invalid texts or settings, for a run with other settings in `out`, and if the loss or a
     gradient is not finite. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
     """
     if dtype not in DTYPES:
@@ -283,11 +283,11 @@ class FromScratch(LanguageModelTask):
         self.train_settings, self.dtype = settings, dtype
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> TextTokenizer:
-        """Return the tokenizer of the run that is resumed, or a new one."""
+        """Return the tokenizer of the resumed run, or a new one."""
         return TextTokenizer.from_folder(folder) if begun else make_tokenizer(self.train_settings, texts)
 
     def make_model(self, vocab_size: int) -> Decoder:
-        """Return a model with random weights, by torch's generator."""
+        """Return a model with random weights, drawn by torch's generator."""
         return Decoder(self.train_settings.decoder_config(vocab_size))
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:

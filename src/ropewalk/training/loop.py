@@ -1,4 +1,4 @@
-"""The training loop of every task, and what it needs of a task: updates, validation, log and checkpoints."""
+"""The training loop of every task, and the interface of a task: updates, validation, log and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ropewalk.training.settings import Event, Housekeeping, Report
 
 @runtime_checkable
 class LoopSettings(Protocol):
-    """The settings of any task that the loop uses; see `TrainSettings`."""
+    """The settings of a task that the loop uses; see `TrainSettings`."""
 
     @property
     def lr(self) -> float: ...
@@ -44,20 +44,20 @@ class LoopSettings(Protocol):
     @property
     def device(self) -> str: ...
     def to_json(self) -> dict[str, Any]:
-        """Return all values that determine what the run computes."""
+        """Return all values that determine the run's results."""
 
 
 @runtime_checkable
 class TrainingTask(Protocol):
     """A model, its training data, its validation and its storage, for the loop.
 
-    There are two tasks: a language model from scratch, and a
-    classifier. The loop calls `read`, then `build`, then `loss` for each batch, and `validate` from time to time.
+    There are two tasks: a language model from scratch, and a classifier. The loop calls `read`, then `build`, then
+    `loss` for each batch, and `validate` from time to time.
     """
 
     @property
     def settings(self) -> LoopSettings:
-        """Return learning rate, clipping, device, and whatever else determines the numbers."""
+        """Return learning rate, clipping, device, and all other settings that determine the results."""
 
     @property
     def housekeeping(self) -> Housekeeping:
@@ -65,13 +65,13 @@ class TrainingTask(Protocol):
 
     @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the paths of the files that the numbers depend on, as "text" and "validation"."""
+        """Return the paths of the input files, as "text" and "validation"."""
 
     def read(self) -> None:
-        """Load and check the files; raise `RopeError` if training on them is impossible."""
+        """Load and check the files; raise `RopeError` if they cannot be used for training."""
 
     def build(self, folder: Path, *, begun: bool) -> None:
-        """Make the tokenizer, the model before its first update (by the seed, in float32) and the batches.
+        """Create the tokenizer, the model before its first update (by the seed, in float32) and the batches.
 
         `begun` is True if `folder` contains a run to resume, with its tokenizer.
         """
@@ -82,7 +82,7 @@ class TrainingTask(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """Return the model in training mode, after `build`. Parameters that require gradients are trained."""
+        """Return the model in training mode, after `build`. Training updates parameters that require gradients."""
 
     @property
     def steps(self) -> int:
@@ -90,11 +90,11 @@ class TrainingTask(Protocol):
 
     @property
     def accumulation(self) -> int:
-        """Return the number of batches of one update."""
+        """Return the number of batches per update."""
 
     @property
     def validates(self) -> bool:
-        """Return whether there is anything to validate on."""
+        """Return whether there are validation data."""
 
     @property
     def ended(self) -> bool:
@@ -104,7 +104,7 @@ class TrainingTask(Protocol):
         """Return sizes for run.json and for the "start" event: JSON values."""
 
     def rotations(self) -> list[str]:
-        """Return a description of each layer's rotation: checkpoints store it because no tensor contains it."""
+        """Return a description of each layer's rotation, which checkpoints store because no tensor contains it."""
 
     def loss(self, step: int, part: int) -> Tensor:
         """Return the mean loss of batch `part` of update `step` (from 0) in nats: a float32 scalar for `backward`."""
@@ -119,7 +119,7 @@ class TrainingTask(Protocol):
         """Validate after `step` updates; return the scores, for the log."""
 
     def carried(self) -> dict[str, Any]:
-        """Return what a checkpoint stores besides tensors and the loop's own state: JSON values."""
+        """Return the task's state for a checkpoint, except tensors and the loop's own state: JSON values."""
 
     def restore(self, carried: Mapping[str, Any]) -> None:
         """Restore what `carried` returned."""
@@ -131,10 +131,10 @@ class TrainingTask(Protocol):
         """Restore what `write_weights` wrote."""
 
     def write_model(self, folder: Path) -> None:
-        """Write the finished model as a folder of its own; `folder` does not exist yet."""
+        """Write the finished model into a new folder; `folder` does not exist yet."""
 
     def outcome(self, step: int) -> dict[str, Any]:
-        """Return facts for run.json about the run that finished after `step` updates: JSON values."""
+        """Return facts for run.json about a run finished after `step` updates: JSON values."""
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
@@ -167,7 +167,7 @@ def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Adam
 
 @contextmanager
 def polite_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM set a flag, so that the current step can finish; a second one acts at once.
+    """Make Ctrl-C and SIGTERM set a flag, so the current step can finish; a second one acts at once.
 
     Yields a function that returns the flag.
     """
@@ -194,18 +194,18 @@ def polite_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 class Clock:
-    """Seconds of wall time, and of processor time (all threads of this process), which other programs do not change."""
+    """Seconds of wall time and of processor time (all threads of this process, unaffected by other programs)."""
 
     def __init__(self, seconds: float = 0.0, cpu_seconds: float = 0.0) -> None:
         self._before = seconds, cpu_seconds
         self._started: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        """Start to count."""
+        """Start the clock."""
         self._started = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        """Return `seconds` and `cpu_seconds` until now, including earlier starts."""
+        """Return `seconds` and `cpu_seconds` so far, including earlier starts."""
         wall, cpu = self._before
         if self._started is not None:
             wall, cpu = wall + time.perf_counter() - self._started[0], cpu + time.process_time() - self._started[1]
@@ -215,8 +215,8 @@ class Clock:
 class Run:
     """One run of a task, and its folder.
 
-    Call `prepare`, then `train`, then `finish`; leave out `finish` if only this process uses the trained model.
-    `report` is called with each `Event`. The caller holds `folder.locked()`.
+    Call `prepare`, then `train`, then `finish`. Omit `finish` if only this process uses the trained model. `report` is
+    called with each `Event`. The caller must hold `folder.locked()`.
     """
 
     def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None) -> None:
@@ -228,7 +228,7 @@ class Run:
         """The content of run.json."""
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
-        """Load the files, find or begin the run, and build the model; return False if the run is finished already."""
+        """Load the files, find or begin the run, and build the model; return False if the run is already finished."""
         task, folder = self.task, self.folder
         task.read()
         asked = {
@@ -257,7 +257,7 @@ class Run:
         return True
 
     def _begin(self, *, restart: bool) -> None:
-        """Turn the folder into that of a new run, after every check has passed."""
+        """Make the folder that of a new run, after all checks have passed."""
         if restart:
             self.folder.clear()
         self.folder.remove_checkpoints()  # of a run that was killed while it was discarded
@@ -333,7 +333,7 @@ class Run:
                 "step": self.step + 1,
                 "last good checkpoint": str(checkpoints[-1]) if checkpoints else None,
             },
-            cure="Begin again (--restart) with a smaller --lr, a longer --warmup, or --precision float32.",
+            cure="Start over (--restart) with a smaller --lr, a longer --warmup, or --precision float32.",
         )
 
     def _log(self, rate: float, speed: dict[str, float], *, validate: bool) -> None:
@@ -371,9 +371,9 @@ class Run:
         check_rotations(checkpoint, state.get("rotations"), task.rotations())
         if (checkpoint / "shards").is_dir():
             raise RopeError(
-                "train: the checkpoint was written by several processes, which this version does not read.",
+                "train: the checkpoint was written by several processes, which this version does not support.",
                 facts={"checkpoint": str(checkpoint)},
-                cure="Begin again (--restart), or finish the run with the version that began it (commit d970beb).",
+                cure="Start over (--restart), or finish the run with the version that began it (commit d970beb).",
             )
         task.read_weights(checkpoint)
         read_training_state(checkpoint, task.model, self.optimizer)
@@ -382,7 +382,7 @@ class Run:
         self.clock = Clock(state["seconds"], state.get("cpu_seconds", 0.0))
 
     def finish(self) -> None:
-        """Write the model where the run is, and mark the run finished."""
+        """Write the model into the run's folder, and mark the run as finished."""
         self.record |= {"finished": True, **self.task.outcome(self.step), **self.clock.read()}
         self.folder.write_model(self.task.write_model)
         self.folder.write_run(self.record)

@@ -90,9 +90,9 @@ def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
     - `hidden`: `[tokens, hidden]`, float32 or bfloat16: the dtype of the products. Sums and exponentials are float32.
     - `weight`: `[vocab, hidden]`, float32. `targets`: int64 `[tokens]`.
 
-    The logits of 512 tokens exist at a time and are overwritten by their gradient: there is no second pass and no
-    `[tokens, vocab]` array. It always computes gradients; use `token_losses` for validation. For 4,096 tokens of
-    `tiny` torch 2.13's `linear_cross_entropy` takes 1.1 times as long (in chunks, float32), or 1.3 (whole, bfloat16).
+    Logits are computed for 512 tokens at a time and overwritten by their gradient, so there is no second pass and no
+    `[tokens, vocab]` array. Gradients are always computed; use `token_losses` for validation. For 4,096 tokens of
+    `tiny`, torch 2.13's `linear_cross_entropy` takes 1.1 times as long (in chunks, float32), or 1.3 (whole, bfloat16).
 
     >>> head_cross_entropy(torch.zeros(5, 3), torch.zeros(7, 3), torch.arange(5)).exp().round().item()
     7.0

@@ -26,9 +26,9 @@ _STAGING = ".model.new"
 class RunFolder:
     """The folder of one run: run.json, training-log.jsonl, checkpoints/step-*/, and the finished model.
 
-    A checkpoint is a folder that is renamed to its name when all of it is on the disk, so it is never incomplete. It
-    contains state.json and the files of the task. `results` names files that are made from the finished model, or
-    folders that are part of it; they are removed with the run.
+    A checkpoint is written under a temporary name and renamed when it is complete. It contains state.json and the files
+    of the task. `results` names files made from the finished model, or folders that are part of it; they are removed
+    with the run.
     """
 
     def __init__(self, out: str | Path, *, results: tuple[str, ...] = ()) -> None:
@@ -39,11 +39,13 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder for one run; the system releases the lock when the process ends.
 
-        Removes the files that this call made if the block raises before anything was trained.
+        If the block raises before any training, the files created by this call are removed.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RopeError(
-                "train: the output is a file.", facts={"out": str(self.path)}, cure="Pass a new folder: --out DIR."
+                "train: --out must be a folder, but it is a file.",
+                facts={"out": str(self.path)},
+                cure="Pass a new folder: --out DIR.",
             )
         lock = self.path / ".lock"
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
@@ -55,7 +57,7 @@ class RunFolder:
             raise RopeError(
                 "train: the output folder cannot be written.",
                 facts={"out": str(self.path), "error": error.strerror},
-                cure="Pass a folder that may be written: --out DIR.",
+                cure="Pass a writable folder: --out DIR.",
             ) from error
         try:
             _lock(handle, lock)
@@ -82,7 +84,7 @@ class RunFolder:
         return read_json(path) if path.is_file() else None
 
     def find(self, asked: Mapping[str, Any], *, resume: bool, restart: bool) -> dict[str, Any] | None:
-        """Return run.json of the run to resume, or None to begin one; raise `RopeError` if there is another run."""
+        """Return run.json of the run to resume, or None to begin one; raise `RopeError` for a different run."""
         if restart and resume:
             raise RopeError(
                 "train: `resume` and `restart` are mutually exclusive.",
@@ -103,7 +105,7 @@ class RunFolder:
         return begun
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        """Write run.json, which makes the folder that of a run."""
+        """Write run.json, which marks the folder as a run's."""
         write_json(self.path / RUN, dict(run))
 
     def check_free(self) -> None:
@@ -112,13 +114,13 @@ class RunFolder:
         present += [f"{CHECKPOINTS}/{path.name}" for path in self.checkpoints() if not (path / STATE).is_file()]
         if present:
             raise RopeError(
-                "train: the output folder contains a model of no run, which would be replaced.",
+                "train: the output folder contains a model without a run, which would be replaced.",
                 facts={"out": str(self.path), "files": present},
                 cure="Pass a new folder: --out DIR.",
             )
 
     def clear(self) -> None:
-        """Remove only the run's files, with its model and results."""
+        """Remove the run's files, including its model and results, and nothing else."""
         (self.path / RUN).unlink(missing_ok=True)  # first: a kill leaves no run
         self.remove_checkpoints()
         for name in (LOG, *_MODEL, *self.results):
@@ -127,7 +129,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def check_same(self, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Raise `RopeError`, which names them, if settings or texts differ from those of the run."""
+        """Raise `RopeError`, with the differences, if settings or texts differ from those of the run."""
         old, new = begun.get("settings", {}), now["settings"]
         differ = {key: (old.get(key), new[key]) for key in new if old.get(key) != new[key]}
         for kind in ("text", "validation"):
@@ -138,7 +140,7 @@ class RunFolder:
             raise RopeError(
                 "train: the output folder contains a run with other settings.",
                 facts={"out": str(self.path), **{key: f"{was!r} -> {is_!r}" for key, (was, is_) in differ.items()}},
-                cure="Pass the same arguments to resume, another --out, or --restart to begin again.",
+                cure="Pass the same arguments to resume, a different --out, or --restart to start over.",
             )
 
     def checkpoints(self) -> list[Path]:
@@ -176,7 +178,7 @@ class RunFolder:
         return target
 
     def remove_leftovers(self) -> None:
-        """Remove the temporary files that a kill during a save left, which all begin with a dot."""
+        """Remove temporary files of an interrupted save; their names begin with a dot."""
         for folder in (self.path / CHECKPOINTS).glob(".step-*"):
             remove_folder(folder)
         for pattern in (_STAGING, f".{_STAGING}.*"):
@@ -203,16 +205,13 @@ class RunFolder:
         return lines
 
     def cut_log(self, step: int) -> None:
-        """Keep the log's complete lines up to `step`: the run writes the later ones again."""
+        """Keep only the log's complete lines up to `step`; the run writes the later ones again."""
         if self.log.is_file():
             kept = [line for line in self.read_log() if line["step"] <= step]
             write_whole(self.log, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write_model(self, write: Callable[[Path], None]) -> None:
-        """Put the finished model, which `write` writes into a temporary folder, into this folder.
-
-        Its files are renamed one by one, config.json last.
-        """
+        """Write the finished model by `write` into a temporary folder, then move its files here, config.json last."""
         staging = self.path / _STAGING
         remove_folder(staging)
         write(staging)
@@ -224,7 +223,7 @@ class RunFolder:
 
 
 def _lock(handle: int, lock: Path) -> None:
-    """Lock the open file; raises `RopeError` if another run holds it or removed it, or if the system cannot lock."""
+    """Lock the open file; raise `RopeError` if another run holds or removed it, or if the system cannot lock files."""
     try:
         if lock_descriptor(handle, blocking=False) and os.path.samestat(os.fstat(handle), lock.stat()):
             return
@@ -239,7 +238,7 @@ def _lock(handle: int, lock: Path) -> None:
     raise RopeError(
         "train: another process is training into this folder.",
         facts={"out": str(lock.parent)},
-        cure="Wait for it, or pass another --out.",
+        cure="Wait for it, or pass a different --out.",
     )
 
 
@@ -265,7 +264,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise RopeError(
             "train: a checkpoint cannot be read.",
             facts={"file": str(path), "error": str(error)},
-            cure="Remove this checkpoint's folder: the run resumes from the one before it.",
+            cure="Remove this checkpoint's folder to resume from the checkpoint before it.",
         ) from error
     return tensors
 
@@ -300,14 +299,14 @@ def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.O
 def check_rotations(checkpoint: Path, stored: Sequence[str] | None, now: Sequence[str]) -> None:
     """Raise `RopeError` if the ropes differ from those of the checkpoint; older checkpoints have None.
 
-    No tensor shows the difference: without this check a run would silently resume under another YaRN factor.
+    Tensors do not show such a difference. Without this check, a run could silently resume with a different YaRN factor.
     """
     if stored is None or list(stored) == list(now):
         return
     layer = next((at for at, (was, is_) in enumerate(zip(stored, now, strict=False)) if was != is_), None)
     was, is_ = (f"{len(stored)} layers", f"{len(now)} layers") if layer is None else (stored[layer], now[layer])
     raise RopeError(
-        "train: the checkpoint was trained under another rope than the model has now.",
+        "train: the model's rope differs from that of the checkpoint.",
         facts={"checkpoint": str(checkpoint), "layer": layer, "in the checkpoint": was, "now": is_},
-        cure="Resume with the rope of the run, or begin again (--restart).",
+        cure="Resume with the rope of the run, or start over (--restart).",
     )

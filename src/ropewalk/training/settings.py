@@ -1,6 +1,6 @@
-"""The settings of a training run: frozen, checked records, and the events that a run reports.
+"""The settings of a training run: frozen, checked records, and the events of a run.
 
-The module imports no torch, so that the help can be shown without it.
+The module does not import torch, so the help is quick.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEXT_ENCODINGS = (
     "rope", "none", "sinusoidal", "learned", "relative", "t5", "transformer_xl", "alibi", "kerple", "fire", "xpos",
     "fox", "path", "selective_rope", "grape", "grape_additive",
 )  # fmt: skip
-"""The encodings that a text can be trained with: rope, and every name of `ropewalk.encodings.ENCODINGS`."""
+"""The encodings for training on text: rope, and every name of `ropewalk.encodings.ENCODINGS`."""
 PRECISIONS = ("auto", "float32", "bfloat16")
 DTYPES = ("float32", "bfloat16", "float16")
 WARMUP = "Updates until the peak (none: a twentieth of all, at most 200)."
@@ -40,12 +40,12 @@ DEVICE = "Device: auto, cpu, cuda."
 
 
 def option(group: str, description: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """Return a field that has an option, listed under the heading `group`; without a default it is required."""
+    """Return a field with an option, listed under the heading `group`; without a default it is required."""
     return field(default=default, metadata={"help": description, "group": group, **metadata})
 
 
 def in_file(description: str, default: Any, **metadata: Any) -> Any:
-    """Return a field that the command line takes from the file of --settings."""
+    """Return a field that is set in the file of --settings."""
     return field(default=default, metadata={"help": description, "file": True, **metadata})
 
 
@@ -61,17 +61,17 @@ def check_numbers(
     """Raise `RopeError` for a number out of range; None passes.
 
     **Arguments:**
-    - `command`: the command that the message names.
+    - `command`: the command's name in the message.
     - `least`: names of whole numbers and their least values.
     - `positive`: names of finite numbers above 0.
-    - `fractions`: names of numbers from 0 to below 1.
+    - `fractions`: names of numbers at least 0 and less than 1.
     - `ratios`: names of numbers from 0 to 1.
     """
     above, below = math.nextafter(0.0, 1.0), math.nextafter(1.0, 0.0)
     ranges: dict[str, tuple[str, float, float]] = {
         **{name: (f"at least {low}", low, math.inf) for name, low in least.items()},
         **dict.fromkeys(positive, ("a finite number above 0", above, sys.float_info.max)),
-        **dict.fromkeys(fractions, ("from 0 to below 1", 0.0, below)),
+        **dict.fromkeys(fractions, ("at least 0 and less than 1", 0.0, below)),
         **dict.fromkeys(ratios, ("from 0 to 1", 0.0, 1.0)),
     }
     for name, (rule, low, high) in ranges.items():
@@ -85,14 +85,14 @@ def check_numbers(
 
 
 def check_choice(command: str, name: str, value: str, known: Collection[str]) -> None:
-    """Raise `RopeError` for a value that is not known."""
+    """Raise `RopeError` for an unknown value."""
     if value not in known:
         raise RopeError(f"{command}: unknown `{name}`.", facts={name: value, "known": known}, cure="Pass one of these.")
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done"."""
+    """An event of a run; `kind` is "start", "step", "log", "checkpoint", "score" or "done"."""
 
     kind: str
     step: int
@@ -105,17 +105,17 @@ Report = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Housekeeping:
-    """How often a run logs, validates and writes checkpoints, in updates; it changes no result.
+    """Intervals of logs, validations and checkpoints, in updates; they do not change the result.
 
-    None means every twentieth of the run, but at least 50 updates apart. A run also writes a checkpoint when
-    `checkpoint_minutes` have passed since the last one. It keeps the newest `keep` checkpoints.
+    None means a twentieth of the run, but at least 50 updates. A run also writes a checkpoint when `checkpoint_minutes`
+    have passed since the last one. It keeps the newest `keep` checkpoints.
     """
 
     log_every: int = in_file("Updates between lines of the log.", 10)
     validate_every: int | None = in_file("Updates between validations (none: a twentieth of the run).", None)
     checkpoint_every: int | None = in_file("Updates between checkpoints (none: a twentieth of the run).", None)
-    checkpoint_minutes: float = in_file("Minutes after which a checkpoint is written in any case.", 5.0)
-    keep: int = in_file("Number of checkpoints that are kept.", 2)
+    checkpoint_minutes: float = in_file("Most minutes between checkpoints.", 5.0)
+    keep: int = in_file("Number of checkpoints to keep.", 2)
 
     def __post_init__(self) -> None:
         names = ("log_every", "validate_every", "checkpoint_every", "keep")
@@ -124,11 +124,11 @@ class Housekeeping:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What a run computes; two runs with equal settings, texts and numbers of threads give the same bits.
+    """Settings that determine a run; runs with equal settings, texts and numbers of threads give the same bits.
 
     Texts and tokenizer
     - `text`: UTF-8 files, one document each.
-    - `validation`: files to validate on. Without any, the run validates on the last `validation_fraction` of each text
+    - `validation`: files to validate on. By default, the run validates on the last `validation_fraction` of each text
       and does not train on it (0: no validation). There are at most `validation_windows` windows of
       `validation_length` tokens each (None: `seq_len`).
     - `tokenizer`: "bpe" (byte-level, trained on the text, at most `vocab_size` tokens), "bytes", or a tokenizer.json.
@@ -138,17 +138,17 @@ class TrainSettings:
     - `encoding`: a name of `ropewalk.encodings` ("rope", "alibi", "none", ...); "learned" has `seq_len` positions.
       `theta`: the base of rope, xpos, sinusoidal and transformer_xl.
     - `seq_len`: tokens of a window, the trained length. `dropout`: of residual branches.
-    - `repeat_share`: the share of the windows in which blocks of random words and of text occur twice, at different
-      distances. A small model learns from them to copy from its context. Validation windows are plain text.
-    - `copy_warmup`: number of first updates that see no text but blocks of random tokens, each repeated until its
-      window is full, without dropout. They teach copying when repeats in text do not.
+    - `repeat_share`: the share of windows with repeated blocks of random words and of text, at different distances.
+      They teach a small model to copy from its context. Validation windows are plain text.
+    - `copy_warmup`: number of first updates on windows of one repeated block of random tokens instead of text, without
+      dropout. They teach copying when repeats in text do not.
 
     Optimisation (AdamW; decay on matrices only)
-    - `batch_size` windows at a time, `accumulation` batches per update; `steps` updates, or `epochs` over the text.
-    - `lr` peak, after `warmup` updates (None: a twentieth of them, at most 200), then a cosine to `final_lr` * `lr`.
+    - `batch_size`: windows in a batch. `accumulation`: batches per update. `steps`: updates, or `epochs` over the text.
+    - `lr`: peak, after `warmup` updates (None: a twentieth of them, at most 200), then a cosine to `final_lr` * `lr`.
     - `clip`: largest gradient norm. `precision`: of matrix products; weights, sums and norms stay float32.
 
-    **Raises:** `RopeError` for a value that does not fit.
+    **Raises:** `RopeError` for an invalid value.
 
     >>> TrainSettings(text=("novel.txt",), size="nano", heads=8).decoder_config(vocab_size=512).head_dim
     16
@@ -165,9 +165,9 @@ class TrainSettings:
         "Texts", "Text files to validate on [default: the last part of each text].", (), metavar="FILE"
     )
     validation_fraction: float = in_file(
-        "Without --validation: the part of each text that is kept out of training; 0 for none.", 0.05
+        "Without --validation: the fraction of each text to keep out of training; 0 for none.", 0.05
     )
-    validation_windows: int = in_file("Validation windows at most.", 64)
+    validation_windows: int = in_file("Most validation windows.", 64)
     validation_length: int | None = in_file("Tokens of a validation window (none: --seq-len).", None, unit="tokens")
     tokenizer: str = in_file('"bpe" (trained on the text), "bytes", or the path of a tokenizer.json.', "bpe")
     vocab_size: int = option("Model", "Tokens of the trained tokenizer.", 4096)
@@ -180,7 +180,7 @@ class TrainSettings:
     encoding: str = option("Model", f"Position encoding: {', '.join(TEXT_ENCODINGS)}.", "rope")
     theta: float = in_file("Base of the frequencies of rope, xpos, sinusoidal and transformer_xl.", 10_000.0)
     seq_len: int = option("Model", "Tokens of a training window: the trained length.", 256, unit="tokens")
-    repeat_share: float = in_file("Share of the windows in which blocks of words occur twice, to teach copying.", 0.0)
+    repeat_share: float = in_file("Share of windows with repeated blocks of words, to teach copying.", 0.0)
     copy_warmup: int = in_file("Number of first updates on repeated random tokens, to teach copying.", 0)
     dropout: float = in_file("Dropout of the residual branches.", 0.0)
     batch_size: int = option("Training", "Windows of one batch.", 16)
@@ -202,7 +202,7 @@ class TrainSettings:
         for name in ("text", "validation"):
             object.__setattr__(self, name, tuple(str(path) for path in getattr(self, name)))
         if not self.text:
-            raise RopeError("train: there is no text to train on.", cure="Pass --text FILE, once for each file.")
+            raise RopeError("train: `text` is empty.", cure="Pass --text FILE, once for each file.")
         if self.steps is not None and self.epochs is not None:
             raise RopeError(
                 "train: `steps` and `epochs` are mutually exclusive.",
@@ -282,7 +282,7 @@ class TrainSettings:
         return replace(self, device=device, precision=precision)
 
     def to_json(self) -> dict[str, Any]:
-        """Return these settings as JSON values, with absolute paths, which do not depend on the working folder."""
+        """Return these settings as JSON values, with absolute paths."""
         plain = asdict(self)
         for name in ("text", "validation"):
             plain[name] = [str(Path(path).resolve()) for path in plain[name]]

@@ -1,1 +1,1 @@
-"""Find out which rotary embedding an engine really applies, from outside, by a few log-probabilities."""
+"""Determine from a few log-probabilities which rotary embedding an engine applies."""

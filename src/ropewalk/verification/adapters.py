@@ -1,4 +1,4 @@
-"""The engines that `verify` starts or connects to: transformers, llama.cpp, or a server by its URL."""
+"""The engines for `verify`: transformers, llama.cpp, or a server at a URL."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def open_engine(
     **Arguments:**
     - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
       model, or an `Engine`.
-    - `model`: the checkpoint that "transformers" and "llama.cpp" load.
-    - `texts`: of the model's tokens, for servers that return or accept text only.
-    - `served_name`: the model's name on the server; None takes the first that it lists.
+    - `model`: the checkpoint for "transformers" and "llama.cpp".
+    - `texts`: texts of the model's tokens, for servers that return or accept only text.
+    - `served_name`: the model's name on the server. Defaults to the first in its list.
 
-    **Raises:** `RopeError` for anything else, and if the engine cannot be opened.
+    **Raises:** `RopeError` for an unknown engine, or if the engine cannot be opened.
     """
     if isinstance(engine, str) and engine.startswith(("http://", "https://")):
         return nullcontext(OpenAIEngine(engine, texts, model=served_name))
@@ -79,7 +79,7 @@ class TransformersEngine:
         transformers = need("transformers", extra="transformers")
         if not path.is_dir():
             raise RopeError(
-                "verify: transformers loads a Hugging Face folder.",
+                "verify: transformers needs a Hugging Face folder.",
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
@@ -95,19 +95,19 @@ class TransformersEngine:
             raise RopeError(
                 "verify: transformers cannot load this folder.",
                 facts={"model": str(path), "error": str(error)},
-                cure="Pass a folder that AutoModelForCausalLM.from_pretrained loads.",
+                cure="Pass a folder for AutoModelForCausalLM.from_pretrained.",
             ) from error
         return cls(model.eval(), tokenizer)
 
     def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids by transformers' tokenizer, or None without one."""
+        """Return the ids from transformers' tokenizer; None if there is no tokenizer."""
         if self.tokenizer is None:
             return None
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @torch.inference_mode()
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens, from one forward without a cache."""
+        """Return the likeliest next tokens, from one forward pass without a cache."""
         ids = torch.tensor([list(input_ids)], device=self.model.device)
         try:
             logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
@@ -121,7 +121,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
-        """Return the likeliest tokens, from the model's own `generate`, with its cache and left padding."""
+        """Return the likeliest tokens from the model's own `generate`, with its cache and left padding."""
         padding = max(0, len(beside) - len(input_ids))
         rows = [[0] * padding + list(input_ids), *([list(beside)] if beside else [])]
         ids = torch.tensor(rows, device=self.model.device)
@@ -157,14 +157,14 @@ def llama_cpp_server(
     - `context`: tokens.
     - `threads`: defaults to torch's number.
     - `options`: further fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`,
-      `yarn_orig_ctx`. Without any, the file's own rope applies.
+      `yarn_orig_ctx`. Defaults to the file's own rope.
 
-    **Raises:** `RopeError` for anything but a .gguf file, if the package is missing, or if the server does not start.
+    **Raises:** `RopeError` if the model is no .gguf file, if the package is missing, or if the server does not start.
     """
     path = find(source)
     if path.suffix != ".gguf":
         raise RopeError(
-            "verify: llama.cpp loads a .gguf file.",
+            "verify: llama.cpp needs a .gguf file.",
             facts={"model": str(path)},
             cure="Pass the file, or --engine transformers for a Hugging Face folder.",
         )

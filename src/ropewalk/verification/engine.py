@@ -21,9 +21,9 @@ class NextTokens:
     """An engine's answer: log-probabilities of the next token in nats by token id, and the prompt's length.
 
     **Arguments:**
-    - `top`: at least two tokens.
-    - `prompt_tokens`: the number of tokens that the engine processed; None if it does not report that.
-    - `by_text`: whether the engine returned texts, so that tokens whose text others share are missing.
+    - `top`: log-probabilities of at least two tokens.
+    - `prompt_tokens`: the number of processed tokens; None if the engine does not report it.
+    - `by_text`: whether the engine returned texts; tokens with a shared text are then missing.
 
     **Raises:** `RopeError` for impossible ids and numbers. Every engine's answer passes this check.
     """
@@ -39,7 +39,7 @@ class NextTokens:
                 raise RopeError(
                     "verify: the engine's answer is malformed.",
                     facts={"log-probability": value if isinstance(value, float) else type(value).__name__},
-                    cure="Update the engine: it must return finite log-probabilities, by token ids or texts.",
+                    cure="Use a version of the engine that returns finite log-probabilities by token ids or texts.",
                 )
 
 
@@ -58,10 +58,10 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name for reports, without keys and folders."""
+        """Return the name for reports, without keys or folders."""
 
     def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids of a text without special tokens, by the engine's own tokenizer, or None if it offers none.
+        """Return the ids of a text without special tokens, from the engine's own tokenizer; None if it has none.
 
         **Raises:** `RopeError` if the engine cannot be reached.
         """
@@ -69,20 +69,20 @@ class Engine(Protocol):
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
         """Return the likeliest next tokens after these ids.
 
-        **Raises:** `RopeError` if the engine cannot be reached or refuses; `NoAnswer` if it returns no
+        **Raises:** `RopeError` if the engine cannot be reached or returns an error; `NoAnswer` if it returns no
         log-probabilities; `TooLong` if the prompt does not fit its context.
         """
 
 
 @runtime_checkable
 class Generates(Protocol):
-    """An engine that also generates several tokens, which shows the positions of decoding."""
+    """An engine that also generates several tokens, to check positions in decoding."""
 
     def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
         """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops.
 
         `beside`: a longer prompt in the same request, if not empty; its tokens are not returned. An engine may pad the
-        shorter one on the left.
+        shorter prompt on the left.
         """
 
 
@@ -99,7 +99,7 @@ class TokenTexts(Protocol):
         """Return the ids of tokens by text, without texts that several tokens share."""
 
     def text_of(self, input_ids: Sequence[int]) -> str | None:
-        """Return a text that an engine divides into exactly these tokens, after its own prefix; None without one."""
+        """Return a text that an engine encodes as exactly these tokens, after its own prefix; None if there is none."""
 
 
 class TokenizerTexts:
@@ -110,7 +110,7 @@ class TokenizerTexts:
 
     @cached_property
     def by_text(self) -> dict[str, int]:
-        """Return the ids of tokens by text, without texts that several tokens share or that are no whole characters."""
+        """Return the ids of tokens by text, without texts that several tokens share or that end inside a character."""
         ids: dict[str, int] = {}
         ambiguous = set()
         for token in range(self.tokenizer.vocab_size):
@@ -143,7 +143,7 @@ class NoAnswer(RopeError):
 
 
 class NoText(NoAnswer):
-    """The engine accepts only text, and no text gives these tokens."""
+    """The engine accepts only text, and no text encodes to these tokens."""
 
 
 class OurEngine:
@@ -155,7 +155,7 @@ class OurEngine:
         self.reader = reader_of(model)
 
     def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids by the model's tokenizer."""
+        """Return the ids from the model's tokenizer."""
         tokenizer = self.reader.tokenizer
         return None if tokenizer is None else tokenizer.encode(text)
 

@@ -1,6 +1,6 @@
-"""Golden predictions: our side of a check in a JSON file, so that engines are checked without weights.
+"""Golden predictions: our side of a check in a JSON file, to check engines without weights.
 
-`docs/golden.md` describes the format, and `golden.schema.json` beside this module is its JSON schema.
+`docs/golden.md` describes the format; `golden.schema.json`, next to this module, is its JSON schema.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Kind = Literal["single", "round", "confirming", "decoding"]
 
 @dataclass(frozen=True)
 class RecordedHypothesis:
-    """A hypothesis in a golden file: which of the hypotheses agree at which lengths, instead of positions.
+    """A hypothesis in a golden file, with groups of equal hypotheses instead of positions.
 
-    `groups[i]`: a number that the hypotheses share that agree for prompts from `lengths[i]` tokens up to the next one.
+    `groups[i]` is equal for hypotheses that agree on prompts from `lengths[i]` tokens up to the next length.
     """
 
     name: str
@@ -56,7 +56,7 @@ class RecordedHypothesis:
     minor: bool = False
 
     def at(self, length: int) -> tuple[object, ...]:
-        """Return what hypotheses that agree for a prompt of `length` tokens share."""
+        """Return the group for prompts of `length` tokens; hypotheses in one group agree."""
         return (self.groups[max(0, bisect.bisect_right(self.lengths, length) - 1)],)
 
     @property
@@ -73,12 +73,12 @@ class RecordedPrompt(PromptQuestion):
     clear: Collection[int] = ()
 
     def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
-        """Return the answer and the predictions, as far as each token's value is known on both sides.
+        """Return the answer and the predictions, limited to values known on both sides.
 
-        An engine returns its likeliest tokens. Each other one has at most the smallest of these log-probabilities: both
-        sides are compared as if it had this value. An answered token that is not recorded has at most
-        `Prediction.least` under a hypothesis: what the answer is above it counts as a difference. Tokens that differ
-        under no hypothesis are left out.
+        An engine returns its likeliest tokens. Every other token has at most the smallest of these log-probabilities;
+        both sides are compared as if it had this value. A token of the answer that is not recorded has at most
+        `Prediction.least` under a hypothesis; the answer's excess over it counts as a difference. Tokens without a
+        difference under any hypothesis are left out.
         """
         floor = min(answer.top.values())
         given = {t: answer.top.get(t, floor) for t in self.tokens if not answer.by_text or t in self.clear}
@@ -98,18 +98,18 @@ class RecordedPrompt(PromptQuestion):
 
 
 class Golden:
-    """Our side of a check, read from a golden file; see `ropewalk.verification.questions.Side`.
+    """Our side of a check, from a golden file; see `ropewalk.verification.questions.Side`.
 
     - `document`: the content of the file.
 
-    **Raises:** `RopeError` if the content has another format.
+    **Raises:** `RopeError` if the content has a different format.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
         if document.get("format") != FORMAT or document.get("version") != VERSION:
             raise RopeError(
-                "verify: this is no file of golden predictions, or one of another version.",
+                "verify: this is not a file of golden predictions, or it has a different version.",
                 facts={"format": document.get("format"), "version": document.get("version")},
                 cure=f"Write it again with `ropewalk verify MODEL --write FILE` of ropewalk {__version__}.",
             )
@@ -173,7 +173,7 @@ class Golden:
     def read(cls, path: str | Path) -> Golden:
         """Return the predictions of a file.
 
-        **Raises:** `RopeError` if it cannot be read or has another format.
+        **Raises:** `RopeError` if it cannot be read or has a different format.
         """
         document = read_json(Path(path))
         return cls(document if isinstance(document, dict) else {})
@@ -184,7 +184,7 @@ class Golden:
         return cls(json.loads(json.dumps(_Writer(side, progress or SilentProgress()).document() | more)))
 
     def write(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, completely or not at all."""
         write_json(Path(path), dict(self.document), indent=None)
 
     def check(
@@ -196,7 +196,7 @@ class Golden:
         max_tokens: int = MAX_TOKENS,
         progress: Progress | bool | None = None,
     ) -> Verification:
-        """Find out which rotary embedding an engine applies, without weights.
+        """Determine which rotary embedding an engine applies, without weights.
 
         **Arguments:**
         - `engine`: as for `verify`. "llama.cpp" and "transformers" start with `model`.
@@ -207,9 +207,9 @@ class Golden:
         begun = time.monotonic()
         if engine in ("llama.cpp", "transformers") and model is None:
             raise RopeError(
-                f"verify: {engine} starts with a checkpoint, and a golden file contains none.",
+                f"verify: {engine} needs a checkpoint, and a golden file contains none.",
                 facts={"engine": engine},
-                cure="Pass the checkpoint as well, or the URL of a running server.",
+                cure="Also pass the checkpoint, or pass the URL of a running server.",
             )
         with (
             open_engine(engine, model or "", self, served_name=served_name) as opened,
@@ -226,7 +226,7 @@ class Golden:
         return {text: int(token) for token, text in self.document["tokens"].items()}
 
     def text_of(self, input_ids: Sequence[int]) -> str | None:
-        """Return the text of a recorded prompt; None if no text gives its tokens."""
+        """Return the text of a recorded prompt; None if no text encodes to its tokens."""
         return self._texts.get(tuple(input_ids))
 
     @cached_property
@@ -250,7 +250,7 @@ class Golden:
     def questions(
         self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
     ) -> list[RecordedPrompt]:
-        """Return the prompts of a round that are short enough, with the predictions of the hypotheses that are left."""
+        """Return the prompts of a round that are short enough, with the remaining hypotheses' predictions."""
         return [
             RecordedPrompt(
                 question.input_ids,
@@ -406,7 +406,7 @@ class _NoEngine:
 
 
 def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[list[int]]:
-    """Return for each hypothesis and length a number that equal ones share at this length."""
+    """Return a number for each hypothesis and length; hypotheses with equal numbers agree at this length."""
     found: list[list[int]] = [[] for _ in hypotheses]
     for length in lengths:
         numbers: dict[object, int] = {}

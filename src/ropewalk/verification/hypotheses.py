@@ -1,4 +1,4 @@
-"""The hypotheses: what an engine may apply to a model, each as positions of our own decoder; the expected one first."""
+"""The hypotheses about an engine, each as positions of our own decoder; the expected one is first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ClampedPositions(Extension):
 class RestartedPositions(Extension):
     """Positions that restart at 0 after every `length` tokens, as in an engine that numbers each chunk separately.
 
-    Keys stay visible across the border, at the distance that their positions give.
+    Keys stay visible across the border, at the distance between their positions.
     """
 
     length: int
@@ -62,9 +62,9 @@ class RestartedPositions(Extension):
 
 @dataclass(frozen=True)
 class ShiftedPositions(Extension):
-    """Positions that are `by` too far from the token at index `start` on, as with a wrong offset of a chunk.
+    """Positions that are too large by `by`, starting at token index `start`, as with a wrong offset of a chunk.
 
-    Decoding is such a chunk: the prompt's positions are right, and the generated tokens' are not.
+    Decoding is such a chunk: the prompt's positions are right, and those of the generated tokens are wrong.
     """
 
     start: int
@@ -79,7 +79,7 @@ class ShiftedPositions(Extension):
 
 @dataclass(frozen=True)
 class RoundedPositions(Extension):
-    """Positions rounded to `bits` binary digits, as where position ids are computed in bfloat16 (8 digits)."""
+    """Positions rounded to `bits` binary digits, as when position ids are computed in bfloat16 (8 digits)."""
 
     bits: int = 8
 
@@ -112,13 +112,13 @@ def _all_keys(rule: Rule) -> tuple[Region, ...]:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One thing that an engine may apply: its name, and each layer's positions.
+    """One hypothesis about an engine: its name, and each layer's positions.
 
     - `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
-    - `minor`: whether it changes little, such as the rounding of a table. A verdict names it if the answers fit it, and
-      is not undecided if they exclude everything else.
-    - `indexer`: whether the indexer of sparse attention pairs its features in the other way. Prompts of up to its top-k
-      tokens, `unchanged_below`, do not show it.
+    - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
+      and is not undecided if they exclude all other hypotheses.
+    - `indexer`: whether the indexer of sparse attention uses the other pairing. Prompts of up to its top-k tokens,
+      `unchanged_below`, do not show it.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Hypothesis:
     indexer: bool = False
 
     def at(self, length: int) -> tuple[object, ...]:
-        """Return everything that decides the model's output for a prompt of `length` tokens, to compare hypotheses."""
+        """Return all values that determine the output for a prompt of `length` tokens, to compare hypotheses."""
         if length not in self._at:
             self._at[length] = tuple(
                 (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
@@ -162,7 +162,7 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
 
 
 def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
-    """Return the shortest prompt in tokens, next to a border of either, at which the two differ; None if none does.
+    """Return the length of the shortest prompt, next to a border of either, at which they differ; None if none does.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
@@ -180,9 +180,9 @@ def hypotheses(expected: Positions, *, trained: int, index_topk: int | None = No
     The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
 
     **Arguments:**
-    - `expected`: what the engine should apply.
+    - `expected`: the positions the engine should apply.
     - `trained`: the trained length in tokens.
-    - `index_topk`: the number of keys that the indexer of sparse attention chooses; None without one.
+    - `index_topk`: the number of keys chosen by the indexer of sparse attention; None if there is no indexer.
     """
     extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
     first = Hypothesis("as expected", expected, 0 if extended else trained)
@@ -539,7 +539,7 @@ def in_decoding(expected: Positions, prompt: int, padding: int = 0) -> list[Hypo
 
 
 def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:
-    """Return the expected positions: the checkpoint's own, or those that `expect` names; see `verify`.
+    """Return the expected positions: the checkpoint's own, or those of `expect`; see `verify`.
 
     **Raises:** `RopeError` for an unknown method, an invalid factor or an invalid block.
 
@@ -559,7 +559,7 @@ def expected_positions(own: Positions, expect: str | Positions | None, trained: 
         target = 0
     if target < trained or (method.extends and target == trained):
         raise RopeError(
-            "verify: --expect takes a method and its factor above 1, or a block of rope_parameters.",
+            "verify: --expect must be a method and a factor above 1, or a block of rope_parameters.",
             facts={"expect": expect},
             cure='Write "plain", "yarn:4", or \'{"rope_type": "yarn", "factor": 4.0, ...}\'.',
         )
@@ -591,7 +591,7 @@ def _of_block(own: Positions, expect: str) -> Positions:
 
 
 def length_to_verify(expected: Positions, trained: int) -> int:
-    """Return the length in tokens that a verdict covers: the trained one, at most 1,024, or more if scaling acts later.
+    """Return the length in tokens for a verdict: the trained one, at most 1,024, or more if scaling acts later.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256, scaling=DynamicNTK(4.0))

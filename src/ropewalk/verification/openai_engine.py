@@ -33,7 +33,7 @@ _TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """One HTTP answer: its status, its text, and the seconds that the server asks to wait before a retry."""
+    """One HTTP answer: its status, its text, and the requested seconds before a retry."""
 
     status: int
     text: str
@@ -41,7 +41,7 @@ class HttpAnswer:
 
     @cached_property
     def content(self) -> Any:
-        """Return the decoded JSON, or None if the text is no JSON."""
+        """Return the decoded JSON, or None if the text is not JSON."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -53,7 +53,7 @@ class OpenAIEngine:
 
     **Arguments:**
     - `url`: the server's address, with or without "/v1", without user and password.
-    - `texts`: the texts of the model's tokens, or its tokenizer, for servers that return or accept text only.
+    - `texts`: the texts of the model's tokens, or its tokenizer, for servers that return or accept only text.
     - `model`: its name on the server. Defaults to the first of `/v1/models`.
     - `timeout`: seconds for one request, including its retries.
     - `name`: the name for reports. Defaults to the address.
@@ -117,7 +117,7 @@ class OpenAIEngine:
         raise self._refusal(answer, "verify: the server lists no model.")
 
     def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids by the server's `/tokenize` (llama.cpp, vLLM); None if it has none."""
+        """Return the ids from the server's `/tokenize` (llama.cpp, vLLM); None if it has none."""
         body = {"model": self.model, "prompt": text, "content": text, "add_special": False, "add_special_tokens": False}
         answer = self._send("POST", "/tokenize", body)
         match answer.content:
@@ -137,7 +137,7 @@ class OpenAIEngine:
     def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
         """Return generated tokens, always the likeliest, and the likeliest tokens at each place.
 
-        What the server reports of a draft model is added to `drafts`: tokens of the prompt, drafted, accepted.
+        The server's counts for a draft model are added to `drafts`: tokens of the prompt, drafted, accepted.
         """
         steps = []
         content = self._completion(input_ids, tokens, beside)
@@ -150,18 +150,18 @@ class OpenAIEngine:
         return steps
 
     def _completion(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> Any:
-        """Return the server's answer; leave out what it refuses, and send text if it refuses ids.
+        """Return the server's answer; omit fields it refuses, and send text if it refuses ids.
 
         With `beside`, the request contains both prompts, and the answer to `input_ids` is returned.
 
-        **Raises:** `NoText` if it takes text only, and no text has these ids.
+        **Raises:** `NoText` if the server accepts only text, and no text has these ids.
         """
         prompts: list[Any] = [list(ids) for ids in (input_ids, beside) if ids]
         if not self._takes_ids:
             prompts = [self.texts.text_of(ids) for ids in prompts]
         if None in prompts:
             raise NoText(
-                "verify: the server takes text only, and no text has these tokens.",
+                "verify: the server accepts only text, and no text has these tokens.",
                 facts={"server": self.root, "tokens": len(input_ids)},
                 cure="Use an engine that accepts token ids as a prompt (llama.cpp, vLLM, SGLang).",
             )
@@ -308,7 +308,7 @@ class OpenAIEngine:
             raise RopeError(
                 "verify: the server's answer is too large or compressed.",
                 facts={"server": self.root, "bytes, at least": len(content), "encoding": self._shown(encoding)},
-                cure=f"Check the address: an answer takes a few kB, at most {LARGEST >> 20} MiB, uncompressed.",
+                cure=f"Check the address. An answer must be uncompressed and at most {LARGEST >> 20} MiB.",
             )
         if response.length:  # the connection was closed too early
             raise http.client.IncompleteRead(content, response.length)
@@ -338,7 +338,7 @@ class OpenAIEngine:
         } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
         cure = cures.get(answer.status, "See the server's own log.")
         if answer.status in RETRIED and answer.retry_after:
-            cure = f"Run the command again in {answer.retry_after:,.0f} seconds: the server asks for that pause."
+            cure = f"Rerun the command in {answer.retry_after:,.0f} seconds, the pause requested by the server."
         facts = {"server": self.root, "model": self._model, "status": answer.status}
         return RopeError(rule, facts=facts | {"answer": self._shown(answer.text)}, cure=cure)
 

@@ -48,9 +48,9 @@ def misfit(questions: Sequence[Probe], name: str) -> float:
 def likelihoods(questions: Sequence[Probe], names: Sequence[str]) -> dict[str, float]:
     """Return the log-likelihood of each hypothesis in nats, relative to the best.
 
-    Errors follow Laplace's distribution, with one draw for each question (the tokens of an answer err together) and the
-    scale that suits each hypothesis best: the likelihood is (mean misfit)^-questions. A hypothesis that was refuted
-    early is compared over the questions that it shares with the best.
+    Errors follow Laplace's distribution, with one draw for each question (the errors of an answer's tokens are
+    dependent) and the best scale for each hypothesis, so the likelihood is (mean misfit)^-questions. A hypothesis that
+    was refuted early is compared over the questions it shares with the best.
     """
     best = min(names, key=lambda name: misfit(questions, name))
     values = {}
@@ -67,7 +67,7 @@ class Lean:
     """The position of answers on the line from one hypothesis (0) to another (1).
 
     - `share`: the least-squares estimate. `half`: the half width of its interval.
-    - `explained`: the part of the first's squared error that it removes.
+    - `explained`: the fraction of the first's squared error that it removes.
 
     All are None if fewer than three answers distinguish the two hypotheses.
     """
@@ -78,21 +78,21 @@ class Lean:
 
     @property
     def refuted(self) -> bool:
-        """Return whether the whole interval is nearer to the first, which refutes the other."""
+        """Return whether the whole interval is nearer to the first hypothesis, which refutes the other."""
         return self.share is not None and self.half is not None and self.share + self.half < 0.5
 
     @property
     def leaves(self) -> bool:
-        """Return whether the answers differ from the first along this line: their error is then no noise."""
+        """Return whether the answers differ from the first along this line; their error is then not noise."""
         if self.share is None or self.half is None or self.explained is None:
             return False
         return self.explained > 0.5 and abs(self.share) > self.half
 
 
 def lean(questions: Sequence[Probe], one: str, other: str, *, comparisons: int) -> Lean:
-    """Estimate how far the answers lie from `one` towards `other`, over the questions with predictions of both.
+    """Estimate the position of the answers between `one` and `other`, over the questions with predictions of both.
 
-    The answers' difference from `one` is projected on the line to `other`; errors at right angles to it do not count.
+    The answers' difference from `one` is projected onto the line to `other`; orthogonal errors do not count.
     Questions with a large error count less, because quantised engines have large errors after a few prompts. The
     interval is Student's, with one residual for each question and Bonferroni's correction for `comparisons` at 95 %.
     """
@@ -129,14 +129,14 @@ class EngineVerdict:
     """The conclusion of a check.
 
     - `kind`: see `Kind`.
-    - `expected`: the expected rope in words.
-    - `up_to`: the longest prompt in tokens that the conclusion covers.
+    - `expected`: a description of the expected rope.
+    - `up_to`: the longest prompt, in tokens, for which the conclusion holds.
     - `applied`: the hypotheses that explain the answers, the best first.
-    - `candidates`: for "undecided", those that are not distinguished from the best.
-    - `needs`: the length in tokens of prompts that would distinguish them; None if more prompts of this length would.
-    - `detail`: a sentence with a fact for this kind of conclusion.
+    - `candidates`: for "undecided", the hypotheses not distinguished from the best.
+    - `needs`: the length of prompts, in tokens, to distinguish them; None if more prompts of this length would do so.
+    - `detail`: a sentence with a fact about this conclusion.
     - `minor`: small differences, such as the rounding of a table, that the answers do not exclude.
-    - `decoding`: whether answers after generated tokens agree, too; None if they were not asked or do not decide.
+    - `decoding`: whether answers after generated tokens agree, too; None if they were not measured or do not decide.
     """
 
     kind: Kind
@@ -173,7 +173,7 @@ class EngineVerdict:
         if self.kind == "tokens":
             return f"Different tokenizer: {self.detail}"
         cure = "more prompts" if self.needs is None else f"prompts of {self.needs:,} tokens"
-        return f"Cannot tell apart {_either(self.applied)} and {_either(self.candidates)}: needs {cure}."
+        return f"Cannot distinguish {_either(self.applied)} and {_either(self.candidates)}: needs {cure}."
 
 
 def _either(names: Sequence[str]) -> str:
@@ -187,9 +187,9 @@ class HypothesisFit:
 
     - `misfit`: the mean absolute difference in nats.
     - `log_likelihood`: in nats, relative to the best.
-    - `lean`, `lean_half`: how far the answers lie from the best towards it (0 to 1), and half its interval.
-    - `questions`: the number of prompts with a prediction of it.
-    - `differs_from`: the shortest prompt in tokens at which it and the best differ.
+    - `lean`, `lean_half`: the position of the answers from the best (0) to it (1), and half its interval.
+    - `questions`: the number of prompts with its predictions.
+    - `differs_from`: the length in tokens of the shortest prompt at which it differs from the best.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Verification:
     - `standings`: every hypothesis, the best first.
     - `questions`: the prompts and the answers.
     - `noise`: the engine's error in nats on prompts of one token, which no rope changes; None if not measured.
-    - `tokenisation`: the comparison of tokens, in words.
+    - `tokenisation`: a description of the comparison of tokens.
     - `left_out`: hypotheses that our side cannot compute for this model.
     - `requests`, `seconds`: the cost.
     """
@@ -235,7 +235,7 @@ class Verification:
         return self.outcome.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data for strict JSON, without API keys; of prompts only the lengths."""
+        """Return everything as plain data for strict JSON, without API keys and with only the lengths of prompts."""
         outcome = self.outcome
         document: dict[str, Any] = finite({
             "kind": "verification",

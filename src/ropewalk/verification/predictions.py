@@ -1,4 +1,4 @@
-"""Our own log-probabilities under each hypothesis, and the choice of the prompts at which hypotheses differ most."""
+"""Our own log-probabilities under each hypothesis, and the choice of prompts at which hypotheses differ most."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Values = npt.NDArray[np.float64]
 class Prediction:
     """The log-probabilities of the likeliest next tokens, in nats.
 
-    `least`: the value that every other token gets; None takes the smallest of `top`.
+    `least`: the value of every other token; None: the smallest of `top`.
     """
 
     def __init__(self, top: Sequence[tuple[int, float]], least: float | None = None) -> None:
@@ -57,13 +57,13 @@ class Prediction:
 
 
 class Predictions:
-    """The predictions of our own model, saved by everything that they depend on.
+    """The predictions of our own model, saved under a key of all their inputs.
 
-    Hypotheses that agree for a prompt are computed once.
+    Hypotheses that agree on a prompt are computed once.
 
     **Arguments:**
     - `reader`: our model.
-    - `folder`: for saved predictions, which the next run reuses; None keeps them in memory.
+    - `folder`: for saved predictions, which the next run reuses; None: in memory.
     """
 
     def __init__(self, reader: Reader, folder: Path | None = None) -> None:
@@ -100,7 +100,7 @@ class Predictions:
             tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
         if not all(math.isfinite(nats) for top in tops for _, nats in top):
             raise RopeError(
-                "verify: our own forward of this checkpoint returns NaN or infinity.",
+                "verify: our own forward pass of this checkpoint returns NaN or infinity.",
                 facts={"model": self.reader.name, "hypothesis": hypothesis.name},
                 cure="Check the checkpoint's weights.",
             )
@@ -110,8 +110,8 @@ class Predictions:
 def under_positions(reader: Reader, positions: Positions) -> Reader:
     """Return the reader under these positions.
 
-    transformers' layers have one pairing and width. For others our own attention rotates, under an extension that
-    changes no position; layers with a window do not support that.
+    transformers' layers have one pairing and width. For others, our own attention rotates under an extension that does
+    not change positions; layers with a window do not support it.
 
     **Raises:** `RopeError` if the reader supports neither.
     """
@@ -125,7 +125,7 @@ def under_positions(reader: Reader, positions: Positions) -> Reader:
 
 
 def indexers(reader: Reader) -> list[Any]:
-    """Return the indexers of sparse attention (DeepSeek-V3.2, GLM-5) of a live model whose family describes them."""
+    """Return the indexers of sparse attention (DeepSeek-V3.2, GLM-5) of a live model, if its family describes them."""
     model = getattr(reader, "model", None)
     needed = ("index_topk", "head_dim", "qk_rope_head_dim", "wq_b", "k_norm")
     modules = model.modules() if isinstance(model, nn.Module) else ()
@@ -141,9 +141,9 @@ def _described(indexer: Any) -> Indexer | None:
 
 @contextmanager
 def repaired_indexers(reader: Reader) -> Iterator[None]:
-    """Let the indexers pair their features in the other way inside the block.
+    """Switch the indexers to the other pairing inside the block.
 
-    Rotating one pairing equals reordering the features of queries and keys and rotating the other one.
+    Rotating in one pairing equals reordering the features of queries and keys and rotating in the other.
     """
     hooks = []
     for indexer in indexers(reader):
@@ -217,7 +217,7 @@ def choose(
 
 
 def stretch(encode: Callable[[str], list[int]], text: str, start: float, tokens: int) -> list[int]:
-    """Return `tokens` token ids of a text; `start` is the share of the text that precedes them.
+    """Return `tokens` token ids of a text; `start` is the fraction of the text before them.
 
     **Raises:** `RopeError` if the text is too short.
     """
@@ -232,7 +232,7 @@ def stretch(encode: Callable[[str], list[int]], text: str, start: float, tokens:
         ids = encode(text[:size])
     if len(ids) < tokens:
         raise RopeError(
-            "verify: the text is too short for the prompts that are needed.",
+            "verify: the text is too short for the prompts.",
             facts={"tokens": len(ids), "needed": tokens},
             cure="Pass a longer --text, or a smaller --max-tokens.",
         )

@@ -47,8 +47,8 @@ SURE = 0.7  # nats by which the likeliest token must lead, so that an engine gen
 class PromptQuestion:
     """A prompt, and our predictions by the name of a hypothesis.
 
-    - `generated`: the tokens that the engine generates before the answer that is compared; empty for prompts only.
-    - `beside`: a longer prompt for the same request, with which the positions after padding are compared.
+    - `generated`: the tokens that the engine generates before the compared answer; empty for prompts only.
+    - `beside`: a longer prompt for the same request, to compare positions after padding.
     """
 
     input_ids: Sequence[int]
@@ -57,14 +57,14 @@ class PromptQuestion:
     beside: Sequence[int] = ()
 
     def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
-        """Return the log-probabilities of an answer and our predictions, as they are compared."""
+        """Return the log-probabilities of an answer and our predictions, ready for comparison."""
         return answer.top, self.predictions
 
 
 class Side(Protocol):
-    """What a check compares an engine with: computed by a model (`OurSide`), or read from a file (`Golden`).
+    """Our side of a check, computed by a model (`OurSide`) or loaded from a file (`Golden`).
 
-    - `model`: its name. `expected`: the expected rope in words. `trained`, `up_to`: lengths in tokens.
+    - `model`: its name. `expected`: a description of the expected rope. `trained`, `up_to`: lengths in tokens.
     - `all`: the hypotheses by name, the expected one first. `left_out`: those without predictions.
     - `prefix_ids`: the ids before every text. `sample`: a text and its ids.
     - `rounds`: the shortest and longest prompt of each round, if they are fixed.
@@ -112,10 +112,10 @@ class OurSide:
 
     **Arguments:**
     - `predictions`: of the model.
-    - `tokenizer`: of the model. `text`: from which prompts are taken.
-    - `positions`: what the engine should apply.
+    - `tokenizer`: of the model. `text`: the source of prompts.
+    - `positions`: the positions the engine should apply.
     - `trained`: the trained length in tokens.
-    - `longest`: the longest prompt that the verdict covers, in tokens; None decides.
+    - `longest`: the longest prompt of the verdict, in tokens; None: chosen from the positions.
     """
 
     predictions: Predictions
@@ -165,7 +165,7 @@ class OurSide:
     def questions(
         self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
     ) -> list[PromptQuestion]:
-        """Predict under the hypotheses that are left, and choose the prompts that decide most."""
+        """Predict under the remaining hypotheses, and choose the prompts that distinguish them best."""
         first, last = span
         ids, lengths = self.prompt(0.1 + 0.2 * number, last), candidates(first, last, 24 if number else 8)
         begin_stage(progress, last * len(alive))
@@ -184,7 +184,7 @@ class OurSide:
         ]
 
     def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[PromptQuestion]:
-        """Predict for prompts of about `last` tokens, and for ends of them, named by their length."""
+        """Predict for prompts of about `last` tokens, and for their ends, by length."""
         ids, lengths = self.prompt(0.9, last), lengths_of_confirming(last)
         kept = sorted({max(1, int(share * last)) for share in ENDS}) if ends else []
         begin_stage(progress, last + sum(kept) * len(lengths))
@@ -201,7 +201,7 @@ class OurSide:
         return found
 
     def decoding(self, progress: Progress) -> list[PromptQuestion]:
-        """Predict after prompts and the tokens that follow them, where the likeliest tokens lead clearly."""
+        """Predict after prompts and generated tokens, at places where the likeliest token leads clearly."""
         name, found = self.first.name, list[PromptQuestion]()
         last = min(96, self.up_to - STEPS - PADDING)
         if last < 8 or not in_decoding(self.positions, 8):

@@ -1,4 +1,4 @@
-"""`verify`: which rotary embedding does an engine really apply to a model?"""
+"""`verify`: which rotary embedding does an engine apply to a model?"""
 
 from __future__ import annotations
 
@@ -78,30 +78,31 @@ def verify(
     device_map: str | None = None,
     progress: Progress | bool | None = None,
 ) -> Verification:
-    """Find out which rotary embedding an engine really applies to a model, from a few log-probabilities.
+    """Determine from a few log-probabilities which rotary embedding an engine applies to a model.
 
-    The engine's answers are compared with our own forward under each hypothesis.
+    The engine's answers are compared with our own forward pass under each hypothesis.
 
     **Arguments:**
-    - `model`: the checkpoint that the engine should run: a folder, a .gguf file, "tiny", a `Decoder` or any `Reader`.
+    - `model`: the engine's checkpoint: a folder, a .gguf file, "tiny", a `Decoder` or any `Reader`.
     - `engine`: the URL of a server with OpenAI's `/v1/completions` and `logprobs`; "transformers" or "llama.cpp", which
-      are started here; a live transformers model; or an `Engine`. A key is taken from the variable OPENAI_API_KEY.
-    - `expect`: what it should apply: "plain", "METHOD:FACTOR" such as "yarn:4", a JSON block of `rope_parameters`, or
+      are started here; a live transformers model; or an `Engine`. The variable OPENAI_API_KEY may contain a key.
+    - `expect`: the expected rope: "plain", "METHOD:FACTOR" such as "yarn:4", a JSON block of `rope_parameters`, or
       `Positions`. Defaults to the checkpoint's own config.
-    - `up_to`: the longest prompt in tokens that the verdict covers. Defaults to the trained length, at most 1,024, or
-      more if the expected scaling acts later. The verdict covers less if the prompts that were answered are shorter.
-    - `max_tokens`: the longest prompt that is sent.
-    - `text`: a UTF-8 file that prompts are taken from. Defaults to the packaged novel.
-    - `served_name`: the model's name on the server. Defaults to the first that the server lists.
+    - `up_to`: the longest prompt of the verdict, in tokens. Defaults to the trained length, at most 1,024, or more if
+      the expected scaling acts later. The verdict covers less if the answered prompts are shorter.
+    - `max_tokens`: the longest prompt to send, in tokens.
+    - `text`: a UTF-8 file for prompts. Defaults to the packaged novel.
+    - `served_name`: the model's name on the server. Defaults to the first in the server's list.
     - `trained_length`: in tokens, if the config does not contain it.
-    - `state`: a folder where our own predictions are saved for the next run. Defaults to none.
+    - `state`: a folder to save our own predictions for the next run. Defaults to none.
     - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.readers.adapters.open_reader`.
     - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
 
     **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 undecided), `.to_json()`.
-    **Raises:** `RopeError` if the engine cannot be reached, refuses, or returns no or malformed log-probabilities.
-    **Numerics:** a hypothesis is refuted if the answers, projected on the line from the best one to it, are nearer to
-    the best, by Student's interval over prompts. The error is estimated from the answers, so 4-bit engines work.
+    **Raises:** `RopeError` if the engine cannot be reached, or returns an error or no valid log-probabilities.
+    **Numerics:** the answers are projected onto the line from the best hypothesis to each other one. The other one is
+    refuted if Student's interval over prompts is nearer to the best. The error is estimated from the answers, so 4-bit
+    engines work.
 
     >>> from ropewalk.verification.engine import OurEngine
     >>> from ropewalk.checkpoints.load import load
@@ -152,7 +153,7 @@ def our_side(
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
-            "verify: this model has no tokenizer, which prompts need.",
+            "verify: the model has no tokenizer, which prompts need.",
             facts={"model": reader.name},
             cure="Pass a checkpoint with its tokenizer.",
         )
@@ -169,7 +170,7 @@ def our_side(
 
 
 class Check:
-    """One run of `verify`, with its resolved arguments: the answers, and the hypotheses that are left."""
+    """One run of `verify`, with resolved arguments: the answers, and the remaining hypotheses."""
 
     def __init__(
         self, side: Side, engine: Engine, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None
@@ -215,7 +216,7 @@ class Check:
     # questions
 
     def rounds(self) -> Iterator[tuple[int, int]]:
-        """Yield the shortest and the longest prompt of each round in tokens, as short as may decide."""
+        """Yield the shortest and the longest prompt of each round in tokens, no longer than a decision requires."""
         if self.side.rounds is not None:
             yield from ((first, min(last, self.limit)) for first, last in self.side.rounds if first <= self.limit)
             return
@@ -233,11 +234,11 @@ class Check:
                 first = last // 4
 
     def _needs(self, name: str) -> int:
-        """Return the shortest prompt for which a hypothesis and the best one differ."""
+        """Return the shortest prompt, in tokens, for which a hypothesis and the best one differ."""
         return first_difference(self.all[self._best()], self.all[name]) or 2
 
     def _ask(self, number: int, first: int, last: int) -> bool:
-        """Run a round: send the prompts that decide most among the hypotheses that are left."""
+        """Run a round: send the prompts that distinguish the remaining hypotheses best."""
         questions = self.side.questions(number, (first, last), self.alive, self._best(), self.progress)
         for index, question in enumerate(questions):
             length = len(question.input_ids)
@@ -264,17 +265,17 @@ class Check:
         self.counted = self.counted and answer.prompt_tokens is not None
         if answer.prompt_tokens is not None and answer.prompt_tokens != len(ids):
             raise RopeError(
-                "verify: the engine processed a different number of tokens than it was sent.",
+                "verify: the engine processed a different number of tokens than `verify` sent.",
                 facts={"engine": self.engine.name, "sent": len(ids), "processed": answer.prompt_tokens},
-                cure="It adds or cuts tokens: disable that, or use an engine that leaves token ids unchanged.",
+                cure="Disable adding and cutting of tokens, or use an engine that keeps token ids unchanged.",
             )
         return answer
 
     def _confirmed(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Send prompts of the length that the verdict covers, and return the verdict with the length that they show.
+        """Send prompts of the verdict's length, and return the verdict with the confirmed length.
 
-        An engine that does not report its number of tokens may keep only the end of a prompt. Our predictions for ends
-        of each prompt (`ENDS`) show which of these the answers exclude.
+        An engine that does not report its number of tokens may keep only the end of a prompt. Our predictions for the
+        ends of each prompt (`ENDS`) show which ends the answers exclude.
         """
         name, shorter, last = self.first.name, self._longest, min(self.up_to, self.limit)
         if self.counted and shorter >= last:
@@ -296,8 +297,8 @@ class Check:
         if error > self._allowed or (error > EXACT and any(one.leaves for one in leans.values())):
             detail = (
                 f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
-                f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average: does the engine "
-                "cut its prompts?"
+                f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average. Check whether the engine "
+                "cuts its prompts."
             )
             return EngineVerdict("none", self.expected, self.up_to, applied=outcome.applied, detail=detail)
         shown = min(self._longest, self.up_to)
@@ -311,10 +312,10 @@ class Check:
         return dataclasses.replace(outcome, up_to=shown)
 
     def _decoded(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Let the engine generate tokens, and return the verdict with what the answers after them show.
+        """Let the engine generate tokens, and return the verdict updated by the answers after them.
 
-        Positions may be right in prompts and wrong after the first generated token, which is processed alone; or only
-        in a batch, where the shorter prompt is padded.
+        Positions may be right in prompts and wrong after the first generated token, which is processed separately, or
+        wrong only in a batch with a padded prompt.
         """
         if not generates(self.engine):
             return outcome
@@ -343,7 +344,7 @@ class Check:
         return dataclasses.replace(outcome, detail=f"{outcome.detail} {self._drafted()}".strip())
 
     def _generated(self, engine: Generates, questions: Sequence[PromptQuestion], *, beside: bool) -> Iterator[Probe]:
-        """Yield the answers after generated tokens, where the engine has generated the expected ones."""
+        """Yield the answers after generated tokens if the engine has generated the expected ones."""
         for question in questions:
             self.progress.begin(f"generating after {len(question.input_ids):,} tokens", 0)
             more = {"beside": question.beside} if beside else {}
@@ -363,7 +364,7 @@ class Check:
     def _drafted(self) -> str:
         """Return a sentence if a draft model's tokens are accepted much less after long prompts; else an empty text.
 
-        Wrong drafts cost time and change no token. A draft model without the target's scaling fails where it acts.
+        Wrong drafts cost time but change no token. A draft model without the target's scaling fails at long lengths.
         """
         if not getattr(self.engine, "drafts", None):
             return ""
@@ -388,7 +389,7 @@ class Check:
             return ""
         return (
             f"The draft model's tokens are accepted in {rates[False]:.0%} of the cases after short prompts and in "
-            f"{rates[True]:.0%} after {self.up_to:,} tokens: does it have the target's scaling?"
+            f"{rates[True]:.0%} after {self.up_to:,} tokens. Check whether it has the target's scaling."
         )
 
     def _short_prompts(self) -> Sequence[PromptQuestion]:
@@ -396,11 +397,11 @@ class Check:
 
     @property
     def _longest(self) -> int:
-        """Return the longest prompt that was answered, in tokens."""
+        """Return the longest answered prompt, in tokens."""
         return max((question.tokens for question in self.questions), default=1)
 
     def _tokenisation(self) -> tuple[str, str]:
-        """Compare tokens; return the comparison in words, and the difference (empty if there is none)."""
+        """Compare tokens; return a description of the comparison, and of the difference (empty if there is none)."""
         words, ours = self.side.sample
         theirs = self.engine.token_ids(words)
         if theirs is None:
@@ -436,7 +437,7 @@ class Check:
     # conclusions
 
     def _best(self) -> str:
-        """Return the hypothesis left with the smallest misfit; before any answer the expected one."""
+        """Return the remaining hypothesis with the smallest misfit; before any answer, the expected one."""
         if not self.questions:
             return self.first.name
         best = min(self.alive, key=lambda name: misfit(self.questions, name))
@@ -452,7 +453,7 @@ class Check:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
 
     def _open(self) -> set[str]:
-        """Return the hypotheses that are not distinguished from the best yet, without minor ones."""
+        """Return the hypotheses not yet distinguished from the best, without minor ones."""
         return {name for name in self.alive if not self.all[name].minor} - {self._best()}
 
     @property
@@ -483,7 +484,7 @@ class Check:
                 f"the engine's own error, after a single token, is {self.noise or 0.0:.3f}."
             )
             if best == self.first.name and not moved:
-                detail += " A cache of keys and values in few bits also makes such errors: check without it."
+                detail += " A quantised cache of keys and values causes such errors, too. Repeat the check without it."
             return outcome("none", detail=detail)
         if self.first.name not in applied:
             return outcome("other")

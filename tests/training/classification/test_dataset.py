@@ -98,7 +98,7 @@ def test_classes_and_labels() -> None:
     with pytest.raises(RopeError, match="only one class"):
         classes_of(rows.take([0, 2]))
     check_known(rows, ("a", "b"), "train.csv")
-    with pytest.raises(RopeError, match=r"(?s)not among those trained on.*line .*2.*'b'.*such labels .*2"):
+    with pytest.raises(RopeError, match=r"(?s)does not occur in the training rows.*line .*2.*'b'.*such labels .*2"):
         check_known(rows, ("a",), "train.csv")
 
 

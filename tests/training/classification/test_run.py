@@ -177,8 +177,8 @@ def test_everything_is_refused_before_training(data: str, test_file: str, tmp_pa
     unknown = write(tmp_path / "unknown.csv", [("a jib", "sail"), ("a cloud", "sky")])
     one = write(tmp_path / "one.csv", [("a jib", "sail"), ("a tack", "sail")])
     for settings, test, message in (
-        (small(data), unknown, r"(?s)not among those trained on.*'sky'"),
-        (small(data, validation=unknown), None, r"(?s)not among those trained on.*'sky'"),
+        (small(data), unknown, r"(?s)does not occur in the training rows.*'sky'"),
+        (small(data, validation=unknown), None, r"(?s)does not occur in the training rows.*'sky'"),
         (small(one), None, "only one class"),
         (small(data, encoding="xpos"), None, "XPos: attention must be causal"),
         (small(data, encoding="nosuch"), None, "unknown encoding"),
@@ -230,14 +230,14 @@ def test_texts_are_predicted_in_their_order_and_one_by_one(data: str, tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dropout": 1.0}, "from 0 to below 1"),
+        ({"dropout": 1.0}, "at least 0 and less than 1"),
         ({"epochs": 0}, "`epochs` must be at least 1"),
         ({"lr": 0.0}, "above 0"),
         ({"lr": float("nan")}, "above 0"),
         ({"select": "auc"}, "unknown `select`"),
         ({"class_weights": "some"}, "unknown `class_weights`"),
         ({"vocab_size": 100}, "at least 257"),
-        ({"validation_fraction": 1.0}, "from 0 to below 1"),
+        ({"validation_fraction": 1.0}, "at least 0 and less than 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Labelled texts from CSV files, a validation part with every class, and batches of similar length."""
+"""Labelled texts from CSV files, a validation part with all classes, and batches of similar length."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ropewalk.builtin.texts import decoded
 from ropewalk.errors import RopeError
 
 FIELD_LIMIT = 2**27
-"""Characters of one cell: the csv module's own limit, 131,072, is less than a long document."""
+"""Largest number of characters in a cell: the csv module's own limit, 131,072, is too small for long documents."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one CSV file: texts, their labels (empty if the file has no label column), and their lines in it."""
+    """The rows of one CSV file: texts, labels (empty if the file has no label column), and line numbers."""
 
     path: str
     texts: tuple[str, ...]
@@ -43,9 +43,9 @@ def read_rows(path: str | Path, *, text_column: str = "text", label_column: str 
 
     Space around texts and labels is removed, and empty lines are skipped.
 
-    **Raises:** `RopeError` that names the file and the line, for a missing file or column, bytes that are not UTF-8,
-    malformed CSV, a row with a different number of cells than the header, an empty text or label, and a file without
-    rows.
+    **Raises:** `RopeError`, which contains the file and the line, for a missing file or column, bytes that are not
+    UTF-8, malformed CSV, a row with a different number of cells than the header, an empty text or label, and a file
+    without rows.
     """
     path = Path(path)
     wanted = [text_column] if label_column is None else [text_column, label_column]
@@ -91,7 +91,7 @@ def read_rows(path: str | Path, *, text_column: str = "text", label_column: str 
 
 
 def _cells(path: Path) -> list[tuple[int, list[str]]]:
-    """Return every row with the line that it ends on, without empty lines."""
+    """Return every row with the number of its last line, without empty lines."""
     limit = csv.field_size_limit(FIELD_LIMIT)
     line = 0
     try:
@@ -112,7 +112,7 @@ def _cells(path: Path) -> list[tuple[int, list[str]]]:
         raise RopeError(
             "classify: the file is not well-formed CSV.",
             facts={"file": str(path), "after line": line, "error": str(error)},
-            cure="Close every quote; a quote inside a quoted text is doubled.",
+            cure="Close every quote, and double quotes inside a quoted text.",
         ) from error
     finally:
         csv.field_size_limit(limit)
@@ -131,13 +131,13 @@ def classes_of(rows: Rows) -> tuple[str, ...]:
 
 
 def check_known(rows: Rows, classes: Sequence[str], trained_on: str) -> None:
-    """Raise `RopeError` for labels that the training rows do not have."""
+    """Raise `RopeError` for labels that do not occur in the training rows."""
     known = set(classes)
     unknown = [(line, label) for line, label in zip(rows.lines, rows.labels, strict=True) if label not in known]
     if unknown:
         line, label = unknown[0]
         raise RopeError(
-            "classify: a label is not among those trained on.",
+            "classify: a label does not occur in the training rows.",
             facts={
                 "file": rows.path,
                 "line": line,
@@ -150,9 +150,9 @@ def check_known(rows: Rows, classes: Sequence[str], trained_on: str) -> None:
 
 
 def split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Return the training and the validation part: `fraction` of each class, at least one row, drawn by `seed`.
+    """Split rows into training and validation: `fraction` of each class, at least one row, drawn by `seed`.
 
-    The order is kept. Raises `RopeError` for a class with one row, which only one part could have.
+    The order is kept. Raises `RopeError` for a class with one row, which cannot be in both parts.
     """
     of_class = defaultdict(list)
     for index, label in enumerate(rows.labels):
@@ -175,12 +175,12 @@ def split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def joined(first: Rows, second: Rows) -> Rows:
-    """Return the rows of both, named after the first file."""
+    """Concatenate the rows of both; the result has the name of the first file."""
     return Rows(first.path, first.texts + second.texts, first.labels + second.labels, first.lines + second.lines)
 
 
 def balanced_weights(labels: Sequence[str], classes: Sequence[str]) -> list[float]:
-    """Return rows / (classes * rows of the class) for each class, which gives all the same part in the loss.
+    """Return rows / (classes * rows of the class) for each class, so all classes have equal weight in the loss.
 
     >>> balanced_weights(["a", "b", "b", "b"], ["a", "b"])
     [2.0, 0.6666666666666666]
@@ -194,7 +194,7 @@ POOL = 32
 
 
 def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """Return every index once, in batches of similar length and random order, which depend only on seed and epoch.
+    """Return every index once, in batches of similar length and in random order, determined by seed and epoch.
 
     >>> sorted(sum(epoch_order([5, 1, 4, 2, 3], 2, seed=0, epoch=0), []))
     [0, 1, 2, 3, 4]
@@ -227,7 +227,7 @@ def pad(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
 
 
 def leave_out(texts: Sequence[list[int]], probability: float) -> list[list[int]]:
-    """Return the texts without some of their tokens: each is left out with this probability, but one per text stays."""
+    """Drop each token with this probability, and keep at least one per text."""
     if not probability:
         return list(texts)
     drawn = torch.rand(sum(len(text) for text in texts)).tolist()

@@ -56,8 +56,8 @@ def bootstrap(
 ) -> list[Intervals]:
     """Return 95 % percentile intervals of accuracy and macro-F1 for each set of predictions on the same rows.
 
-    With two sets there is a third entry: the intervals of the first's scores minus the second's, paired by row. Rows
-    are drawn with replacement, the same for all. Source: Efron and Tibshirani 1993, chapter 13.
+    With two sets there is a third entry: the intervals of the first's scores minus the second's, paired by row. All
+    sets use the same resampled rows. Source: Efron and Tibshirani 1993, chapter 13.
     """
 
     def statistic(rows: NDArray[Any], axis: int) -> Scores:
@@ -93,7 +93,7 @@ def bootstrap(
 
 
 def mcnemar(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return McNemar's exact test of two classifiers on the same rows: rows that only one has right, two-sided p.
+    """Run McNemar's exact test of two classifiers on the same rows: rows that only one has right, two-sided p.
 
     Source: McNemar 1947, Psychometrika 12.
 
@@ -108,7 +108,7 @@ def mcnemar(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, Any
 def _resampled_scores(truth: Classes, predicted: Classes, classes: int) -> Scores:
     """Return accuracy and macro-F1, `[2, resamples]`, of labels `[resamples, rows]`, as `scores_of` does for each row.
 
-    scikit-learn takes one resample at a time, which for 2,000 of them takes seconds.
+    scikit-learn processes one resample at a time, which takes seconds for 2,000 of them.
     """
     right = truth == predicted
     own = np.arange(len(truth))[:, None] * classes  # each resample counts into classes of its own
@@ -140,7 +140,7 @@ def _metrics() -> Any:
 
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Inverse regularisation (scikit-learn's C) tried in cross-validation. Without cross-validation the third is used."""
+"""Values of inverse regularisation (scikit-learn's C) for cross-validation; without it, the third is used."""
 FOLDS = 3
 SCORING = {"accuracy": "accuracy", "macro_f1": "f1_macro", "loss": "neg_log_loss"}
 
@@ -151,9 +151,9 @@ def run_baseline(
     """Return predictions for `test` as indices into `labels`, and facts about them (settings, seconds).
 
     TF-IDF of words and word pairs in lower case (sublinear), then logistic regression. It is fitted on the training and
-    the validation part together, while our own training uses only the first: the baseline has the benefit. C is the
-    best of `STRENGTHS` by `select` in a cross-validation over the same rows (none if a class has one row). Its folds
-    follow the order of the file, so that they do not depend on which rows are the validation part.
+    validation rows, while our classifier trains only on the training rows, which favours the baseline. C is the best of
+    `STRENGTHS` by `select` in a cross-validation over the same rows (none if a class has one row). The folds follow the
+    order of the file, so they do not depend on the choice of validation rows.
     """
     started = time.perf_counter()
     rows = train if validation is None else joined(train, validation)

@@ -1,6 +1,6 @@
 """The settings of a classifier's training: one frozen, checked record.
 
-The module imports no torch, so that the help can be shown without it.
+The module does not import torch, so the help is quick.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ SELECT = ("accuracy", "macro_f1", "loss")
 
 @dataclass(frozen=True)
 class ClassifySettings:
-    """What a run computes; two runs with equal settings, files and numbers of threads give the same bits.
+    """Settings that determine a run; runs with equal settings, files and numbers of threads give the same bits.
 
     Files
     - `data`: a UTF-8 CSV file with the columns `text_column` and `label_column`.
-    - `validation`: another such file. If None, the `validation_fraction` of each class of `data`, drawn by `seed`, is
+    - `validation`: a second such file. If None, the `validation_fraction` of each class of `data`, drawn by `seed`, is
       kept out of training (0: no validation, so no early stopping).
     - `tokenizer`: "bpe" (byte-level, trained on the texts, at most `vocab_size` tokens, in lower case if `lowercase`),
-      "bytes", or a tokenizer.json. Longer texts than `max_length` tokens are cut.
+      "bytes", or a tokenizer.json. Texts longer than `max_length` tokens are cut.
 
     Shape
     - `layers`, `hidden_size`, `heads`, `intermediate_size`; `encoding`: a name of `ropewalk.encodings`; `pooling`.
     - `initializer_range`, `embedding_range`: standard deviations of matrices and embeddings before training.
 
     Optimisation (AdamW; decay on matrices only)
-    - `batch_size` texts of similar length; at most `epochs` over them, each followed by validation. Training ends when
-      the validation score `select` has not improved for `patience` epochs. The best epoch's weights are kept.
+    - `batch_size`: texts of similar length. `epochs`: most passes over the texts, each followed by validation. Training
+      ends when the validation score `select` has not improved for `patience` epochs. The best weights are kept.
     - `lr` peak, after `warmup` updates (None: a twentieth of them, at most 200), then a cosine to `final_lr` * `lr`.
     - `dropout`, `attention_dropout`, `token_dropout` (whole tokens left out), `label_smoothing`; `class_weights`:
-      "balanced" gives each class the same part in the loss.
+      "balanced" gives each class the same weight in the loss.
 
-    **Raises:** `RopeError` for a value that does not fit.
+    **Raises:** `RopeError` for an invalid value.
 
     >>> ClassifySettings("train.csv", heads=4).config(("no", "yes"), vocab_size=512).head_dim
     48
@@ -66,7 +66,7 @@ class ClassifySettings:
         "Texts", "CSV file to validate on [default: a part of each class].", None, metavar="FILE"
     )
     validation_fraction: float = in_file(
-        "Without --validation: the part of each class that is kept out of training; 0 for none.", 0.1
+        "Without --validation: the fraction of each class to keep out of training; 0 for none.", 0.1
     )
     tokenizer: str = in_file('"bpe" (trained on the texts), "bytes", or the path of a tokenizer.json.', "bpe")
     vocab_size: int = in_file("Tokens of the trained tokenizer.", 4096)
@@ -82,12 +82,12 @@ class ClassifySettings:
     embedding_range: float = in_file("Standard deviation of the initial embeddings.", 0.3)
     dropout: float = in_file("Dropout of embeddings, residual branches and pooled vector.", 0.2)
     attention_dropout: float = in_file("Dropout of the attention weights.", 0.0)
-    token_dropout: float = in_file("Probability that a whole token is left out in training.", 0.1)
+    token_dropout: float = in_file("Probability of dropping a whole token in training.", 0.1)
     label_smoothing: float = in_file("Label smoothing.", 0.1)
     class_weights: str = in_file(f"Weights of the classes in the loss: {' or '.join(CLASS_WEIGHTS)}.", "none")
     batch_size: int = option("Training", "Texts of one batch.", 64)
     epochs: int = option("Training", "Passes over the texts, at most.", 16)
-    patience: int = in_file("Epochs without a better validation score after which training ends.", 8)
+    patience: int = in_file("Training ends after this many epochs without a better validation score.", 8)
     select: str = in_file(f"Validation score that selects the best epoch: {', '.join(SELECT)}.", "accuracy")
     lr: float = option("Training", "Peak learning rate.", 2e-3)
     final_lr: float = in_file("Last learning rate, as a fraction of the peak.", 0.01)
@@ -149,7 +149,7 @@ class ClassifySettings:
         return replace(self, device=device, precision=precision)
 
     def to_json(self) -> dict[str, Any]:
-        """Return these settings as JSON values, with absolute paths, which do not depend on the working folder."""
+        """Return these settings as JSON values, with absolute paths."""
         plain = asdict(self)
         for name in ("data", "validation"):
             plain[name] = None if plain[name] is None else str(Path(plain[name]).resolve())

@@ -39,8 +39,8 @@ from ropewalk.training.settings import Event, Housekeeping, Report
 def text_tokenizer(settings: ClassifySettings, texts: Sequence[str]) -> TextTokenizer:
     """Return the tokenizer of the settings, trained on the texts if it is "bpe".
 
-    A trained tokenizer puts a space before the text, so that the first word is the same token as elsewhere, and folds
-    case with `lowercase`. tokenizer.json contains both rules.
+    A trained tokenizer adds a space before the text, so the first word has the same token as elsewhere, and folds case
+    if `lowercase` is set. tokenizer.json contains both rules.
     """
     if settings.tokenizer != "bpe":
         return make_tokenizer(settings, texts)
@@ -57,10 +57,10 @@ WEIGHTS, BEST = "model.safetensors", "best.safetensors"
 
 
 class ClassifierTask:
-    """The training of one classifier; see `ropewalk.training.loop.TrainingTask` for what each method gives.
+    """The training of one classifier; `ropewalk.training.loop.TrainingTask` describes the methods.
 
-    `test` is a file to score on when the run is finished. It is opened with the other files, so that a file that cannot
-    be scored raises before anything is trained.
+    `test` is a file to score on when the run is finished. It is opened with the other files, so an invalid file raises
+    before any training.
     """
 
     tokenizer: Tokenizer
@@ -100,7 +100,7 @@ class ClassifierTask:
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """Log and validate at the end of each epoch; write checkpoints by the clock, and at the end."""
+        """Log and validate after each epoch; write checkpoints after some minutes and at the end."""
         return Housekeeping(
             log_every=self.updates_per_epoch,
             validate_every=self.updates_per_epoch,
@@ -205,7 +205,7 @@ class ClassifierTask:
         return {f"validation_{name}": value for name, value in scores.items()} | {"best": is_best}
 
     def _rank(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return what epochs are compared by, higher is better: the score `select`, then the loss."""
+        """Return the rank of an epoch, higher is better: by the score `select`, then by the loss."""
         first = -scores["loss"] if self.settings.select == "loss" else scores[self.settings.select]
         return first, -scores["loss"]
 
@@ -220,7 +220,7 @@ class ClassifierTask:
         self.best, self.ended = carried["best"], carried["ended"]
 
     def write_weights(self, folder: Path) -> None:
-        """Write the weights of now, and the best."""
+        """Write the current and the best weights."""
         write_tensors(folder / WEIGHTS, self.model.state_dict())
         if self.best_weights:
             write_tensors(folder / BEST, self.best_weights)
@@ -231,7 +231,7 @@ class ClassifierTask:
             self.best_weights = read_tensors(folder / BEST)
 
     def write_model(self, folder: Path) -> None:
-        """Write the best weights; without validation the last."""
+        """Write the best weights; without validation, the last."""
         if self.best_weights:
             self.model.load_state_dict(self.best_weights)
         save(self.model, folder)
@@ -254,17 +254,17 @@ def train_classifier(
     restart: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any] | None:
-    """Train a classifier, or continue the run in `out`; with `test` score it, and return the result.
+    """Train a classifier, or resume the run in `out`; if `test` is given, score it, and return the result.
 
     **Arguments:**
-    - `out`: the run's folder. A run with equal settings in it is continued from its last checkpoint, to the same bits
-      as one that was never stopped (same machine and threads). At the end `ropewalk.load` reads it.
+    - `out`: the run's folder. A run with equal settings in it is resumed from its last checkpoint, to the same bits as
+      one that was never stopped (same machine and threads). When the run is finished, `ropewalk.load` loads it.
     - `test`: a CSV file with the same columns. The scores are written to result.json and returned.
     - `baseline`: also score TF-IDF and logistic regression (scikit-learn) on the same rows.
-    - `resume`: raise `RopeError` if there is no run to continue. `restart`: discard the run in `out` first.
+    - `resume`: raise `RopeError` if there is no run to resume. `restart`: discard the run in `out` first.
     - `report`: called with each `ropewalk.training.Event`.
 
-    **Raises:** `RopeError` for bad files or settings, for a run with other settings in `out`, and if the loss or a
+    **Raises:** `RopeError` for invalid files or settings, for a run with other settings in `out`, and if the loss or a
     gradient is not finite. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
     """
     folder = RunFolder(out, results=(RESULT,))
