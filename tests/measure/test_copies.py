@@ -378,8 +378,8 @@ def test_a_known_gain_is_found() -> None:
     (first, *lines) = found.sentences()
     assert "gains 3.00" in first
     assert lines[0] == (
-        "plain does not copy what lies beyond 256 tokens back, and nearer tokens worse than the model does within 256 "
-        "tokens (-3.00 nats per token)."
+        "plain does not copy what lies beyond 256 tokens back, and copies nearer tokens less well than the model does "
+        "within 256 tokens (by 3.00 nats per token)."
     )
     assert "far copies what lies up to 1,024 tokens back" in lines[1]
     assert "some copies what lies up to 512 tokens back; at 768 it does not" in lines[2]
