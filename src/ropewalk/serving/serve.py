@@ -378,7 +378,7 @@ def _recommended(document: Mapping[str, Any]) -> str:
     if verdict.get("action") != "extend":
         raise RopeError(
             "serve-config: the doctor does not recommend extending this model.",
-            facts={"action": verdict.get("action"), "verdict": verdict.get("sentence")},
+            facts={"action": verdict.get("action"), "verdict": verdict.get("headline", verdict.get("sentence"))},
             cure="To extend it anyway, name a method: --method yarn.",
         )
     return str(verdict["method"])
