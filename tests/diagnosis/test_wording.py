@@ -98,6 +98,9 @@ def test_one_text_says_nothing_of_others() -> None:
     differing = decide(of_two_texts(0.09), NO)
     assert (differing.action, differing.method) == ("extend", "yarn")
     assert "This holds for the 2 texts that were read" in differing.sentence
+    undecided = decide(OPEN, NO, novel)
+    assert undecided.action == "undecided"
+    assert "This is about novel (2 windows of 1,024 tokens)." in undecided.sentence
     overlap = decide(dataclasses.replace(made({**BROKEN, "yarn": -0.1}, windows=2), share=0.75), NO)
     assert "(2 windows of 1,024 tokens, which overlap)" in overlap.sentence
 

@@ -419,6 +419,9 @@ def _scope(decision: Decision, evidence: Evidence, run: RunFacts) -> str:
     windows = f"{table.windows} window{'s' if table.windows > 1 else ''} of {table.target:,} tokens"
     windows += ", which overlap" if table.share < 1 else ""
     ranges = " Numbers in brackets are 98 % intervals."
+    if decision.action == "undecided":
+        measured = run.texts[table.texts[0]] if count == 1 else f"the {count} texts that were read"
+        return f"This is about {measured} ({windows}).{ranges}"
     if count == 1:
         return f"This holds for {run.texts[table.texts[0]]} ({windows}); no other text was read.{ranges}"
     copies = evidence.copies.over_texts() if isinstance(evidence.copies, CopyMeasurement) else evidence.copies
