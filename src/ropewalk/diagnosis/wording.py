@@ -136,8 +136,9 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
         return None
     needed = FIRST_WINDOWS if windows == 1 else min(known)
     count = next((look for look in LOOKS if look >= needed), needed)
-    seconds = None if run.seconds is None else run.seconds / windows * (count - windows)
-    time = "" if seconds is None else f", which takes about {duration(max(1.0, seconds))} more here"
+    anew = count > max(LOOKS[-1], run.planned or 0)  # more windows are placed anew, so no result is reused
+    seconds = None if run.seconds is None else run.seconds / windows * (count if anew else count - windows)
+    time = "" if seconds is None else f", which takes about {duration(max(1.0, seconds))}{'' if anew else ' more'} here"
     several = f"About {count} windows would settle it{time}"
     if windows == 1:
         several = f"One window does not show how windows differ: read {count}{time}"
