@@ -37,7 +37,9 @@ def into_closed_pipe(stream: str, *arguments: str) -> subprocess.CompletedProces
     [
         ["--version"],
         ["inspect", "config.json"],
-        pytest.param(["generate", "tiny", "The sea", "--max-new-tokens", "2"], marks=pytest.mark.thorough),
+        pytest.param(
+            ["generate", "tiny", "The sea", "--max-new-tokens", "2", "--dtype", "float32"], marks=pytest.mark.thorough
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )
