@@ -63,6 +63,7 @@ class Cost:
     def sentence(self) -> str:
         """Return the cost and the gain as a sentence."""
         within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
+        within += "" if self.within_interval is None else " (95 % interval)"
         pays = "its loss is nowhere below plain's."
         if self.pays_from is not None:
             pays = (
