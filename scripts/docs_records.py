@@ -220,13 +220,17 @@ def two_baselines() -> str:
 def models() -> str:
     """Return how many of transformers' classes and causal families are exact."""
     record = document("parity.json")
-    counts = [
-        (sum(row["status"] == "exact" for row in record[kind]), len(record[kind])) for kind in ("classes", "causal")
-    ]
+    of_class: dict[str, str] = {}  # a class has a row for each config that it takes
+    for row in record["classes"]:
+        if of_class.get(row["class"], "exact") == "exact":
+            of_class[row["class"]] = row["status"]
+    causal = [row["status"] for row in record["causal"]]
+    classes = list(of_class.values())
+    unbuilt = "" if {*classes, *causal} <= {"exact", "refused"} else ", or could not be built"
     return (
-        f"{counts[0][0]} of the {counts[0][1]} rotary classes and {counts[1][0]} of the {counts[1][1]} causal families "
-        f"of transformers {record['transformers']} are exact; the others are refused with a reason, or could not be "
-        "built."
+        f"{classes.count('exact')} of the {len(classes)} rotary classes and {causal.count('exact')} of the "
+        f"{len(causal)} causal families of transformers {record['transformers']} are exact; the others are refused "
+        f"with a reason{unbuilt}."
     )
 
 

@@ -37,7 +37,9 @@ def into_closed_pipe(stream: str, *arguments: str) -> subprocess.CompletedProces
     [
         ["--version"],
         ["inspect", "config.json"],
-        pytest.param(["generate", "tiny", "The sea", "--max-new-tokens", "2"], marks=pytest.mark.thorough),
+        pytest.param(
+            ["generate", "tiny", "The sea", "--max-new-tokens", "2", "--dtype", "float32"], marks=pytest.mark.thorough
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -81,6 +83,23 @@ def test_ctrl_c_anywhere_is_a_word_and_130(
         main(["inspect", "config.json"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "ropewalk: stopped.\n"
+
+
+def test_a_warning_is_one_line_without_the_code_that_raised_it() -> None:
+    """A warning of a library keeps its place, which helps to find it."""
+    code = (
+        "import sys, warnings\n"
+        "import ropewalk.cli.app as app\n"
+        "def warn(*_):\n"
+        "    warnings.warn('for the user', stacklevel=1)\n"
+        "    warnings.warn('of a library', RuntimeWarning, stacklevel=1)\n"
+        "app.build = lambda _: lambda **_: warn()\n"
+        "app.main(['inspect'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    first, second, *_ = ended.stderr.splitlines()
+    assert first == "for the user"
+    assert second.endswith("RuntimeWarning: of a library")
 
 
 def test_the_list_of_commands_says_what_each_command_says() -> None:

@@ -98,6 +98,9 @@ def test_one_text_says_nothing_of_others() -> None:
     differing = decide(of_two_texts(0.09), NO)
     assert (differing.action, differing.method) == ("extend", "yarn")
     assert "This holds for the 2 texts that were read" in differing.sentence
+    undecided = decide(OPEN, NO, novel)
+    assert undecided.action == "undecided"
+    assert "This is about novel (2 windows of 1,024 tokens)." in undecided.sentence
     overlap = decide(dataclasses.replace(made({**BROKEN, "yarn": -0.1}, windows=2), share=0.75), NO)
     assert "(2 windows of 1,024 tokens, which overlap)" in overlap.sentence
 
@@ -111,19 +114,28 @@ OPEN = made({**BROKEN, "yarn": -0.02}, spread=0.03, windows=2)
 
 
 def test_what_would_settle_it() -> None:
-    """Windows up to a planned look, the time from the run's own, the command, and the same in words."""
+    """Windows up to a planned look, the time from the run's own, the command, and the same in words.
+
+    A run of at most 16 windows is continued. More windows are placed anew, so all of them take time.
+    """
     found = decide(OPEN, NO, RunFacts(available=50, planned=2, seconds=16.0, more=asked))
     assert found.next is not None
     needed = found.next.windows
-    assert needed > 2
-    assert found.next.seconds == pytest.approx(8.0 * (needed - 2))
+    assert needed > 16
+    assert found.next.seconds == pytest.approx(8.0 * needed)
+    assert "more here" not in found.next.sentence
+    sooner = decide(made({**BROKEN, "yarn": -0.02}, spread=0.02, windows=2), NO, RunFacts(seconds=16.0, more=asked))
+    assert sooner.next is not None
+    assert 2 < sooner.next.windows <= 16
+    assert sooner.next.seconds == pytest.approx(8.0 * (sooner.next.windows - 2))
+    assert "more here." in sooner.next.sentence
     assert found.next.command == f"windows={needed}"
     assert found.sentence.endswith(found.next.sentence)
     assert f"About {needed} windows would settle it, which takes about" in found.next.sentence
     assert next_step(found, "tiny", 1024) == found.next.command
     stopped = decide(OPEN, NO, RunFacts(available=50, planned=16, seconds=160.0, stopped="minutes", more=asked))
     assert stopped.next is not None
-    assert stopped.next.command == f"windows={needed} minutes={math.ceil(1.3 * 80 * (needed - 2) / 60)}"
+    assert stopped.next.command == f"windows={needed} minutes={math.ceil(1.3 * 80 * needed / 60)}"
 
 
 def test_a_text_that_is_too_short_asks_for_more() -> None:

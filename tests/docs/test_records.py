@@ -105,6 +105,16 @@ def test_whole_models():
     )
 
 
+def test_models():
+    """The sentence counts classes and families as the page of models does."""
+    head = (DOCS / "models.md").read_text()
+    exact, classes, causal, families = re.findall(
+        r"\*\*(\d+) of (\d+) rotary classes and (\d+) of (\d+) families", head
+    )[0]
+    text = MADE["TABLES"]["models"]()
+    assert text.startswith(f"{exact} of the {classes} rotary classes and {causal} of the {families} causal families")
+
+
 def test_encodings_and_texts():
     """Mean loss at the trained length, recomputed; scores of the classifiers with their intervals."""
     first, *measured = lines("compare.jsonl")

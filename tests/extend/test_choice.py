@@ -73,7 +73,7 @@ def test_the_doctors_choice_is_applied(
         ({"action": "cut", "method": None}, "only the last tokens"),
         ({"action": "unfit", "method": None}, "a text that the model can predict"),
         ({"action": "undecided", "method": None, "next": {"command": "ropewalk doctor m --windows 9"}}, "--windows 9"),
-        ({"action": "undecided", "method": None, "sentence": "Not decided: one window."}, "Not decided: one window."),
+        ({"action": "undecided", "method": None, "headline": "Not decided: one window."}, "Not decided: one window."),
     ],
 )
 def test_where_the_doctor_extends_nothing(

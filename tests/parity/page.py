@@ -24,7 +24,7 @@ never read as something else.
 Two libraries can compute a model:
 
 - ropewalk's own decoder computes {decoders}. SmolLM2 has the type `llama`.
-- transformers computes every other family (`pip install 'ropewalk[transformers]'`), with ropewalk's rotation.
+- transformers computes every other family (`pip install '.[transformers]'` in a clone), with ropewalk's rotation.
 
 A family is the `model_type` of a config. A model whose name is not listed often has the type of a different one:
 Llama 3.1 is `llama`, and Ministral 3 is `ministral3`. Families whose code is stored with their weights (ChatGLM,

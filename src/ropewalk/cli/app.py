@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
@@ -116,7 +117,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         trains = _begins(words, _OF_TRAINER)
         with group_closed(launch) if trains else joined(launch):
             try:
-                with _quiet(launch):
+                with _quiet(launch), _short_warnings():
                     build(_command(words))(args=words, prog_name="ropewalk")
             except RopeError as error:
                 message = _by_command(str(error), words)
@@ -144,6 +145,23 @@ def _quiet(launch: Launch) -> Iterator[None]:
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Print a `UserWarning`, which is for the user of the command, without the file and the line that raised it."""
+    before = warnings.formatwarning
+
+    def text(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return f"{message}\n" if category is UserWarning else before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = text
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _is_shared(words: Sequence[str]) -> bool:

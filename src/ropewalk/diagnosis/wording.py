@@ -136,8 +136,9 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
         return None
     needed = FIRST_WINDOWS if windows == 1 else min(known)
     count = next((look for look in LOOKS if look >= needed), needed)
-    seconds = None if run.seconds is None else run.seconds / windows * (count - windows)
-    time = "" if seconds is None else f", which takes about {duration(max(1.0, seconds))} more here"
+    anew = count > max(LOOKS[-1], run.planned or 0)  # more windows are placed anew, so no result is reused
+    seconds = None if run.seconds is None else run.seconds / windows * (count if anew else count - windows)
+    time = "" if seconds is None else f", which takes about {duration(max(1.0, seconds))}{'' if anew else ' more'} here"
     several = f"About {count} windows would settle it{time}"
     if windows == 1:
         several = f"One window does not show how windows differ: read {count}{time}"
@@ -419,6 +420,9 @@ def _scope(decision: Decision, evidence: Evidence, run: RunFacts) -> str:
     windows = f"{table.windows} window{'s' if table.windows > 1 else ''} of {table.target:,} tokens"
     windows += ", which overlap" if table.share < 1 else ""
     ranges = " Numbers in brackets are 98 % intervals."
+    if decision.action == "undecided":
+        measured = run.texts[table.texts[0]] if count == 1 else f"the {count} texts that were read"
+        return f"This is about {measured} ({windows}).{ranges}"
     if count == 1:
         return f"This holds for {run.texts[table.texts[0]]} ({windows}); no other text was read.{ranges}"
     copies = evidence.copies.over_texts() if isinstance(evidence.copies, CopyMeasurement) else evidence.copies

@@ -78,7 +78,7 @@ class Choice:
                 following = (verdict["next"] or {}).get("command")
                 raise RopeError(
                     "extend: the doctor does not recommend extending this model.",
-                    facts={"action": verdict["action"], "verdict": verdict["sentence"]},
+                    facts={"action": verdict["action"], "verdict": verdict.get("headline", verdict["sentence"])},
                     cure=_INSTEAD.get(verdict["action"])
                     or (f"Measure more: {following}" if following else "To extend it anyway, pass --method."),
                 )

@@ -471,8 +471,8 @@ class CopyMeasurement:
                 line = f"{method} is not shown to copy tokens more than {self.trained_length:,} back"
             near = self.near(method)
             if near is not None and near[1] is not None and near[1][1] < -SHARE * gain / 2:
-                line += f", and nearer tokens worse than the model does within {self.trained_length:,} tokens"
-                line += f" ({near[0]:.2f} nats per token)"
+                line += ", and copies nearer tokens less well than the model does within "
+                line += f"{self.trained_length:,} tokens (by {-near[0]:.2f} nats per token)"
             lines.append(line + ".")
         return [*lines, *self.notes]
 

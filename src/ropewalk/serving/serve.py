@@ -63,6 +63,7 @@ class Cost:
     def sentence(self) -> str:
         """Return the cost and the gain as a sentence."""
         within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
+        within += "" if self.within_interval is None else " (95 % interval)"
         pays = "its loss is never below plain's."
         if self.pays_from is not None:
             pays = (
@@ -379,7 +380,7 @@ def _recommended(document: Mapping[str, Any]) -> str:
     if verdict.get("action") != "extend":
         raise RopeError(
             "serve-config: the doctor does not recommend extending this model.",
-            facts={"action": verdict.get("action"), "verdict": verdict.get("sentence")},
+            facts={"action": verdict.get("action"), "verdict": verdict.get("headline", verdict.get("sentence"))},
             cure="To extend it anyway, pass a method, such as --method yarn.",
         )
     return str(verdict["method"])
