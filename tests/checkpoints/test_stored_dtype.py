@@ -176,7 +176,7 @@ def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:
     """`open_reader` and what it computes; a dtype that is named runs in that dtype (so `Products` would see it)."""
     ids = torch.arange(24) % 250
     for folder in (own, foreign):
-        with pytest.warns(UserWarning, match=f"readers: narrow: Computed in float32: {SLOW}"):
+        with pytest.warns(UserWarning, match=f"open_reader: narrow: Computed in float32: {SLOW}"):
             reader = open_reader(folder)
         assert reader.dtype == torch.float32
         with no_half_products():
