@@ -52,15 +52,19 @@ class Theirs:
     """transformers' Llama and its own cache."""
 
     def __init__(self, model: Any, ids: Tensor) -> None:
+        from transformers import DynamicCache
+
+        from ropewalk.readers.live_model import cache_argument
+
         self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
-        self.cache = None
+        self.cache = {cache_argument(model.model): DynamicCache(config=model.config)}
         for part in ids[:, :-1].split(READ, dim=1):
-            self.cache = model.model(input_ids=part, past_key_values=self.cache, use_cache=True).past_key_values
+            model.model(input_ids=part, use_cache=True, **self.cache)
 
     def step(self) -> Tensor:
         """As `Ours.step`."""
-        logits: Tensor = self.model(input_ids=self.last, past_key_values=self.cache, use_cache=True).logits[0, -1]
-        self.cache.crop(-1)  # type: ignore[attr-defined]
+        logits: Tensor = self.model(input_ids=self.last, use_cache=True, **self.cache).logits[0, -1]
+        next(iter(self.cache.values())).crop(-1)
         return logits
 
 

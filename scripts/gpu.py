@@ -40,6 +40,7 @@ MANIFEST = "manifest.json"
 PACKAGES = ("gguf",)  # pure Python, which a machine may lack
 SLACK = 20.0  # seconds that a step may exceed its time before it is ended
 MOST_CRASHES = 4  # of a step
+BROKEN = 3  # status of a process whose GPU context is broken
 
 
 def main() -> int:
@@ -110,6 +111,8 @@ def supervise(step: str, options: argparse.Namespace, seconds: float, end: float
     for _ in range(MOST_CRASHES):
         left = until - time.monotonic()
         job, place, status, said = run_child(step, options, left, min(left + SLACK, end - time.monotonic()))
+        if status == BROKEN and until - time.monotonic() > 1.0:
+            continue  # its failed job has a record, and another process can run the others
         if status == 0 or job is None:
             if status:
                 print(f"   {step} ended with status {status}: {said[-1500:]}", flush=True)
@@ -205,7 +208,7 @@ def table(options: argparse.Namespace) -> str:
 
 
 def run_step(options: argparse.Namespace) -> int:
-    """Run the pending jobs of one step in this process; return 0, or 3 if the GPU's context is broken."""
+    """Run the pending jobs of one step in this process; return 0, or `BROKEN` if the GPU's context is broken."""
     if options.small:
         sys.modules["ropewalk._kernels"] = None  # type: ignore[assignment]  # so that Triton's kernels serve the CPU
     if not importlib.util.find_spec("gguf") and (BUILD / "packages").is_dir():
@@ -232,7 +235,7 @@ def run_step(options: argparse.Namespace) -> int:
         whole = run_jobs(pending, records, place, run=options.run, seconds=options.seconds)
     except KeyboardInterrupt:
         return 130
-    return 0 if whole else 3
+    return 0 if whole else BROKEN
 
 
 # -- what travels -----------------------------------------------------------------------------------------------------

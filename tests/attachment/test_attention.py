@@ -15,6 +15,7 @@ from ropewalk.attention.extensions import DPE, DualChunk, LogN, ReRoPE, SelfExte
 from ropewalk.backends import reference
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
+from ropewalk.readers.live_model import cache_argument
 from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 
 RULES = [
@@ -100,8 +101,8 @@ def check_rule(model: torch.nn.Module, handle: object, rule: object) -> None:
         decoded = torch.stack([step[row] for step in made.logits])
         assert (decoded - alone).abs().max() <= 2e-4
         assert torch.equal(alone.argmax(-1), made.sequences[row, 140:])
-    chunked = model(input_ids=IDS[:, :90], use_cache=True)
-    chunked = model(input_ids=IDS[:, 90:], past_key_values=chunked.past_key_values).logits
+    chunked, key = model(input_ids=IDS[:, :90], use_cache=True), cache_argument(model)
+    chunked = model(input_ids=IDS[:, 90:], **{key: getattr(chunked, key)}).logits
     assert (chunked - whole[:, 90:]).abs().max() <= 2e-4
 
 
@@ -182,7 +183,7 @@ def test_a_static_cache(llama, monkeypatch, by_kernel):
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     with rw.attachment.attached(llama, "self-extend", target=256):
         cache = StaticCache(config=llama.config, max_cache_len=200)
-        made = llama.generate(IDS, past_key_values=cache, disable_compile=True, **options)
+        made = llama.generate(IDS, **{cache_argument(llama): cache}, disable_compile=True, **options)
         assert torch.equal(made, llama.generate(IDS, **options))
     assert not torch.equal(made, llama.generate(IDS, **options))
 
@@ -241,8 +242,8 @@ def test_our_kernel_serves(name, monkeypatch):
         ours = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
         assert (ours - padded)[MASK.bool()].abs().max() <= 1e-4
         assert torch.equal(model.generate(IDS, **options), tokens)
-        first = model(input_ids=IDS[:, :90], use_cache=True)
-        rest = model(input_ids=IDS[:, 90:], past_key_values=first.past_key_values).logits
+        first, key = model(input_ids=IDS[:, :90], use_cache=True), cache_argument(model)
+        rest = model(input_ids=IDS[:, 90:], **{key: getattr(first, key)}).logits
         assert (rest - expected[:, 90:]).abs().max() <= 1e-4
         with torch.enable_grad():
             assert model(input_ids=IDS, labels=IDS).loss.requires_grad

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
+from ropewalk.attention.norm import multiplied
 from ropewalk.backends import choose_linear, reference, widened
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.readers.adapters import reader_of
@@ -61,6 +64,28 @@ def test_others_multiply_where_it_does_not_apply(monkeypatch: pytest.MonkeyPatch
         assert "autocast" in asked(x, [weight.detach()], [None])[0]
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "cpu_name": "AMD"})
     assert choose_linear(x, [weight.detach()], [None]).name == reference.name
+
+
+def test_transforms_get_torchs_product() -> None:
+    """Tangents, gradients and batches of torch.func, and a dispatch mode; tiles would lose the tangent silently."""
+    x, tangent, weight = (
+        torch.randn(3, 20, 8).bfloat16(),
+        torch.randn(3, 20, 8).bfloat16(),
+        torch.randn(4, 8).bfloat16(),
+    )
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return multiplied(x, weight)
+
+    with torch.no_grad():
+        assert choose_linear(x, [weight], [None]).name == "widened"
+        torch.testing.assert_close(torch.func.jvp(product, (x,), (tangent,))[1], tangent @ weight.t())
+        torch.testing.assert_close(torch.func.vmap(product)(x), x @ weight.t())
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(product(forward_ad.make_dual(x, tangent))).tangent
+        torch.testing.assert_close(found, tangent @ weight.t())
+        with FlopCounterMode(display=False):
+            assert "dispatch mode" in widened.reasons_not_to_multiply(x, [weight], [None])[0]
 
 
 def test_a_model_in_bfloat16_runs_no_slow_product(monkeypatch: pytest.MonkeyPatch) -> None:

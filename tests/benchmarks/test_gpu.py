@@ -351,6 +351,24 @@ def test_a_crash_is_recorded_and_the_step_goes_on(tmp_path: Path, monkeypatch: p
     assert next(children, None) is None
 
 
+def test_after_a_broken_context_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first child has written its failed job and ends; the parent starts another, and adds no record."""
+    records = Records(tmp_path, "attention")
+    children = iter([SCRIPT["BROKEN"], 0])
+
+    def child(*_: Any) -> tuple[None, str, int, str]:
+        status = next(children)
+        if status:
+            records.add({"key": "bad job", "status": "failed", "run": "one"})
+        return None, "a GPU", status, ""
+
+    monkeypatch.setitem(SCRIPT["supervise"].__globals__, "run_child", child)
+    options = type("Options", (), {"results": tmp_path, "run": "one", "small": False})()
+    assert SCRIPT["supervise"]("attention", options, 60.0, time.monotonic() + 60.0) == 1
+    assert next(children, None) is None
+    assert statuses(records) == ["failed"]
+
+
 @pytest.mark.thorough
 @interpreted
 def test_the_command_is_interrupted_and_resumes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
 import ropewalk as rw
@@ -31,18 +31,19 @@ from tests.readers.random_models import folder_of, random_model
 from tests.training.material import prose
 
 SLOW = "bfloat16 products are slow on this CPU"
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "_scaled_dot_product_flash_attention_for_cpu")
+PRODUCTS = ("mm", "matmul", "__matmul__", "__rmatmul__", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "linear",
+            "scaled_dot_product_attention")  # fmt: skip
 
 
-class Products(TorchDispatchMode):
-    """Records torch's matrix products of half types."""
+class Products(TorchFunctionMode):
+    """Records torch's matrix products of half types. (Under a dispatch mode only torch would multiply.)"""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
         halves = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16)]
         if name in PRODUCTS and halves:
             self.found.append(name)
@@ -175,7 +176,7 @@ def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:
     """`open_reader` and what it computes; a dtype that is named runs in that dtype (so `Products` would see it)."""
     ids = torch.arange(24) % 250
     for folder in (own, foreign):
-        with pytest.warns(UserWarning, match=f"readers: narrow: Computed in float32: {SLOW}"):
+        with pytest.warns(UserWarning, match=f"open_reader: narrow: Computed in float32: {SLOW}"):
             reader = open_reader(folder)
         assert reader.dtype == torch.float32
         with no_half_products():

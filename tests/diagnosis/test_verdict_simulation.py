@@ -128,7 +128,10 @@ def test_the_record_keeps_the_bar() -> None:
 
 def test_the_documentation_has_the_records_tables() -> None:
     """They are made by the script."""
-    page = (ROOT / "docs/evidence/verdicts.md").read_text()
+    path = ROOT / "docs/evidence/verdicts.md"
+    if not path.exists():
+        pytest.skip("the source distribution has no docs/")
+    page = path.read_text()
     for table in SIMULATION["tables"](json.loads(SIMULATION["RECORD"].read_text())):
         assert table in page
 

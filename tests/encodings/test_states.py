@@ -154,9 +154,9 @@ def test_refused():
             model(ids, cache=cache)
             with pytest.raises(rw.RopeError, match="several continuations"):
                 model(ids, cache=cache, branches=Branches([-1, 0, 0, -1]))
-            with pytest.raises(rw.RopeError, match="writes positions into"):
+            with pytest.raises(rw.RopeError, match="do not follow from the cache's slots"):
                 model(ids, cache=model.new_cache(rotated=False))
-            with pytest.raises(rw.RopeError, match="writes positions into"):
+            with pytest.raises(rw.RopeError, match="do not follow from the cache's slots"):
                 model.layers[0].self_attn(torch.zeros(1, 2, 32).double(), cache=model.new_cache(rotated=False))
     with pytest.raises(rw.RopeError, match="one entry per layer"):
         rw.KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4, state_sizes=[3])

@@ -378,8 +378,8 @@ def test_a_known_gain_is_found() -> None:
     (first, *lines) = found.sentences()
     assert "gains 3.00" in first
     assert lines[0] == (
-        "plain does not copy tokens more than 256 back, and copies nearer tokens less well than the model does within 256 "
-        "tokens (by 3.00 nats per token)."
+        "plain does not copy tokens more than 256 back, and copies nearer tokens less well than the model does within "
+        "256 tokens (by 3.00 nats per token)."
     )
     assert "far copies tokens up to 1,024 back" in lines[1]
     assert "some copies tokens up to 512 back; at 768 it does not" in lines[2]

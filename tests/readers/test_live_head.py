@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.readers import live_model
-from ropewalk.readers.live_model import LiveModel
+from ropewalk.readers.live_model import LiveModel, cache_argument
 from tests.readers.random_models import random_model
 
 TYPES = (torch.bfloat16, torch.float16)
@@ -123,6 +123,28 @@ def test_what_stands_around_the_head_is_the_models(
     wanted = truth(before * hidden, model.lm_head.weight, targets, lambda logits: logits * after)
     assert float(abs(found.double() - wanted).max()) < 1e-5
     assert rows == []
+
+
+@torch.no_grad()
+def test_the_cache_has_the_name_that_the_layers_give_it() -> None:
+    """Layers with `cache` instead of `past_key_values`, as from transformers 5.24 on, which warns for the old name."""
+    model = random_model("phi3")
+
+    class Renamed(type(model.model)):  # type: ignore[misc]
+        def forward(self, input_ids: Any = None, *, cache: Any = None, use_cache: bool, **more: Any) -> Any:
+            assert more.pop("past_key_values", None) is None
+            return super().forward(input_ids, **({} if cache is None else {own: cache}), use_cache=use_cache, **more)
+
+    ids = torch.randint(3, 250, (1, 12), generator=torch.Generator().manual_seed(1))
+    whole = LiveModel(model).hidden(ids, None, 0)
+    own = cache_argument(model.model)
+    model.model.__class__ = Renamed
+    assert cache_argument(model.model) == "cache"
+    live = LiveModel(model)
+    live.check()
+    cache = live.new_cache(12)
+    parts = torch.cat([live.hidden(ids[:, :7], cache, 0), live.hidden(ids[:, 7:], cache, 7)], 1)
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -16,8 +16,13 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
 from ropewalk.verification.engine import OurEngine
+from ropewalk.verification.faulty_positions import (
+    ClampedPositions,
+    RestartedPositions,
+    RoundedPositions,
+    ShiftedPositions,
+)
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.hypotheses import ClampedPositions, RestartedPositions, RoundedPositions, ShiftedPositions
 from ropewalk.verification.verify import our_side
 from tests.verification.fake_server import answer, serving
 from tests.verification.test_verify import under

@@ -11,7 +11,8 @@ from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.engine import OurEngine
-from ropewalk.verification.hypotheses import ClampedPositions, Hypothesis
+from ropewalk.verification.faulty_positions import ClampedPositions
+from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.predictions import Predictions
 
 IDS = list(range(40, 100))

@@ -14,11 +14,8 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
 from ropewalk.verification.engine import NextTokens, NoAnswer, OurEngine, TooLong
-from ropewalk.verification.hypotheses import (
-    ClampedPositions,
-    RestartedPositions,
-    expected_positions,
-)
+from ropewalk.verification.faulty_positions import ClampedPositions, RestartedPositions
+from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.questions import DECODING
 from tests.verification.fake_server import serving
 

@@ -129,7 +129,7 @@ def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encod
         )
     if encoding is not None and not cache.rotated and not encoding.by_slots:
         raise RopeError(
-            "KVCache: this encoding adds positions to embeddings or keys before they are stored.",
+            "KVCache: this encoding's positions do not follow from the cache's slots, so tokens cannot be moved.",
             facts={"encoding": encoding.config, "cache": cache},
             cure="Create the cache with rotated=True.",
         )

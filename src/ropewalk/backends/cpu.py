@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ropewalk import dispatch as compiled
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
-from ropewalk.dispatch import PLAIN, new_like, reasons_for_mathematics
+from ropewalk.dispatch import new_like, reasons_for_mathematics, reasons_for_torchs_product
 from ropewalk.rope.tables import phase_tables
 
 name = "cpu"
@@ -206,18 +206,9 @@ def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequen
         reasons.append(compiled.why_not)
     if x.dtype not in DTYPES:
         reasons.append(f"{x.dtype} is none of float32, bfloat16 and float16")
-    if torch.is_autocast_enabled("cpu"):
-        reasons.append("autocast chooses the dtype of products")
     if len(weights) > MOST_MATRICES:
         reasons.append(f"there are more than {MOST_MATRICES} matrices")
-    grads = torch.is_grad_enabled()
-    for each in (x, *weights, *biases):
-        if each is None:
-            continue
-        if type(each) not in PLAIN or each.dtype != x.dtype or not each.is_cpu or each.is_neg():
-            reasons.append(f"{type(each).__name__} of {each.dtype} on {each.device.type} with {x.dtype} on the CPU")
-        elif grads and each.requires_grad:
-            reasons.append("a gradient is needed")
+    reasons += reasons_for_torchs_product(x, (*weights, *biases))
     for weight in weights:
         if weight.ndim != 2 or weight.stride(1) != 1 or weight.shape[1] != size:
             reasons.append(f"a weight {list(weight.shape)} does not have {size} contiguous features")

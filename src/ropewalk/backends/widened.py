@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ropewalk.dispatch import PLAIN
+from ropewalk.dispatch import reasons_for_mathematics, reasons_for_torchs_product
 
 name = "widened"
 kernels = True
@@ -86,19 +86,7 @@ def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequen
     """Return why the weights are not widened for a product with `x`; empty if they are."""
     if not slow_dtype(x.dtype, str(x.device)):
         return [f"{str(x.dtype).removeprefix('torch.')} products are not slow on {x.device.type}"]
-    reasons = []
-    if torch.compiler.is_compiling():
-        reasons.append("a compiler traces the product")
-    if torch.is_autocast_enabled("cpu"):
-        reasons.append("autocast chooses the dtype of products")
-    for each in (x, *weights, *biases):
-        if each is None:
-            continue
-        if type(each) not in PLAIN or each.dtype != x.dtype or not each.is_cpu:
-            reasons.append(f"{type(each).__name__} of {each.dtype} on {each.device.type} with {x.dtype} on the CPU")
-        elif torch.is_grad_enabled() and each.requires_grad:
-            reasons.append("a gradient is needed")
-    return reasons
+    return reasons_for_mathematics(x) or reasons_for_torchs_product(x, (*weights, *biases))
 
 
 def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:

@@ -129,7 +129,7 @@ def open_reader(
     options = {key: value for key, value in (("device_map", device_map), ("tp_plan", tp_plan)) if value is not None}
     on_cpu = torch.device(device).type == "cpu" and not (options and torch.accelerator.is_available())
     if dtype is None and on_cpu:
-        dtype = fast_dtype_or_warn(path, "readers")
+        dtype = fast_dtype_or_warn(path, "open_reader")
     if not options and builds(path):
         return reader_of(load_decoder(path, dtype=dtype).to(device), name)
     if len(options) > 1 or (options and path.is_file()):

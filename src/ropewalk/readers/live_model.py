@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -78,6 +79,17 @@ def new_cache(config: Any, capacity: int) -> Any:
     cache = DynamicCache(config=config)
     cache.layers = [PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name under which a model's forward takes its cache: from transformers 5.24 on "cache".
+
+    >>> from types import SimpleNamespace
+    >>> cache_argument(SimpleNamespace(forward=lambda input_ids, past_key_values=None: None))
+    'past_key_values'
+    """
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names and "past_key_values" not in names else "past_key_values"
 
 
 def copied(cache: Any) -> Any:
@@ -157,7 +169,7 @@ class LiveModel:
         """Return the last hidden states `[rows, tokens, hidden]` of these tokens, from position `first` on."""
         rows, tokens = input_ids.shape
         positions = torch.arange(first, first + tokens, device=input_ids.device)[None].expand(rows, -1)
-        cached = {} if cache is None else {"past_key_values": cache}
+        cached = {} if cache is None else {cache_argument(self.base): cache}
         out = self.base(
             input_ids=input_ids, position_ids=positions, use_cache=cache is not None, return_dict=True, **cached
         )

@@ -15,21 +15,10 @@ from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
 from ropewalk.report import figures as tables
-from ropewalk.report.figures import (
-    Drawing,
-    Table,
-    copied_span,
-    copies_table,
-    distance_table,
-    drawing_named,
-    drawings,
-    looks_table,
-    paired_table,
-    retrieval_details,
-    retrieval_table,
-)
+from ropewalk.report.figures import copied_span, copies_table, drawing_named, drawings, looks_table
 from ropewalk.report.formatting import better_or_worse, bound_in_words, shareable
 from ropewalk.report.inline import inline_svg, night_colors, program
+from ropewalk.report.parts import Drawing, Table
 from ropewalk.report.record import (
     Document,
     MethodEntry,
@@ -40,6 +29,7 @@ from ropewalk.report.record import (
     printable,
     short_name,
 )
+from ropewalk.report.retrieval import distance_table, paired_table, retrieval_details, retrieval_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

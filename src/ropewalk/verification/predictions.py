@@ -22,7 +22,8 @@ from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.models.config import Positions
 from ropewalk.readers.losses import Top
 from ropewalk.readers.reader import Reader
-from ropewalk.verification.hypotheses import Hypothesis, ShiftedPositions
+from ropewalk.verification.faulty_positions import ShiftedPositions
+from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
 
 KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
