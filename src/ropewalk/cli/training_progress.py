@@ -30,7 +30,7 @@ class TrainingProgress:
             f"{self.name} {'continues after step ' + str(event.step) if event.step else 'begins'}: "
             f"{facts['parameters']:,} parameters, a vocabulary of {facts['vocab_size']:,}, "
             f"{facts['train_tokens']:,} tokens of text, {event.steps:,} steps, "
-            f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
+            f"{facts['precision']} on {facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
         )
         if facts["began_with_threads"] != facts["threads"]:
             self.bar.line(
