@@ -34,7 +34,7 @@ def live(alpha: torch.Tensor = ALPHA) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.3 if weight.ndim > 1 else 1.0)
-        model.rotary_emb.alpha.copy_(alpha)
+        model.rotary_emb.alpha.data.copy_(alpha)
     return model
 
 
@@ -127,7 +127,7 @@ def test_the_composite_model_and_its_files(tmp_path):
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.3)
-        model.model.language_model.rotary_emb.alpha.copy_(ALPHA)
+        model.model.language_model.rotary_emb.alpha.data.copy_(ALPHA)
     with rw.attachment.attached(model) as handle:
         own = handle.ropes[0]
         assert handle.ropes[3] is None

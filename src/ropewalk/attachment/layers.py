@@ -98,7 +98,13 @@ def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
     if family is None or family.learned is None:
         return None
     own = (module for module in model.modules() if belongs_to(module, config.model_type))
-    return next((module._buffers[family.learned] for module in own if family.learned in module._buffers), None)
+    return next((found for module in own if (found := tensor_of(module, family.learned)) is not None), None)
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return a buffer or a parameter by its name, without a gradient; None if the module has neither."""
+    found = module._buffers.get(name, module._parameters.get(name))
+    return None if found is None else found.detach()
 
 
 def _flags(config: Any, count: int) -> list[bool] | None:

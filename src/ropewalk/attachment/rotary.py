@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attachment.layers import alpha_of, belongs_to
+from ropewalk.attachment.layers import alpha_of, belongs_to, tensor_of
 from ropewalk.attachment.tables import (
     LayerTables,
     LookedUp,
@@ -108,9 +108,10 @@ def _fresh(module: nn.Module) -> nn.Module:
     with torch.device("cpu"):
         made: nn.Module = make(module.config)
     family = FAMILIES.get(family_name(str(getattr(module.config, "model_type", ""))) or "")
-    learned = None if family is None or family.learned is None else module._buffers.get(family.learned)
-    if family is not None and family.learned is not None and learned is not None:
-        made._buffers[family.learned] = learned.detach().float().cpu()
+    if family is not None and family.learned is not None:
+        learned, own = (tensor_of(each, family.learned) for each in (module, made))
+        if learned is not None and own is not None:
+            own.copy_(learned)
     return made
 
 
