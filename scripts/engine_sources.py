@@ -48,7 +48,7 @@ _SGLANG = "sglang/srt/layers/rotary_embedding/"
 _LENGTH = ("Without --context-length", "It refuses a --context-length")
 _EXTENDS_NOTHING = "it fixes one base when it starts, so that"
 _EVERY_LENGTH = "it fixes one base when it starts, that of"
-_DROPPED = "`attention_factor` in a yarn block is dropped"
+_DROPPED = "`attention_factor` in a yarn block is ignored"
 _PROPORTIONAL = "it applies proportional"
 _CONVERTER = (
     "`truncate` in a yarn block is not applied",
@@ -101,7 +101,12 @@ PIECES: tuple[Piece, ...] = (
         "transformers", "transformers/models/gemma2/modeling_gemma2.py", "Gemma2Model", ("This config has one block",)
     ),
     Piece("llama-cpp-python", "conversion/base.py", "TextModel.set_gguf_parameters", _CONVERTER),
-    Piece("llama-cpp-python", "conversion/llama.py", "LlamaModel.generate_extra_tensors", ("Some versions look for",)),
+    Piece(
+        "llama-cpp-python",
+        "conversion/llama.py",
+        "LlamaModel.generate_extra_tensors",
+        ("Some versions take the original length",),
+    ),
     Piece("llama-cpp-python", "src/llama-model.cpp", "get_rope_factors", ("The length of the server's context",)),
 )  # fmt: skip
 SOURCE_ONLY = frozenset({"llama-cpp-python"})

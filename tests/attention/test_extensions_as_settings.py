@@ -215,7 +215,7 @@ def test_encodings_that_write_positions_down_refuse_an_unrotated_cache():
     """Their embeddings or keys would keep the old positions."""
     config = replace(make_model(None).config, rope=None, encoding="sinusoidal")
     model = Decoder(config)
-    with pytest.raises(rw.RopeError, match="adds positions"):
+    with pytest.raises(rw.RopeError, match="do not follow from the cache"):
         model(torch.tensor([[1, 2]]), cache=model.new_cache(rotated=False))
     moved = Decoder(replace(config, encoding="alibi")).eval()
     with torch.no_grad():

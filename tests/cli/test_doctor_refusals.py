@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
     ("arguments", "message"),
     [
         (["--method", "alibi"], "unknown method"),
-        (["--target", "16", "--method", "yarn"], "within the trained length"),
+        (["--target", "16", "--method", "yarn"], "needs a target beyond the trained length"),
         (["--target", "1000"], "too short for the windows"),
         (["--protocol", '{"block": 1}'], "`block` must be from 2"),
         (["--protocol", '{"stride": 9}'], "at most a quarter"),

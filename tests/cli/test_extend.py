@@ -129,7 +129,7 @@ def test_measured_without_tuning(
         (["apply", "--method", "rerope"], "`rerope` cannot be exported"),
         (["apply", "--method", "crop"], "nearest that can be  'plain'"),
         (["apply", "--method", "nonsense"], "unknown method"),
-        (["apply", "--target", "8"], "within the trained length"),
+        (["apply", "--target", "8"], "needs a target beyond the trained length"),
         (["apply", "--dtype", "int4"], "unknown dtype"),
         (["tune", "--steps", "3"], "--text"),
         (["tune", "--text", "nowhere.txt", "--steps", "3"], "cannot be read"),

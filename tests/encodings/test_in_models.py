@@ -201,7 +201,7 @@ def test_bad_calls():
     alibi = rw.Decoder(rw.models.DecoderConfig(**shape, encoding="alibi"))
     with pytest.raises(rw.RopeError, match="is its index in the row"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.arange(5) + 3, cache=alibi.new_cache())
-    with pytest.raises(rw.RopeError, match="another encoding"):
+    with pytest.raises(rw.RopeError, match="different encoding"):
         alibi.with_positions(rope=rw.RopeConfig(4, interleaved=False))
     with pytest.raises(rw.RopeError, match="must be integers"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.rand(5))

@@ -194,7 +194,7 @@ def test_names_are_shown_and_not_obeyed() -> None:
     [
         ("dynamic", "Use --method ntk"),
         ("longrope", "`short_mscale` and `long_mscale`"),
-        ("llama3", "top level of config.json"),
+        ("llama3", "top of config.json"),
         ("proportional", "transformers 5 applies"),
     ],
 )

@@ -107,7 +107,7 @@ def test_within_the_trained_length_only_plain_applies() -> None:
     found = measure(model, of)
     assert list(found.results) == ["plain"]
     for name, message in [
-        ("yarn", "the target is within the trained length"),
+        ("yarn", "needs a target beyond the trained length"),
         ("crop", "only if the target exceeds the trained"),
     ]:
         with pytest.raises(RopeError, match=message):

@@ -98,5 +98,5 @@ def test_refusals():
     with pytest.raises(RopeError, match="there is only one"), sharing_windows(True):
         pass
     for more in ({"minutes": 3.0}, {"workers": 2}, {"retrieval": "numbers"}):
-        with pytest.raises(RopeError, match="one after the other"):
+        with pytest.raises(RopeError, match="measure one window at a time"):
             settings_of(shard_window=True, **more)

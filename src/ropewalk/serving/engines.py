@@ -216,7 +216,7 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=(CONVERTER,),
-        text="Some versions look for the original length only at the top of config.json and else take 8,192; exported "
+        text="Some versions take the original length only from the top of config.json, and 8,192 otherwise; exported "
         "folders have it there.",
         versions="0274f0f; 0c1e570 reads the block too",
         source="llama.cpp's conversion/llama.py (`generate_extra_tensors`)",
