@@ -40,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25},
     "stablelm": {},
     "starcoder2": {"sliding_window": 8},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 4},  # a choice flips at ties of the router
     "qwen3_moe": {"num_experts": 4, **EXPERTS},
     "cohere2": {"sliding_window": 8},
     "smollm3": {},
