@@ -66,7 +66,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def memory_for(numbers: int) -> str | None:
-    """Return None if memory suffices for so many float32 numbers, else both sizes; None without psutil."""
+    """Return None if memory suffices for `numbers` in float32, else both sizes; None without psutil."""
     if find_spec("psutil") is None:
         return None
     needed, free = MEMORY * 4 * numbers, int(need("psutil").virtual_memory().available)
