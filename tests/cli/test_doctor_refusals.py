@@ -49,8 +49,6 @@ def test_bad_input_is_a_message_and_status_2(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--protocol", '{"retrieval_samples": 9}'], "apply only to --retrieval"),
-        (["--protocol", '{"retrieval_lengths": [64]}'], "apply only to --retrieval"),
         (["--methods", "plain", "--target", "32", "--protocol", '{"stride": 4}'], "apply only to crop"),
         (
             ["--methods", "dca,crop", "--protocol", '{"unscaled_tokens": 4}'],

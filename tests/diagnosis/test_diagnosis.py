@@ -82,11 +82,11 @@ def test_a_protocol_that_cannot_be_read_is_refused(source: str, message: str) ->
 
 def test_a_protocol_is_read_from_a_file(tmp_path: Path) -> None:
     """TOML and JSON hold the same; a value of the wrong type is refused by its name."""
-    (tmp_path / "p.toml").write_text("seed = 3\nretrieval_lengths = [64, 128]\n")
-    (tmp_path / "p.json").write_text('{"seed": 3, "retrieval_lengths": [64, 128]}')
+    (tmp_path / "p.toml").write_text("seed = 3\nblock = 64\n")
+    (tmp_path / "p.json").write_text('{"seed": 3, "block": 64}')
     both = [Protocol(**read_protocol(str(tmp_path / name))) for name in ("p.toml", "p.json")]
-    assert both[0] == both[1] == Protocol(seed=3, retrieval_lengths=[64, 128])
-    for wrong in ({"seed": "3"}, {"seed": True}, {"retrieval_lengths": ["64"]}, {"retrieval_chat": 1}):
+    assert both[0] == both[1] == Protocol(seed=3, block=64)
+    for wrong in ({"seed": "3"}, {"seed": True}, {"block": ["64"]}, {"keep_going": 1}):
         with pytest.raises(RopeError, match="has the wrong type"):
             Protocol(**wrong)
 
@@ -119,7 +119,7 @@ def test_figures_by_name(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="no figure of this name"):
         found.figure("spectrum")
     with pytest.raises(RopeError, match="were not measured"):
-        found.figure("retrieval")
+        found.figure("copies")
 
 
 def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +203,6 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"methods": "alibi"}, "unknown method"),
-        ({"retrieval": "hay"}, "unknown task"),
-        ({"retrieval": " , "}, "unknown task"),
-        ({"retrieval_samples": 9}, "apply only to --retrieval"),
         ({"methods": "plain", "target": 32, "stride": 4}, "apply only to crop"),
         ({"methods": "dca", "unscaled_tokens": 4}, "apply only to methods that change frequencies"),
         ({"dtype": "int8"}, "unknown dtype"),

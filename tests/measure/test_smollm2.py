@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 import ropewalk as rw
-from ropewalk.checkpoints.load import load
 from ropewalk.diagnosis import Protocol
-from ropewalk.measure.retrieval import measure_retrieval
-from ropewalk.readers.adapters import reader_of
 
 FILE = os.environ.get("ROPEWALK_SMOLLM2", "")
 
@@ -35,18 +32,3 @@ def test_a_model_that_can_copy_is_seen_to(tmp_path: Path) -> None:
     assert (found.reach("plain") or 0) > 256
     assert found.shows_use("crop") is False
     assert all(abs(row.gain) < 1 for row in found.of("crop", "copy") if row.distance > 256)
-
-
-FILE = os.environ.get("ROPEWALK_SMOLLM2", "")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path(FILE).is_file(), reason="set ROPEWALK_SMOLLM2 to the GGUF file")
-def test_the_passkey_is_found_within_the_trained_length() -> None:
-    """Eight of ten at 1,024 tokens, where guessing would find one in twelve."""
-    reader = reader_of(load(FILE))
-    assert reader.tokenizer is not None
-    found = measure_retrieval({"plain": reader}, reader.tokenizer, tasks=["passkey"], lengths=[1024], samples=2)
-    accuracy = found.accuracy("plain")
-    assert accuracy is not None
-    assert accuracy.value >= 0.8

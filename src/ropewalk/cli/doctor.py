@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ropewalk.diagnosis.document import Diagnosis
-    from ropewalk.measure.answers import RetrievalMeasurement
 
 _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "yellow", "unfit": "red"}
 
@@ -104,8 +103,6 @@ def print_diagnosis(
 
     print_verdict(console, found)
     print_table(console, found)
-    if found.retrieval is not None:
-        print_retrieval(console, found.retrieval)
     print_methods(console, found)
     for finding in found.findings:
         if finding.severity != SEVERITIES[-1]:
@@ -187,20 +184,3 @@ def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
     if found.verdict.config is not None:
         line = f"or, in config.json: {json.dumps(found.verdict.config)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def print_retrieval(console: Console, measurement: RetrievalMeasurement) -> None:
-    """Print the accuracy by length, over all tasks and for each task, and how far each method reaches."""
-    from ropewalk.cli.tables import stacked
-    from ropewalk.measure.answers import accuracy_rows, sentences
-
-    tasks = measurement.protocol.tasks
-    several = len(tasks) > 1
-    for task in (None, *tasks) if several else (None,):
-        heads, rows = accuracy_rows(measurement, task)
-        title = f"Retrieval: {task or (tasks[0] if not several else 'mean of all tasks')}, part found"
-        columns = [(head, "bold") for head in heads[1:]]
-        for table in stacked(console, title, columns, {row[0]: row[1:] for row in rows}):
-            console.print(table)
-    for line in sentences(measurement):
-        console.print(line, markup=False, highlight=False)

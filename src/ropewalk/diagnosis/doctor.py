@@ -48,9 +48,9 @@ def doctor(
       crop are always measured.
     - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
       methods it can run are recommended. None: any engine that uses a config.
-    - `measure`: "loss" (always), "copies" (copying of passages of the text) and "retrieval", separated by commas.
-    - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU
-      unless retrieval is measured; no limit elsewhere. `math.inf`: no limit.
+    - `measure`: "loss" (always) and "copies" (copying of passages of the text), separated by commas.
+    - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
+      no limit elsewhere. `math.inf`: no limit.
     - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
       (AVX512-BF16, AMX, CUDA from sm_80), else float32.
     - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
@@ -65,12 +65,8 @@ def doctor(
       | `block` | None: an eighth of the tokens beyond | tokens of a block of positions |
       | `stride` | None: a quarter of the trained length | crop's stride |
       | `start_char` | 0 | character at which each text starts |
-      | `seed` | 0 | seed of the windows and of the retrieval texts |
+      | `seed` | 0 | seed of the windows |
       | `unscaled_tokens` | 0 | number of leading tokens left unscaled (LongRoPE's n-hat) |
-      | `retrieval` | None | tasks: "numbers", "passkey", or "all" (those that fit) |
-      | `retrieval_lengths` | None: from half the trained length to the target | lengths of the retrieval texts |
-      | `retrieval_samples` | 4 | texts for each task and length |
-      | `retrieval_chat` | False | format the questions with the model's chat template |
       | `keep_going` | False | measure every window under every method, even after the verdict is final |
       | `chunk` | 2048 | tokens of one forward pass |
       | `workers` | None: as cores and memory allow | windows measured at the same time |

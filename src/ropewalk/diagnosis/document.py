@@ -16,7 +16,6 @@ from ropewalk.diagnosis.rules import Evidence, LossTable, standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import attach_call, next_step
 from ropewalk.errors import RopeError
-from ropewalk.measure.answers import RetrievalMeasurement, sentences
 from ropewalk.measure.copies import CopyMeasurement
 from ropewalk.measure.losses import CROP, Measurement
 from ropewalk.measure.plan import Plan
@@ -234,7 +233,6 @@ class Diagnosis:
     - `name`: the model's name. `measurement`: losses by method, window and block, in nats.
     - `verdict`: the recommended action, and the reasons.
     - `audits`: the properties of each rope, without running the model. `findings`: known traps in its config.
-    - `retrieval`: accuracies of the retrieval tasks, if measured.
     - `copies`: each method's gains of copying from its context, if measured. `looks`: the conclusions after 1, 2, 4, 8
       and 16 windows.
     - `reading`: whether the model was trained with its scaling, if this had to be measured.
@@ -246,7 +244,6 @@ class Diagnosis:
     verdict: Verdict
     audits: tuple[Audit, ...]
     findings: tuple[Finding, ...]
-    retrieval: RetrievalMeasurement | None = None
     copies: CopyMeasurement | None = None
     looks: tuple[dict[str, Any], ...] = ()
     reading: ScalingReading | None = None
@@ -257,8 +254,7 @@ class Diagnosis:
         """Return the verdict and the other results as sentences."""
         lines = [] if self.reading is None else [self.reading.sentence]
         lines += [*shared_sentences(self.measurement), self.verdict.sentence]
-        lines += [] if self.copies is None else self.copies.sentences()
-        return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
+        return lines if self.copies is None else [*lines, *self.copies.sentences()]
 
     def table(self) -> str:
         """Return each method's loss within and beyond the trained length and its differences beyond, as text."""
@@ -301,10 +297,6 @@ class Diagnosis:
         content["left_out"] = list(self.left_out)
         content["copies"] = None if self.copies is None else self.copies.to_json()
         content["looks"] = finite(list(self.looks))
-        if self.retrieval is not None:
-            content["retrieval"] = finite(self.retrieval.rows())
-            details = {**self.retrieval.details(), "summary": list(sentences(self.retrieval))}
-            content["retrieval_details"] = finite(details)
         content["scaling_reading"] = None if self.reading is None else finite(self.reading.to_json())
         if path is not None:
             write_whole(Path(path), json.dumps(shareable(content), indent=1, allow_nan=False) + "\n")
@@ -321,7 +313,7 @@ class Diagnosis:
         return page
 
     def figure(self, name: str = "loss") -> Figure:
-        """Return one matplotlib figure of the report: "loss", "copies", "retrieval", "frequencies" or "wavelengths".
+        """Return one matplotlib figure of the report: "loss", "copies", "frequencies" or "wavelengths".
 
         Raises `RopeError` if the data were not measured, or if the extra `figures` is not installed.
         """

@@ -15,11 +15,10 @@ from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import default_texts, read_text, read_texts
 from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
-from ropewalk.diagnosis.settings import ALL, DoctorSettings, TextSource, refuse_ignored
+from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
-from ropewalk.measure.answers import RetrievalProtocol
 from ropewalk.measure.copies import SpanDesign, WindowSpans
 from ropewalk.measure.estimate import Clock, Outlook, duration
 from ropewalk.measure.losses import frequency_losses
@@ -34,7 +33,6 @@ from ropewalk.measure.plan import (
     take_windows,
     trained_length_of,
 )
-from ropewalk.measure.retrieval import RetrievalRun, fitting_tasks
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, Reach, default_methods, unsettled
 from ropewalk.models.precision import chosen_dtype
@@ -46,7 +44,6 @@ from ropewalk.readers.reader import Reader
 from ropewalk.serving.engines import READS_GGUF, why_not
 from ropewalk.serving.serve import architecture
 
-SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 BUILT_IN = "tiny"
 DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
@@ -118,12 +115,7 @@ def prepare(
         texts = Texts.encode([read_text(None)], tokenizer, settings.protocol.start_char, True)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
     minutes = settings.minutes
-    if (
-        minutes is None
-        and reader.device.type == "cpu"
-        and not current().several
-        and "retrieval" not in settings.measured
-    ):
+    if minutes is None and reader.device.type == "cpu" and not current().several:
         minutes = CPU_MINUTES
     if minutes == math.inf:
         minutes = None
@@ -181,7 +173,6 @@ def prepare(
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
     tokens = [len(one) for one in texts_used.tokens]
-    parts = " and ".join(texts_used.names), "\n".join(texts_used.contents)
     places = protocol.places(tokens)
     return DoctorRun(
         settings=settings,
@@ -196,7 +187,6 @@ def prepare(
         spans=() if design is None else _spans(design, protocol, texts_used, places),
         ledger=ledger,
         resumed=resumed,
-        retrieval=prepare_retrieval(reader, work, settings, parts, folder / "retrieval"),
         trial=trial,
         notes=tuple(notes),
         dtype_note=source.dtype_note,
@@ -425,72 +415,3 @@ def state_folder(state: str | Path | None, key: str) -> Path:
             cure="Pass a new folder: --state DIR.",
         )
     return folder
-
-
-def prepare_retrieval(
-    reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path | None
-) -> RetrievalRun | None:
-    """Return the retrieval run, or None if the settings leave it out; crop processes the last trained length of a text.
-
-    Raises `RopeError` before any measurement if a setting is not supported.
-    """
-    if "retrieval" not in settings.measured:
-        return None
-    tokenizer, trained = reader.tokenizer, plan.protocol.trained_length
-    assert tokenizer is not None, "the doctor refuses models without one"
-    lengths = lengths_of(settings.protocol.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
-    protocol = RetrievalProtocol(
-        tasks=_tasks(settings.task_names, tokenizer, lengths, text),
-        lengths=lengths,
-        chat=settings.protocol.retrieval_chat,
-        samples=settings.protocol.retrieval_samples,
-        seed=settings.protocol.seed,
-        text=text[0],
-        trained_length=trained,
-    )
-    return RetrievalRun.prepare(
-        protocol,
-        {
-            name: reader.under(positions)
-            for name, positions in plan.positions.items()
-            # frequencies that follow the length equal those of a different method only at the target; texts are shorter
-            if name not in plan.same_as or positions.needs_seq_len
-        },
-        tokenizer,
-        text[1],
-        crop={name: trained for name in plan.methods if METHODS[name].crops},
-        state=folder,
-        resume=settings.resume,
-        chunk=settings.protocol.chunk,
-    )
-
-
-def _tasks(
-    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str]
-) -> tuple[str, ...]:
-    """Return the tasks of these names; "all" stands for those with texts that fit into the shortest length."""
-    if tuple(names) != (ALL,):
-        return tuple(names)
-    fitting = fitting_tasks(tokenizer, min(lengths), text=text)
-    if not fitting:
-        raise RopeError(
-            "doctor: no retrieval task fits into the shortest length.",
-            facts={"lengths": list(lengths)},
-            cure="Set longer `retrieval_lengths` in the protocol.",
-        )
-    return fitting
-
-
-def lengths_of(given: Sequence[int] | None, *, trained_length: int, target: int) -> tuple[int, ...]:
-    """Return the given lengths; else half the trained length, the trained length, and its doubles up to the target.
-
-    >>> lengths_of(None, trained_length=8192, target=30000)
-    (4096, 8192, 16384, 30000)
-    """
-    if given is not None:
-        return tuple(sorted(set(given)))
-    doubles, length = [], trained_length
-    while length < target:
-        doubles.append(length)
-        length *= 2
-    return tuple(sorted({*[half for half in (trained_length // 2,) if half >= SHORTEST], *doubles, target}))

@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,11 @@ from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import RunFacts, attach_call, decide, python_call
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
-from ropewalk.measure.answers import RetrievalMeasurement
 from ropewalk.measure.copies import CopyMeasurement, WindowSpans, gather_copies
 from ropewalk.measure.engine import Job
 from ropewalk.measure.estimate import Clock, Outlook, Trial, duration
 from ropewalk.measure.losses import PLAIN, Measurement, gather, run
 from ropewalk.measure.plan import Plan
-from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS
 from ropewalk.models.precision import chosen_dtype
@@ -189,7 +187,7 @@ class DoctorRun:
 
     - `name`: the model's name, without folders; `model`: its path or name as given, or None for an object.
     - `audits`, `findings`: of the config. `plan`, `windows`: the planned measurement. `spans`: of each window; empty:
-      no copies are measured. `resumed`: the number of results saved before. `retrieval`: or None.
+      no copies are measured. `resumed`: the number of results saved before.
     - `trial`: the model's pace, if it is already known. `notes`: sentences about the plan for the user. `dtype_note`:
       one of them, why the model is measured in a different dtype.
     - `frequencies`: the loss of token frequencies on each window. `texts`: their names; `of_text`: the number of each
@@ -212,7 +210,6 @@ class DoctorRun:
     spans: tuple[WindowSpans, ...]
     ledger: Ledger
     resumed: int
-    retrieval: RetrievalRun | None
     trial: Trial | None = None
     notes: tuple[str, ...] = ()
     dtype_note: str | None = None
@@ -293,7 +290,7 @@ class DoctorRun:
             else:
                 stopped = None
         except KeyboardInterrupt as stop:
-            found = self.diagnosis(looks, None, "Ctrl-C", left_out) if looks else None
+            found = self.diagnosis(looks, "Ctrl-C", left_out) if looks else None
             missing = len(self.due(self.looks[-1], alive))
             raise RunInterrupted("results", len(self.ledger), missing, found) from stop
         if not looks:
@@ -302,8 +299,7 @@ class DoctorRun:
                 facts={"minutes": self.minutes, "results so far": len(self.ledger)},
                 cure="Pass more --minutes with --resume, a shorter --target or fewer --methods.",
             )
-        accuracies, why = self.measure_retrieval(looks[-1], display, trial)
-        return self.diagnosis(looks, accuracies, stopped, (*left_out, *why))
+        return self.diagnosis(looks, stopped, left_out)
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> Trial | None:
         """Print the estimated time of the first answer and of the whole run; return the trial if it was needed."""
@@ -442,10 +438,7 @@ class DoctorRun:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Allow other processes to join this run during the block, but not to start it over."""
-        ledgers = [self.ledger, *([] if self.retrieval is None else [self.retrieval.ledger])]
-        with ExitStack() as held:
-            for ledger in ledgers:
-                held.enter_context(ledger.at_work())
+        with self.ledger.at_work():
             yield
 
     @property
@@ -456,36 +449,11 @@ class DoctorRun:
             plan=self.plan,
             chunk=self.settings.protocol.chunk,
             most_workers=self.settings.protocol.workers,
-            retrieval=self.retrieval,
         )
-
-    def measure_retrieval(
-        self, look: RunLook, progress: Progress, trial: Trial | None = None
-    ) -> tuple[RetrievalMeasurement | None, tuple[str, ...]]:
-        """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured.
-
-        Also returns sentences with the reason if they were requested but not measured.
-        """
-        if self.retrieval is None:
-            return None, ()
-        best = look.verdict.method or next(iter(self._evidence(look).candidates), PLAIN)
-        examined = [name for name in self.plan.methods if name in (*self.least, best)]
-        methods = self.retrieval.asked_methods(self.plan, examined, every=self.settings.names_methods)
-        left = self._seconds_left()
-        if left is not None and trial is not None and (needed := self.outlook.retrieval_seconds(methods, trial)) > left:
-            return None, (f"Retrieval was not measured: it takes about {duration(needed)}. Pass more --minutes.",)
-        expect(progress, sum(job.tokens for job in self.retrieval.due(methods)))
-        try:
-            return self.retrieval.measure(progress, methods=methods), ()
-        except KeyboardInterrupt as stop:
-            kept = len(self.retrieval.ledger)
-            found = self.diagnosis([look], None, "Ctrl-C", ())
-            raise RunInterrupted("texts", kept, len(self.retrieval.due(methods)), found) from stop
 
     def diagnosis(
         self,
         looks: Sequence[RunLook],
-        retrieval: RetrievalMeasurement | None,
         stopped: str | None,
         left_out: Sequence[str],
     ) -> Diagnosis:
@@ -508,7 +476,6 @@ class DoctorRun:
             verdict=self._conclude(last.measurement, last.copies, last.seconds, stopped),
             audits=self.audits,
             findings=self.findings,
-            retrieval=retrieval,
             copies=last.copies,
             looks=tuple(look.to_json() for look in looks),
             reading=self.reading,

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ropewalk.errors import RopeError
-from ropewalk.measure import DEFAULT_TASKS, SAMPLES, TASKS
 from ropewalk.readers import CHUNK
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
-MEASURED = ("loss", "copies", "retrieval")
+MEASURED = ("loss", "copies")
 FORMER = {"use": "copies"}  # names of earlier versions
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers", "python")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
@@ -46,16 +45,6 @@ class Protocol:
 
     windows: int | None = field(
         default=None, metadata=_option("Measurement", "Most windows of text to measure [default: up to 16].")
-    )
-    retrieval: str | Sequence[str] | None = field(
-        default=None,
-        metadata=_option(
-            "Measurement",
-            "Also measure retrieval of distant facts: numbers (the simplest task), passkey or all, separated by commas "
-            "[default with --measure retrieval: numbers].",
-            type=tuple[str, ...],
-            commas=True,
-        ),
     )
     device_map: str | None = field(
         default=None,
@@ -86,14 +75,7 @@ class Protocol:
     unscaled_tokens: int = field(
         default=0, metadata=_in_file("Number of leading tokens left unscaled (LongRoPE's n-hat).")
     )
-    retrieval_lengths: Sequence[int] | None = field(
-        default=None, metadata=_in_file("Lengths of the retrieval texts; from half the trained length to the target.")
-    )
-    retrieval_samples: int = field(default=SAMPLES, metadata=_in_file("Texts for each retrieval task and length."))
-    retrieval_chat: bool = field(
-        default=False, metadata=_in_file("Format the retrieval questions with the model's chat template.")
-    )
-    seed: int = field(default=0, metadata=_in_file("Seed of the windows and of the retrieval texts."))
+    seed: int = field(default=0, metadata=_in_file("Seed of the windows."))
     keep_going: bool = field(
         default=False, metadata=_in_file("Measure every window under every method, even after the verdict is final.")
     )
@@ -108,8 +90,6 @@ class Protocol:
         for name, hint in get_type_hints(type(self)).items():
             value, kinds = getattr(self, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
             matches = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-            if name == "retrieval_lengths" and value is not None:
-                matches = matches and all(type(one) is int for one in value)
             if not matches:
                 raise RopeError(
                     f"protocol: `{name}` has the wrong type.",
@@ -221,7 +201,7 @@ class DoctorSettings:
         default=("loss", "copies"),
         metadata=_option(
             "Measurement",
-            "Measurements, separated by commas: loss (always), copies, retrieval.",
+            "Measurements, separated by commas: loss (always), copies.",
             type=tuple[str, ...],
             commas=True,
         ),
@@ -230,7 +210,7 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            "End after this many minutes with the best answer so far [default: 10 on a CPU, without retrieval].",
+            "End after this many minutes with the best answer so far [default: 10 on a CPU].",
         ),
     )
     dtype: str = field(
@@ -257,14 +237,7 @@ class DoctorSettings:
 
     def __post_init__(self) -> None:
         _ = self.method_names
-        names, protocol = self.task_names, self.protocol
-        unknown = [name for name in names if name not in (ALL, *TASKS)]
-        if unknown or ("retrieval" in self.measured and not names):
-            raise RopeError(
-                "retrieval: unknown task.",
-                facts={"task": ", ".join(unknown)},
-                cure=f"Choose from {ALL}, {', '.join(TASKS)}; RULER's tasks are in lm-eval (see docs/extending.md).",
-            )
+        protocol = self.protocol
         if self.dtype not in DTYPES:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
@@ -279,7 +252,6 @@ class DoctorSettings:
             )
         excluded = [] if protocol.workers is None else ["workers"]
         excluded += [] if self.minutes is None else ["minutes"]
-        excluded += ["retrieval"] if "retrieval" in self.measured and protocol.shard_window else []
         if self.together and excluded:
             raise RopeError(
                 "doctor: processes that share each window measure one window at a time, and shard_window does not "
@@ -302,10 +274,6 @@ class DoctorSettings:
                 facts={"measure": ",".join(self.measured)},
                 cure=f"Choose from {', '.join(MEASURED)}: --measure loss,copies.",
             )
-        given = [
-            name for name in ("retrieval_lengths", "retrieval_samples", "retrieval_chat") if name in protocol.changed
-        ]
-        refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval numbers")
 
     @property
     def together(self) -> bool:
@@ -330,15 +298,8 @@ class DoctorSettings:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Return the names of the measurements; retrieval tasks imply retrieval."""
-        implied = ["retrieval"] if self.protocol.retrieval is not None else []
-        return tuple(dict.fromkeys([*(FORMER.get(word, word) for word in _words(self.measure)), *implied]))
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        """Return the names of the retrieval tasks, each once; "all" stands for those that fit."""
-        default = self.protocol.retrieval is None and "retrieval" in self.measured
-        return DEFAULT_TASKS if default else tuple(dict.fromkeys(_words(self.protocol.retrieval)))
+        """Return the names of the measurements."""
+        return tuple(dict.fromkeys(FORMER.get(word, word) for word in _words(self.measure)))
 
 
 def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:

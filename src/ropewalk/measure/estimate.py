@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import threading
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from ropewalk.measure.engine import NOTHING, Job, Workload
 from ropewalk.measure.plan import Plan
-from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
 from ropewalk.readers.reader import CHUNK, Reader, ReadingOn
@@ -200,7 +198,6 @@ def resident_bytes() -> int:
 
 
 IN_ATTENTION = 1.2  # time of a method in attention over plain's; recorded: 1.03 to 1.14 of SmolLM2, 0.9 to 1.5 of tiny
-ONE_ON_ALL_CORES = 0.8  # speed of one reader on all cores over that of one on each core
 
 
 def duration(seconds: float) -> str:
@@ -256,7 +253,7 @@ def estimate_memory(reader: Reader, trial: Trial, target: int, jobs: Sequence[Jo
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The inputs of an estimate: the model, the plan of its losses, and retrieval.
+    """The inputs of an estimate: the model and the plan of its losses.
 
     - `most_workers`: most jobs at one time; None: as many as cores and memory allow.
     """
@@ -265,7 +262,6 @@ class Outlook:
     plan: Plan
     chunk: int = CHUNK
     most_workers: int | None = None
-    retrieval: RetrievalRun | None = None
 
     def workers(self, jobs: int) -> int:
         """Return the number of jobs that run at one time."""
@@ -287,21 +283,3 @@ class Outlook:
         """Return the largest resident memory of these jobs in bytes; None if it is unknown."""
         target = self.plan.protocol.target
         return estimate_memory(self.reader, trial, target, jobs, workers=self.workers(len(jobs)))
-
-    def retrieval_seconds(self, methods: Sequence[str], trial: Trial) -> float:
-        """Return the seconds of the retrieval texts of these methods, which are processed one by one, on all cores.
-
-        The trial's pace is that of one of several workers. One text of each kind is generated to count its tokens.
-        """
-        if self.retrieval is None:
-            return 0.0
-        jobs, counts = self.retrieval.due(methods), {}
-        for cell in {job.part for job in jobs}:
-            asked = self.retrieval.text(cell, 0).questions
-            counts[cell] = sum(len(one.input_ids) + sum(map(len, one.continuations)) for one in asked)
-        seconds = 0.0
-        for job in jobs:
-            count = counts[job.part]
-            questions = Workload(calls=1, tokens=count, pairs=count * job.work.tokens, scored=count)
-            seconds += job_seconds(dataclasses.replace(job, work=job.work + questions), trial.pace)
-        return seconds / max(1.0, ONE_ON_ALL_CORES * self.workers(self.plan.protocol.windows))

@@ -20,7 +20,6 @@ from ropewalk.report.record import (
     recommended_label,
     short_name,
 )
-from ropewalk.report.retrieval import retrieval_drawings
 from ropewalk.statistics import over_windows, signed
 
 Curves = dict[str, list[float]]
@@ -494,7 +493,6 @@ FIGURES: dict[str, Draw] = {
     "loss": loss,
     "copies": copies,
     "looks": looks,
-    "retrieval": retrieval_drawings,
     "frequencies": frequencies,
     "wavelengths": turns,
 }
@@ -508,7 +506,7 @@ def drawings(document: Document) -> Iterator[Drawing]:
 
 
 def drawing_named(document: Document, name: str) -> Drawing:
-    """Return one figure by a name of `FIGURES` (the first of several) or its own name, as "retrieval-passkey".
+    """Return one figure by a name of `FIGURES` (the first of several).
 
     **Raises:** `RopeError` for another name, for numbers that were not measured, and if matplotlib is missing.
     """
@@ -524,6 +522,6 @@ def drawing_named(document: Document, name: str) -> Drawing:
         raise RopeError(
             "report: the numbers of this figure were not measured.",
             facts={"name": name, "measured": ", ".join(drawn) or "none"},
-            cure="Choose one that was measured." if drawn else "Measure them: --measure loss,copies,retrieval.",
+            cure="Choose one that was measured." if drawn else "Measure them: --measure loss,copies.",
         )
     return drawn[name]

@@ -181,8 +181,6 @@ class _OfSomeDocuments(TypedDict, total=False):
     looks: list[LookEntry]
     use: list[_OldUse]
     use_details: dict[str, Any]
-    retrieval: Any  # rows; the first version had a table
-    retrieval_details: dict[str, Any]
     scaling_reading: dict[str, Any] | None
 
 

@@ -29,7 +29,6 @@ from ropewalk.report.record import (
     printable,
     short_name,
 )
-from ropewalk.report.retrieval import distance_table, paired_table, retrieval_details, retrieval_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,7 +141,7 @@ def _code(sentence: str) -> Any:
 
 def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]:
     """Return the variables of the template."""
-    found, retrieval, copied = document["verdict"], retrieval_details(document), document.get("copies")
+    found, copied = document["verdict"], document.get("copies")
     chosen = method_of(document, document["recommended"])
     call = found.get("call") or _call(chosen)
     return {
@@ -172,11 +171,6 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "copies": copies_table(document),
         "copies_summary": [] if copied is None else [*copied["sentences"], *copied["notes"]],
         "looks": looks_table(document),
-        "retrieval": retrieval_table(document),
-        "retrieval_distances": distance_table(document),
-        "retrieval_paired": paired_table(document),
-        "retrieval_summary": [printable(str(line)) for line in retrieval.get("summary", [])],
-        "retrieval_protocol": printable(str(retrieval.get("protocol", {}).get("sentence", ""))),
         "figures": {one.drawing.name: _figure(one) for one in figures},
         "night": night_colors(),
         "program": program(document),
