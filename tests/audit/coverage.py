@@ -14,6 +14,7 @@ from ropewalk.audit.findings import Finding
 from ropewalk.audit.live import is_rotary
 from ropewalk.audit.live_check import check, examine
 from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.causal import causal_families, small_model
 from tests.parity.classes import CHANGES, Part, config_of, reading_of, rotary_classes
@@ -37,7 +38,8 @@ def way(part: Part) -> tuple[str, list[str]]:
         return "not built", [made]
     module, config = made
     try:
-        how, problems = examine(module, ropes_of_layer_types(reading_of(config)))
+        family = FAMILIES.get(family_name(config.model_type) or "")
+        how, problems = examine(module, ropes_of_layer_types(reading_of(config)), family and family.looked_up)
     except RopeError as error:
         return "not checked", [str(error).splitlines()[0]]
     bad = [problem.text for problem in problems if problem.severity != "note"]

@@ -29,7 +29,8 @@ class TableRows:
     """Rows of cos and sin in float64, each pair once.
 
     - `name`: of the tensor or the call. `positions`: `[rows]`, or `[rows, axes]`. `cos`, `sin`: `[rows, pairs]`.
-    - `arrangement`: the order along the module's own width: "doubled", "repeated", "once", "blocks" or "complex".
+    - `arrangement`: the order along the module's own width: "doubled", "repeated", "once" or "blocks"; with
+      ", sines first" if a call returns (sin, cos).
     - `dtype`: of the module's own numbers. `count`: rows of the whole table, None for a call.
     - `seq_len`: the length of this table for frequencies that depend on it; None if unknown.
     """
@@ -210,11 +211,14 @@ def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: 
             rows = [part.detach().cpu().reshape(-1, part.shape[-1]) for part in parts]
             if len(rows[0]) != len(places):
                 continue
-            cos, sin, order = _once(*_cos_and_sin(rows, rope.pairs), rope)
+            sines_first = len(rows) == 2 and not rows[0][0].any() and bool(rows[1][0].any())  # of position 0
+            cos, sin, order = _once(*_cos_and_sin(rows[::-1] if sines_first else rows, rope.pairs), rope)
         except Exception:  # each class fails in its own way when it gets positions of another layout
             continue
-        longest = int(positions.max()) + 1
-        yield TableRows("cos and sin of its forward", positions, cos, sin, order, parts[0].dtype, seq_len=longest)
+        held = [tensor.dtype for tensor in tensors_of(module).values() if tensor.ndim > 1 and _is_real(tensor)]
+        dtype = min([parts[0].dtype, *held], key=lambda dtype: dtype.itemsize)  # a table of 16 bits may be cast
+        order, longest = f"{order}, sines first" if sines_first else order, int(positions.max()) + 1
+        yield TableRows("cos and sin of its forward", positions, cos, sin, order, dtype, seq_len=longest)
 
 
 def arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig) -> str | None:

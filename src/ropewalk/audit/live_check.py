@@ -242,7 +242,8 @@ def examine(module: nn.Module, ropes: Ropes | str, looked_up: str | None = None)
         problems += fewest
     for label in (known or {None: set()}) if takes_positions(module) else ():
         rope = chosen.get(label, next(iter(_ropes_of(label, ropes)), None))
-        called = None if rope is None else compare_call(module, label, rope, ropes, known.get(label, set()))
+        of_call, sines_first = known.get(label, set()), looked_up in tensors_of(module)
+        called = None if rope is None else compare_call(module, label, rope, ropes, of_call, sines_first)
         if called is not None:
             how.add("called")
             problems += called

@@ -184,15 +184,16 @@ def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
 
 
 def compare_call(
-    module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: Set[str]
+    module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: Set[str], sines_first: bool
 ) -> list[Problem] | None:
     """Return problems of a rotary module's cos and sin, near and far; None if it cannot be called.
 
-    `known`: the codes of problems of its frequencies, which are not reported again.
+    `known`: the codes of problems of its frequencies, which are not reported again. `sines_first`: its table is one of
+    sines, then cosines, in which order its forward returns them (GPT-J from transformers 5.24 on).
     """
     original = rope.original_length
     near = tuple(place for place in _NEAR if not original or place < original)
-    far = (0, 1, 77, *(length - 1 for length in farthest(rope)))
+    far = (0, 1, *(length - 1 for length in (min(78, *farthest(rope)), *farthest(rope))))
     if rope.needs_seq_len:
         length = original or 8192
         far = (0, 1, length // 2, length + length // 3)
@@ -200,7 +201,7 @@ def compare_call(
     for places in (near,) if "stale-state" in known else (near, far):
         tries = [
             list(compare_rows(rows, rope, ropes, rows.seq_len or 1, label, known))
-            + (list(_call_pairing(module, rows, rope, label)) if places is near else [])
+            + (list(_call_pairing(module, rows, rope, label, sines_first)) if places is near else [])
             for rows in called_rows(module, label, rope, places)
         ]
         if not tries:
@@ -211,10 +212,13 @@ def compare_call(
     return []
 
 
-def _call_pairing(module: nn.Module, rows: TableRows, rope: RopeConfig, label: str | None) -> Iterator[Problem]:
+def _call_pairing(
+    module: nn.Module, rows: TableRows, rope: RopeConfig, label: str | None, sines_first: bool
+) -> Iterator[Problem]:
     """Yield the problem if the order of cos and sin differs from that of the module's class."""
-    expected = arrangement_of_class(module, label, rope) if rope.pairs > 1 else rows.arrangement
-    if expected is not None and rows.arrangement != expected:
+    plain = rows.arrangement.removesuffix(", sines first")
+    expected = arrangement_of_class(module, label, rope) or (f"{plain}, sines first" if sines_first else plain)
+    if rows.arrangement != expected:
         text = f"the numbers of each pair are {rows.arrangement}, expected {expected} as in {type(module).__name__}"
         yield Problem("pairing", rows.name, text, "Keep the order expected by the model's rotation function.", label)
 
