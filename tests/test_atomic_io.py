@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from ropewalk.atomic_io import check_writable, remove_folder, whole_folder, write_whole
+from ropewalk.atomic_io import check_output, check_writable, remove_folder, whole_file, whole_folder, write_whole
 from ropewalk.errors import RopeError
 
 
@@ -58,24 +61,119 @@ def test_a_missing_folder_is_refused_before_any_work(tmp_path, monkeypatch):
         check_writable(tmp_path / "file.json")
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
+def in_child(act: Callable[[], object], *, nobody: bool = False) -> int:
+    """The status of a forked process: 0 where `act` succeeds, 3 where it raises `RopeError`, -9 where it is killed."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with suppress(BaseException):
+            try:
+                if nobody:
+                    os.setuid(65534)
+                act()
+                status = 0
+            except RopeError:
+                status = 3
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+only_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
+
+
+@only_root
 @pytest.mark.parametrize(("mode", "status"), [(0o777, 0), (0o755, 3), (0o700, 3)])
 def test_another_users_folder_is_refused(mode, status):
     """The real system call, as a user who may write there, who may not, and who may not even enter."""
     with tempfile.TemporaryDirectory() as folder:  # tmp_path's own parents are closed to other users
         os.chmod(folder, mode)
-        child = os.fork()
-        if child == 0:
-            end = 1
-            try:
-                os.setuid(65534)
-                check_writable(Path(folder) / "file.json")
-                end = 0
-            except RopeError as error:
-                end = 3 if "Permission denied" in str(error) else 2
-            finally:
-                os._exit(end)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+        assert in_child(lambda: check_writable(Path(folder) / "file.json"), nobody=True) == status
+
+
+FOREIGN = ["", "{}", '{"name": "ropewalk"}', "<h1>ropewalk</h1>", '{"generator": "rope"}']
+OURS = ['{"generator": "ropewalk", "a": 1}', '<meta charset="utf-8">\n<meta name="generator" content="ropewalk">']
+
+
+@pytest.mark.parametrize(("content", "ours"), [*((one, not one) for one in FOREIGN), *((one, True) for one in OURS)])
+def test_only_our_own_files_are_replaced(content: str, ours: bool, tmp_path: Path) -> None:
+    """A file that ropewalk has not written stays, unless it is empty; a link to one counts as the file."""
+    (tmp_path / "file").write_text(content)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for path in (tmp_path / "file", tmp_path / "link"):
+        if ours:
+            check_output(path)
+        else:
+            with pytest.raises(RopeError, match="ropewalk has not written it"):
+                check_output(path)
+    check_output(tmp_path / "new")
+    for empty in ("", None, 3):
+        with pytest.raises(RopeError, match="must be a non-empty string"):
+            check_output(empty)
+
+
+@only_root
+def test_a_file_that_may_not_be_read_is_not_replaced() -> None:
+    """Its folder may be written by everybody, so the system would allow it."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        (Path(folder) / "file").write_text(OURS[0])
+        assert in_child(lambda: check_output(Path(folder) / "file"), nobody=True) == 0
+        os.chmod(Path(folder) / "file", 0o600)
+        assert in_child(lambda: check_output(Path(folder) / "file"), nobody=True) == 3
+
+
+def leave(path: Path, kill: bool) -> None:
+    """Begin to write a folder and a file; die without cleaning up, or go on."""
+    with whole_folder(path / "model", frozenset()) as staging, whole_file(path / "model.json") as file:
+        (staging / "weights").write_text("numbers")
+        file.write_text("{}")
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("nobody", [False, pytest.param(True, marks=only_root)])
+def test_what_a_killed_run_leaves_the_next_one_removes(nobody: bool) -> None:
+    """As another user too; temporary files of a run that still works stay, and so do a user's own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chmod(folder, 0o777)
+        for own in (".model.backup00", ".model.ropewalk.txt", ".other.12345678.ropewalk"):
+            (folder / own).touch()
+        before = set(folder.iterdir())
+        assert in_child(lambda: leave(folder, True), nobody=nobody) == -signal.SIGKILL
+        assert len(set(folder.iterdir()) - before) == 2
+        with whole_folder(folder / "model", frozenset()) as staging, whole_file(folder / "model.json") as file:
+            assert set(folder.iterdir()) - before == {staging, file}
+            os.chmod(staging, 0o755)
+            assert in_child(lambda: leave(folder, False), nobody=nobody) == 0
+            assert staging.is_dir()
+            assert file.is_file()
+            for made in ("model/weights", "model", "model.json"):
+                (folder / made).rmdir() if made == "model" else (folder / made).unlink()
+        assert {path.name for path in set(folder.iterdir()) - before} == {"model", "model.json"}
+
+
+def test_a_temporary_folder_that_vanishes_before_it_is_locked_is_made_again(tmp_path, monkeypatch) -> None:
+    """As if another run had taken it for one of a killed run; and a file system without locks removes nothing."""
+    import ropewalk.atomic_io as module
+
+    locked, calls = module._locked, []
+
+    def too_late(path: Path, *, wait: bool) -> int | None:
+        calls.append(path)
+        if len(calls) == 1:
+            path.rmdir()
+        return locked(path, wait=wait)
+
+    monkeypatch.setattr(module, "_locked", too_late)
+    with whole_folder(tmp_path / "model", frozenset()) as staging:
+        assert staging.is_dir()
+        assert [path.exists() for path in calls] == [False, True]
+    monkeypatch.setattr(module, "_locked", lambda path, *, wait: None)
+    (tmp_path / ".model.abc.ropewalk").mkdir()
+    with whole_folder(tmp_path / "model", frozenset()):
+        pass
+    assert (tmp_path / ".model.abc.ropewalk").is_dir()
 
 
 def test_folders_within_a_staged_folder_can_be_entered(tmp_path):

@@ -1,4 +1,7 @@
-"""Read JSON files strictly, and write files and folders atomically."""
+"""Read JSON files strictly, and write files and folders atomically.
+
+A file that a command writes for the user replaces only an empty file or one of ropewalk's own (`write_output`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -17,7 +21,33 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 
+if sys.platform != "win32":
+    import fcntl
+
 _MASK = threading.Lock()
+_STAGED = ".ropewalk"  # ending of temporary files and folders
+_MARKS = (
+    b'"generator": "ropewalk',  # JSON
+    b'"format": "ropewalk',
+    b'"format": "rope-vectors',
+    b'{"__metadata__":{"cases":"name=',  # safetensors of vectors
+    b'name="generator" content="ropewalk',  # HTML
+    b'name="ropewalk-sources"',
+    b"<dc:title>ropewalk",  # SVG
+    b"Software\0ropewalk",  # PNG
+)
+"""What the files that commands write for the user contain in their first 4,096 bytes."""
+
+
+def as_path(source: object, where: str) -> Path:
+    """Return `source` as a path; raise `RopeError` for an empty string, which would be the current folder."""
+    if not isinstance(source, str | os.PathLike) or not str(source):
+        raise RopeError(
+            f"{where}: a path must be a non-empty string or a pathlib.Path.",
+            facts={"path": source},
+            cure='Pass "." for the current folder.',
+        )
+    return Path(source)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -63,6 +93,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         temporary.write_bytes(data)
 
 
+def write_output(path: str | Path, content: str | bytes) -> None:
+    """Write a file for the user with `write_whole`; raise `RopeError` as `check_output`."""
+    check_output(path, new_folder=True)
+    write_whole(Path(path), content)
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling that replaces `path` if the block succeeds and is removed otherwise.
@@ -72,22 +108,73 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     check_writable(path, new_folder=True)
     path = path.resolve()
-    temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        yield Path(temporary)
-        _flush(Path(temporary))
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-        temporary = None
+        with _staging(path, folder=False) as temporary:
+            yield temporary
+            _flush(temporary)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
     except OSError as error:
         raise _unwritable("file", path, error) from error
+
+
+@contextmanager
+def _staging(path: Path, *, folder: bool) -> Iterator[Path]:
+    """Yield a new, locked sibling of `path`, which is removed at the end; first remove those that killed runs left.
+
+    The system unlocks a sibling when its process ends. If the file system has no locks, those of killed runs stay.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{path.name}."
+    with suppress(OSError):  # a folder that may be written, but not listed
+        for old in path.parent.iterdir():
+            if old.name.startswith(prefix) and old.name.endswith(_STAGED):
+                left = _locked(old, wait=False)
+                if left is not None:
+                    _discard(old)
+                    os.close(left)
+    while True:
+        if folder:
+            made = Path(tempfile.mkdtemp(_STAGED, prefix, path.parent))
+        else:
+            handle, name = tempfile.mkstemp(_STAGED, prefix, path.parent)
+            os.close(handle)
+            made = Path(name)
+        lock = _locked(made, wait=True)
+        if made.exists():
+            break
+        if lock is not None:  # another run has removed it before it was locked
+            os.close(lock)
+    try:
+        yield made
     finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
+        _discard(made)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(path: Path, *, wait: bool) -> int | None:
+    """Return the handle of a locked file or folder; None if another process holds the lock, or without locks."""
+    if sys.platform == "win32":
+        return None
+    handle = None
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if handle is not None:
+            os.close(handle)
+        return None
+    return handle
+
+
+def _discard(path: Path) -> None:
+    """Remove a temporary file or folder as far as possible."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
@@ -141,6 +228,29 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
         )
 
 
+def check_output(path: str | Path, *, new_folder: bool = False) -> None:
+    """Check, before any work is done, that a command may write a file for the user.
+
+    Raises `RopeError` as `check_writable`, for an empty path, and for a file that contains something and that ropewalk
+    has not written.
+    """
+    path = as_path(path, "ropewalk")
+    check_writable(path, new_folder=new_folder)
+    if not path.is_file() or path.parts[:2] == ("/", "dev"):  # /dev/stdout may be a file
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError:
+        start = b"?"
+    if start and not any(mark in start for mark in _MARKS):
+        raise RopeError(
+            "ropewalk: the file exists, and ropewalk has not written it, so it is not replaced.",
+            facts={"file": str(path)},
+            cure="Choose a different name, or remove the file.",
+        )
+
+
 def finite(value: Any) -> Any:
     """Return a copy for JSON: NaN and infinities become None, tuples become lists."""
     if isinstance(value, dict):
@@ -187,29 +297,24 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
             facts={"folder": str(folder), "files": foreign[:8]},
             cure="Save into a new folder.",
         )
-    staging: Path | None = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        yield staging
-        for path in staging.rglob("*"):
-            os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner only
-            _flush(path)
-        _flush(staging)
-        os.chmod(staging, 0o777 & ~_umask())
-        if folder.is_dir():
-            _exchange(staging, folder)
-        else:
-            os.rename(staging, folder)
-        _flush(folder.parent)
+        with _staging(folder, folder=True) as staging:
+            yield staging
+            for path in staging.rglob("*"):
+                os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner only
+                _flush(path)
+            _flush(staging)
+            os.chmod(staging, 0o777 & ~_umask())
+            if folder.is_dir():
+                _exchange(staging, folder)
+            else:
+                os.rename(staging, folder)
+            _flush(folder.parent)
     except Exception as error:
         # `safetensors` has its own exception for what the system reports, and may be missing here
         if isinstance(error, OSError) or (type(error).__name__ == "SafetensorError" and "os error" in str(error)):
             raise _unwritable("folder", folder, error) from error
         raise
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.atomic_io import write_whole
+from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.findings import text_config
 from ropewalk.audit.sources import read_source
 from ropewalk.audit.wording import CASES, PAIRINGS
@@ -69,9 +69,12 @@ class Vectors:
         data = save(tensors, metadata={"cases": "\n".join(map(self._line, self.document["cases"]))})
         text = json.dumps(self.document, indent=1, ensure_ascii=False, allow_nan=False)
         text = re.sub(r"\[[^\[\]{}]*\]|\{[^\[\]{}]{,150}\}", lambda found: " ".join(found[0].split()), text)
-        paths = Path(folder) / f"{self.name}.json", Path(folder) / f"{self.name}.safetensors"
-        write_whole(paths[0], text + "\n")
-        write_whole(paths[1], data)
+        place = as_path(folder, "vectors")
+        paths = place / f"{self.name}.json", place / f"{self.name}.safetensors"
+        for path in paths:
+            check_output(path, new_folder=True)
+        write_output(paths[0], text + "\n")
+        write_output(paths[1], data)
         return paths
 
     def _line(self, case: Mapping[str, Any]) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ropewalk.atomic_io import read_json
+from ropewalk.atomic_io import as_path, read_json
 from ropewalk.checkpoints.classifier_files import is_classifier, read_classifier, save_classifier
 from ropewalk.checkpoints.decoder_config import NATIVE, config_from_hf, config_to_hf
 from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
 from ropewalk.checkpoints.materialize import FLOATS
-from ropewalk.checkpoints.sources import as_path, find, refuse_bare_weights
+from ropewalk.checkpoints.sources import find, refuse_bare_weights
 from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError

@@ -8,7 +8,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from ropewalk.atomic_io import read_json
+from ropewalk.atomic_io import as_path, read_json
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
@@ -198,17 +198,6 @@ def display_name(source: str | os.PathLike[str], path: Path) -> str:
     """
     of_hub = isinstance(source, str) and not Path(source).exists() and is_hub_name(source)
     return str(source).partition("@")[0].partition("/")[2] if of_hub else path.resolve().name
-
-
-def as_path(source: object, where: str) -> Path:
-    """Return `source` as a path; raise `RopeError` for an empty string, which would be the current folder."""
-    if not isinstance(source, str | os.PathLike) or not str(source):
-        raise RopeError(
-            f"{where}: a path must be a non-empty string or a pathlib.Path.",
-            facts={"path": source},
-            cure='Pass "." for the current folder.',
-        )
-    return Path(source)
 
 
 def similar_names(path: Path) -> list[str]:

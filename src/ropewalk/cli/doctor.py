@@ -49,7 +49,7 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from rich.console import Console
 
-    from ropewalk.atomic_io import check_writable
+    from ropewalk.atomic_io import check_output
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
@@ -60,7 +60,7 @@ def doctor(
     chosen = options.over({} if protocol is None else read_protocol(protocol))
     settings = dataclasses.replace(settings, protocol=chosen)
     if json_file is not None:
-        check_writable(json_file)
+        check_output(json_file)
     if report is not None:
         check_folder(report)
     status = 0

@@ -27,14 +27,14 @@ def explore(
 
     For example: ropewalk explore doctor-report/report.json
     """
-    from ropewalk.atomic_io import check_writable, write_whole
+    from ropewalk.atomic_io import check_output, write_output
     from ropewalk.report.explorer import page_of, show
 
     if out is not None:
-        check_writable(out)
+        check_output(out)
     page = page_of(source)
     if out is None:
         typer.echo(show(page))
     else:
-        write_whole(out, page)
+        write_output(out, page)
         typer.echo(str(out))

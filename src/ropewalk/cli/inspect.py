@@ -32,17 +32,17 @@ def inspect(
     """Describe the rope of a config and its known traps; runs no model."""
     from rich.console import Console
 
-    from ropewalk.atomic_io import check_writable, write_whole
+    from ropewalk.atomic_io import check_output, write_output
     from ropewalk.audit.sources import read_source
     from ropewalk.cli.tables import print_inspection
     from ropewalk.diagnosis.document import inspection
 
     if json_file is not None:
-        check_writable(json_file)
+        check_output(json_file)
     found = read_source(source)
     audits = found.audits(trained_length=trained_length, target=target)
     findings = found.findings(audits[0].target)
     print_inspection(Console(), found.name, audits, findings, library=found.library)
     if json_file is not None:
         document = {**inspection(found.name, audits, findings), "library": found.library}
-        write_whole(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_output(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -59,12 +59,12 @@ def serve_config(
     """
     from rich.console import Console
 
-    from ropewalk.atomic_io import check_writable, write_json
+    from ropewalk.atomic_io import check_output, write_output
     from ropewalk.errors import RopeError
     from ropewalk.serving.serve import serve_config as configure
 
     if json_file is not None:
-        check_writable(json_file)
+        check_output(json_file)
     if factor is not None and target is not None:
         raise RopeError(
             "serve-config: --target and --factor are mutually exclusive.",
@@ -102,4 +102,4 @@ def serve_config(
     for caveat in served.caveats:
         show(f"- {caveat.text} ({caveat.versions}; {caveat.source})")
     if json_file is not None:
-        write_json(json_file, json.loads(json.dumps(served.to_json())), indent=1)
+        write_output(json_file, json.dumps(served.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")

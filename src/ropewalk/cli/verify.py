@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -92,7 +93,7 @@ def verify(
     """
     from rich.console import Console
 
-    from ropewalk.atomic_io import check_writable, write_json
+    from ropewalk.atomic_io import check_output, write_output
     from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.verification.golden import Golden, write_golden
     from ropewalk.verification.verify import verify as run
@@ -100,7 +101,7 @@ def verify(
     check_modes(model, engine, golden, write)
     for file in (write, json_file):
         if file is not None:
-            check_writable(file)
+            check_output(file)
     if figure is not None:
         picture_files(figure, "verify")
     progress = None if sys.stderr.isatty() else _Lines()
@@ -121,7 +122,7 @@ def verify(
     document = verification.to_json()
     print_verification(Console(), verification)
     if json_file is not None:
-        write_json(json_file, document, indent=1)
+        write_output(json_file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if figure is not None:
         from ropewalk.figures.results import misfits
 

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.atomic_io import finite, write_whole
+from ropewalk.atomic_io import finite, write_output
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.rules import Evidence, LossTable, standings
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the audit as a JSON document; `audit` is the first rope's, `audits` contains all if there are several."""
     document: dict[str, Any] = {
+        "generator": "ropewalk",
         "model": name,
         "trained_length": audits[0].trained_length,
         "target": audits[0].target,
@@ -299,7 +300,7 @@ class Diagnosis:
         content["looks"] = finite(list(self.looks))
         content["scaling_reading"] = None if self.reading is None else finite(self.reading.to_json())
         if path is not None:
-            write_whole(Path(path), json.dumps(shareable(content), indent=1, allow_nan=False) + "\n")
+            write_output(path, json.dumps(shareable(content), indent=1, allow_nan=False) + "\n")
         return content
 
     def to_html(self, path: str | Path | None = None) -> str:
@@ -309,7 +310,7 @@ class Diagnosis:
         """
         page = report_page(self.to_json())
         if path is not None:
-            write_whole(Path(path), page)
+            write_output(path, page)
         return page
 
     def figure(self, name: str = "loss") -> Figure:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.atomic_io import check_writable, write_whole
+from ropewalk.atomic_io import check_output, write_output
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Look
 from ropewalk.optional import need
@@ -121,7 +121,7 @@ def render(figure: Figure, kind: str) -> bytes:
     """Return the bytes of a "png" (160 dots per inch) or "svg" file; equal figures give equal bytes."""
     buffer = io.BytesIO()
     with style():
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        metadata = {"Date": None, "Creator": "ropewalk"} if kind == "svg" else {"Software": "ropewalk"}
         figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
 
@@ -150,14 +150,14 @@ def picture_files(out: Path, command: str, *, new_folder: bool = False) -> list[
         )
     files = [out] if ending in KINDS or not out.name else [out.with_name(f"{out.name}.{kind}") for kind in KINDS]
     for path in files:
-        check_writable(path, new_folder=new_folder)
+        check_output(path, new_folder=new_folder)
     return files
 
 
 def write_figure(figure: Figure, files: list[Path]) -> None:
     """Write the figure into each file, in the format of its ending; render all before writing the first."""
     for path, content in [(path, render(figure, path.suffix[1:].lower())) for path in files]:
-        write_whole(path, content)
+        write_output(path, content)
 
 
 def mark_trained_length(axes: Axes, trained_length: int, last: float, *, below: bool = False) -> None:

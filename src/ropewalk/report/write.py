@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ropewalk.atomic_io import check_writable, write_whole
+from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
@@ -237,7 +237,7 @@ def check_folder(folder: Path) -> None:
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
     for name in (PAGE, RECORD):
-        check_writable(folder / name, new_folder=True)
+        check_output(as_path(folder, "report") / name, new_folder=True)
 
 
 def write_report(folder: Path, record: Mapping[str, Any]) -> Path:
@@ -246,9 +246,12 @@ def write_report(folder: Path, record: Mapping[str, Any]) -> Path:
     Everything is rendered before the first file is written. Raises `RopeError` if a package is missing or the folder
     cannot be written.
     """
+    folder = as_path(folder, "report")
     files, page = report_files(record)
+    for name, _ in files:
+        check_output(folder / name, new_folder=True)
     for name, content in [*files, (PAGE, page)]:
-        write_whole(folder / name, content)
+        write_output(folder / name, content)
     return folder / PAGE
 
 
@@ -258,7 +261,8 @@ def report_files(record: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str | b
 
     record = shareable(record)
     document = checked(record)
-    files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")]
+    marked = {"generator": "ropewalk", **record}
+    files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(marked, indent=1, allow_nan=False) + "\n")]
     figures = _figures(document)
     with _missing_glyphs():
         for drawing, svg, _ in figures:

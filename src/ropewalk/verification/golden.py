@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.atomic_io import read_json, write_json
+from ropewalk.atomic_io import as_path, read_json, write_output
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
@@ -175,7 +175,7 @@ class Golden:
 
         **Raises:** `RopeError` if it cannot be read or has a different format.
         """
-        document = read_json(Path(path))
+        document = read_json(as_path(path, "verify"))
         return cls(document if isinstance(document, dict) else {})
 
     @classmethod
@@ -185,7 +185,7 @@ class Golden:
 
     def write(self, path: str | Path) -> None:
         """Write the file, completely or not at all."""
-        write_json(Path(path), dict(self.document), indent=None)
+        write_output(path, json.dumps(dict(self.document), ensure_ascii=False, allow_nan=False) + "\n")
 
     def check(
         self,

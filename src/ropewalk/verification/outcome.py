@@ -238,6 +238,7 @@ class Verification:
         """Return everything as plain data for strict JSON, without API keys and with only the lengths of prompts."""
         outcome = self.outcome
         document: dict[str, Any] = finite({
+            "generator": "ropewalk",
             "kind": "verification",
             "model": self.model,
             "engine": self.engine,
