@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -15,7 +16,7 @@ import pytest
 import typer
 
 from ropewalk.cli import app
-from ropewalk.cli.app import COMMANDS, build, main
+from ropewalk.cli.app import COMMANDS, TRACEBACK, build, main
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 COMMAND = [sys.executable, "-c", "from ropewalk.cli.app import main; main()"]
@@ -83,6 +84,48 @@ def test_ctrl_c_anywhere_is_a_word_and_130(
         main(["inspect", "config.json"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "ropewalk: stopped.\n"
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_an_unexpected_exception_is_a_sentence_and_70(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence says how to get the traceback, which is printed only then."""
+
+    def fault(*_: object) -> None:
+        raise KeyError("plain\nsecond line")
+
+    monkeypatch.setattr("ropewalk.audit.sources.read_source", fault)
+    monkeypatch.setenv(TRACEBACK, "1" if wanted else "")
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "config.json"])
+    assert ended.value.code == 70
+    *before, last = capsys.readouterr().err.splitlines()
+    assert "KeyError" in last
+    assert f"{TRACEBACK}=1" in last
+    assert ("Traceback (most recent call last):" in before) == wanted
+    assert wanted or not before
+
+
+def test_sigterm_stops_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    """What it is writing is cleaned up, and the status is a shell's for SIGTERM; afterwards SIGTERM kills again."""
+    code = (
+        "import os, signal, sys, ropewalk.audit.sources as sources\n"
+        "from pathlib import Path\n"
+        "from ropewalk.atomic_io import whole_folder\n"
+        "from ropewalk.cli.app import main\n"
+        "def work(*_):\n"
+        "    with whole_folder(Path(sys.argv[1]) / 'model', frozenset()):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        signal.pause()\n"
+        "sources.read_source = work\n"
+        "try: main(['inspect', 'config.json'])\n"
+        "except SystemExit as end: print(end.code, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("143\n", "ropewalk: stopped.\n", -signal.SIGTERM)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_warning_is_one_line_without_the_code_that_raised_it() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -38,6 +41,9 @@ COMMANDS = {
 The module `ropewalk.cli.<name>` contains the function or group of that name, with underscores for dashes. It is
 imported when the command runs: most commands import torch, which takes seconds.
 """
+
+TRACEBACK = "ROPEWALK_TRACEBACK"
+"""The variable that makes an unexpected exception print its traceback."""
 
 SHARED = (("doctor",), ("compare",))
 """The commands that several processes of a launcher, such as torchrun, may share."""
@@ -88,19 +94,34 @@ def _another() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; always raises SystemExit.
 
-    The status is 0 on success, 2 for invalid input, 130 after Ctrl-C, and 141 if the output's pipe was closed
-    (`| head -1`). A shell reports 141 for `cat` or `grep` in this case, too, so `set -o pipefail` recognizes it.
+    The status is 0 on success, 2 for invalid input, 70 after an unexpected exception, 130 after Ctrl-C, 143 after
+    SIGTERM, which also stops the command as Ctrl-C does, and 141 if the output's pipe was closed (`| head -1`). A shell
+    reports 141 for `cat` or `grep` in this case, too, so `set -o pipefail` recognizes it.
     """
+    terminated = []
+
+    def terminate(number: int, _: object) -> None:
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    handler = None
     try:
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.signal(signal.SIGTERM, terminate)
         status = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         status = 141
     except KeyboardInterrupt:  # during imports, or in a command that does not catch it
         status = _stopped()
+    except Exception as error:
+        status = _unexpected(error)
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
     if status == 141:
         _silence()
-    sys.exit(status)
+    sys.exit(143 if terminated and status == 130 else status)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -206,6 +227,19 @@ def _stopped() -> int:
         with suppress(OSError):
             sys.stderr.write("ropewalk: stopped.\n")
     return 130
+
+
+def _unexpected(error: Exception) -> int:
+    """Print an exception that is a fault of ropewalk as one sentence, after its traceback if that is wanted."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    with suppress(OSError):
+        sys.stderr.write(
+            f"ropewalk: an unexpected error, which is a fault of ropewalk: {reason} (please report it with its "
+            f"traceback, which {TRACEBACK}=1 prints)\n"
+        )
+    return 70
 
 
 def _fail(message: str) -> int:
