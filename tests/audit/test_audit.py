@@ -186,7 +186,7 @@ def test_lengths_can_be_given() -> None:
     silent = RopeConfig(128, interleaved=False)
     assert audit(silent).pairs_never_turning is None
     assert audit(silent, trained_length=4096).pairs_never_turning == 18
-    with pytest.raises(RopeError, match="`trained_length` must be positive"):
+    with pytest.raises(RopeError, match="`trained_length` must be a whole number from 1"):
         audit(silent, trained_length=0)
 
 

@@ -108,7 +108,7 @@ def test_each_kind_of_field_is_read(arguments: list[str], name: str, value: obje
     [
         (["--target", "8x"], "--target must be a whole number of tokens"),
         (["--target", "0.3k"], "--target must be a whole number of tokens"),
-        (["--lengths", "512,,1k"], "a value of --lengths is empty"),
+        (["--lengths", "512,,1k"], "--lengths contains an empty value"),
         (["--seeds", "one"], "--seeds must be a whole number"),
         (["--scoring", "guess"], "--scoring has an unknown value"),
         (["--trained-length", ""], "--trained-length must be a whole number of tokens"),

@@ -120,12 +120,12 @@ def test_a_short_text_is_refused_with_its_length() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": 0}, "`target` must be at least 1"),
-        ({"windows": 0}, "`windows` must be at least 1"),
+        ({"target": 0}, "`target` must be a whole number from 1"),
+        ({"windows": 0}, "`windows` must be a whole number from 1"),
         ({"block": 1}, "`block` must be from 2"),
         ({"block": 5000}, "`block` must be from 2"),
         ({"stride": 129}, "at most a quarter"),
-        ({"start_char": -1}, "must not be negative"),
+        ({"start_char": -1}, "must be a whole number from 0"),
     ],
 )
 def test_impossible_numbers_are_refused(changes: dict[str, int], message: str) -> None:

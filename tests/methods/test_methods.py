@@ -184,7 +184,7 @@ def test_what_cannot_be_applied_is_refused() -> None:
         method_named("jarn")
     with pytest.raises(RopeError, match="unknown method"):
         named_methods(["yarn,jarn"])
-    with pytest.raises(RopeError, match="`target` must be a whole number of at least 1"):
+    with pytest.raises(RopeError, match="`target` must be a whole number from 1"):
         Reach(256, 0)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.audit.findings import Layers
-from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, inverse_frequencies, reach
+from ropewalk.rope.values import check_whole
 
 Array = npt.NDArray[np.float64]
 
@@ -93,13 +93,11 @@ def audit(
     """
     trained = trained_length if trained_length is not None else config.trained_length
     wanted = target if target is not None else 4 * (trained or 8192)
-    for name, value in (("trained_length", trained), ("target", wanted)):
-        if value is not None and value < 1:
-            raise RopeError(f"audit: `{name}` must be positive.", facts={name: value}, cure="Pass a number of tokens.")
+    check_whole("audit", trained_length=trained, target=wanted)
     scaled, factor = text_frequencies(config, wanted)
     unscaled, _ = text_frequencies(config.unscaled(), wanted)
     known, _ = text_frequencies(config.as_trained(), trained or wanted)
-    limit = max(wanted, REACH_SEARCHED)
+    limit = min(max(wanted, REACH_SEARCHED), 16 * REACH_SEARCHED)
     distance, layers = reach(scaled, limit), layers or Layers()
     shown = min(filter(None, (trained, layers.window)), default=None)
     reason = why_no_bound(config, scaled, layers)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from ropewalk.atomic_io import as_path
 from ropewalk.errors import RopeError
 
 DEFAULT_TEXT = "moby_dick"
@@ -35,7 +36,7 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
     """
     if path is None:
         return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
-    path = Path(path)
+    path = as_path(path, "read_text")
     try:
         stored = path.read_bytes()
         raw = gzip.decompress(stored) if stored.startswith(_GZIP) else stored
@@ -96,7 +97,7 @@ def text_files(path: str | Path) -> list[Path]:
 
     **Raises:** `RopeError` for a folder without text files.
     """
-    path = Path(path)
+    path = as_path(path, "text_files")
     if not path.is_dir():
         return [path]
     found = []
@@ -123,7 +124,7 @@ def read_texts(paths: Sequence[str | Path]) -> list[tuple[str, str]]:
     **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
     """
     files: dict[Path, tuple[str, ...]] = {}
-    for path in map(Path, paths):
+    for path in [as_path(one, "read_texts") for one in paths]:
         for file in text_files(path):
             folder = path if path.is_dir() else file.parent
             inside = file.relative_to(folder).as_posix()

@@ -31,6 +31,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -38,9 +39,11 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar, Union, get_
 
 import typer
 from typer.core import TyperCommand
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, OptionInfo
 
+from ropewalk.atomic_io import as_path
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import names_of
 from ropewalk.version import __version__
 
 Settings = TypeVar("Settings")
@@ -162,11 +165,11 @@ class _Option:
 
 _SETTINGS_FILE = _Option(
     annotation=Annotated[
-        Path | None,
+        str | None,
         typer.Option("--settings", help="A TOML file with the further settings listed below.", metavar="FILE"),
     ],
     default=None,
-    read=lambda value: value,
+    read=lambda value: None if value is None else as_path(value, "--settings"),
 )
 
 
@@ -235,13 +238,27 @@ def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
     for info in infos:
         value_name = _metavar(get_args(kind)[0] if get_origin(kind) in (list, tuple) else kind, tokens)
         info.metavar = info.metavar or (parameter.name.upper() if isinstance(info, ArgumentInfo) else value_name)
-    if not tokens:
+    repeated = get_origin(kind) is list
+    element = get_args(kind)[0] if repeated else kind
+    if not tokens and element is not Path:
         return _Option(annotation=hint, default=parameter.default, read=lambda value: value)
-    option = _named(parameter.name)
+    names = next((info.param_decls for info in infos if isinstance(info, OptionInfo) and info.param_decls), ())
+    option = names[0] if names else _named(parameter.name)
+    text: Any = list[str] if repeated else str
+
+    def read(value: Any) -> Any:
+        if value is None:
+            return None
+        return (
+            [_read(one, element, tokens, option) for one in value]
+            if repeated
+            else _read(value, element, tokens, option)
+        )
+
     return _Option(
-        annotation=_annotated(str | None if parameter.default is None else str, *infos),
+        annotation=_annotated(text | None if parameter.default is None else text, *infos),
         default=_typed(parameter.default, str),
-        read=lambda value: None if value is None else read_tokens(value, option),
+        read=read,
     )
 
 
@@ -258,7 +275,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
         names = (_named(field.name),)
     shown = field.name if field.metadata.get("file") else names[0] if names else _named(field.name)
     commas, tokens = bool(field.metadata.get("commas")), field.metadata.get("unit") == "tokens"
-    typed: Any = str if tokens or commas or get_origin(element) is Literal else element
+    typed: Any = str if tokens or commas or element is Path or get_origin(element) is Literal else element
     help_text, metavar = field.metadata.get("help"), field.metadata.get("metavar")
     info: Any
     if field.metadata.get("argument"):
@@ -273,7 +290,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
     def read(value: Any) -> Any:
         if value is None or not repeated:
             return default if value is None else read_one(value)
-        words = [part for text in value for part in (_words(text, shown) if commas else (text,))]
+        words = names_of(f"ropewalk: {shown}", value) if commas else list(value)
         if words == [field.metadata.get("empty")]:
             return ()
         return tuple(map(read_one, words)) if words else default
@@ -336,7 +353,7 @@ def _typed(default: Any, typed: type) -> Any:
     """Return a default for typer: text if the type is text; None for an empty tuple."""
     if isinstance(default, tuple):
         return [_typed(item, typed) for item in default] or None
-    return str(default) if typed is str and isinstance(default, int) else default
+    return str(default) if typed is str and isinstance(default, int | Path) else default
 
 
 def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
@@ -352,7 +369,9 @@ def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
                 cure=f"Choose from {', '.join(choices)}.",
             )
         return value
-    if isinstance(value, str) and element in (int, float, Path):
+    if element is Path:
+        return as_path(value, option)
+    if isinstance(value, str) and element in (int, float):
         try:
             return element(value)
         except ValueError as error:
@@ -362,16 +381,6 @@ def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
                 cure="Separate several values by commas.",
             ) from error
     return value
-
-
-def _words(text: str, option: str) -> list[str]:
-    """Return the words between commas; raise `RopeError` if one is empty."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
-        raise RopeError(
-            f"ropewalk: a value of {option} is empty.", facts={"given": text}, cure="Put one comma between two values."
-        )
-    return words
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -454,4 +463,6 @@ def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> s
 def _shown(value: Any) -> str:
     """Return a value as text; a path as its last part."""
     text = str(value)
-    return Path(text).resolve().name if isinstance(value, Path) or Path(text).exists() else text
+    with suppress(OSError):  # too long for a path
+        return Path(text).resolve().name if Path(text).exists() else text
+    return text

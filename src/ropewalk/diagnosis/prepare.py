@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import default_texts, read_text, read_texts
 from ropewalk.diagnosis.document import block_under
@@ -371,7 +372,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
     try:
         device = torch.device(settings.device)
         torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise RopeError(
             "doctor: this device cannot be used.",
             facts={"device": settings.device, "error": str(error)},
@@ -401,13 +402,13 @@ def texts_of(text: TextSource) -> list[tuple[str, str]]:
     given: list[Any] = [text] if text is None or isinstance(text, str | Path) else list(text)
     found: list[tuple[str, str]] = []
     for one in given:
-        found += [one] if isinstance(one, tuple) else read_texts([Path(one)]) if one is not None else [read_text(None)]
+        found += [one] if isinstance(one, tuple) else read_texts([one]) if one is not None else [read_text(None)]
     return found
 
 
 def state_folder(state: str | Path | None, key: str) -> Path:
     """Return the folder of a run's ledgers. Raises `RopeError` if it is a file."""
-    folder = cache_folder("doctor", key) if state is None else Path(state)
+    folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
     if folder.exists() and not folder.is_dir():
         raise RopeError(
             "doctor: `state` must be a folder, but it is a file.",

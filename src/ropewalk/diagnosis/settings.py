@@ -6,14 +6,17 @@ The command line derives its options from both. The module does not import torch
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from ropewalk.atomic_io import as_path
 from ropewalk.errors import RopeError
 from ropewalk.readers import CHUNK
+from ropewalk.rope.values import MOST_SEED, check_positive, check_whole, names_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
@@ -96,13 +99,11 @@ class Protocol:
                     facts={"given": repr(value), "type": getattr(hint, "__name__", str(hint))},
                     cure="Give a value of this type, or leave it out for the default.",
                 )
-        for name in ("chunk", "workers"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise RopeError(
-                    f"protocol: `{name}` must be at least 1.",
-                    facts={name: getattr(self, name)},
-                    cure="Leave it out for the default.",
-                )
+        ones = ("windows", "stride", "chunk", "workers")
+        check_whole("protocol", **{name: getattr(self, name) for name in ones})
+        check_whole("protocol", least=2, block=self.block)
+        check_whole("protocol", least=0, start_char=self.start_char, unscaled_tokens=self.unscaled_tokens)
+        check_whole("protocol", least=0, most=MOST_SEED, seed=self.seed)
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -122,8 +123,9 @@ def read_protocol(source: str) -> dict[str, Any]:
     >>> read_protocol('{"seed": 3}')
     {'seed': 3}
     """
+    path = as_path(source, "protocol")
     try:
-        text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
+        text = source if source.lstrip().startswith("{") else path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
     except (OSError, ValueError) as error:
         raise RopeError(
@@ -236,16 +238,15 @@ class DoctorSettings:
     protocol: Protocol = field(default=Protocol(), metadata={"command_line": False})
 
     def __post_init__(self) -> None:
+        check_whole("doctor", target=self.target, trained_length=self.trained_length)
         _ = self.method_names
         protocol = self.protocol
         if self.dtype not in DTYPES:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
-        if self.minutes is not None and not self.minutes > 0:
-            raise RopeError(
-                "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
-            )
+        if self.minutes is not None and self.minutes != math.inf:
+            check_positive("doctor", minutes=self.minutes)
         if self.engine is not None and self.engine not in ENGINES:
             raise RopeError(
                 "doctor: unknown engine.", facts={"engine": self.engine}, cure=f"Choose from {', '.join(ENGINES)}."
@@ -289,17 +290,17 @@ class DoctorSettings:
         """Return the names of the given methods; none if the doctor chooses them."""
         from ropewalk.methods import named_methods
 
-        return tuple(named_methods(_parts(self.methods)))
+        return tuple(named_methods(self.methods))
 
     @property
     def names_methods(self) -> bool:
         """Return whether methods are named one by one: not "all", and not chosen by the doctor."""
-        return self.methods is not None and ALL not in _words(self.methods)
+        return self.methods is not None and ALL not in self.method_names
 
     @property
     def measured(self) -> tuple[str, ...]:
         """Return the names of the measurements."""
-        return tuple(dict.fromkeys(FORMER.get(word, word) for word in _words(self.measure)))
+        return tuple(dict.fromkeys(FORMER.get(word, word) for word in names_of("doctor: `measure`", self.measure)))
 
 
 def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:
@@ -310,13 +311,3 @@ def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -
             facts={"given": list(given)},
             cure=f"{cure}, or leave them out.",
         )
-
-
-def _parts(given: str | Sequence[str] | None) -> Sequence[str]:
-    """Return texts as a sequence."""
-    return [given] if isinstance(given, str) else given or ()
-
-
-def _words(given: str | Sequence[str] | None) -> list[str]:
-    """Return the words between commas, without empty ones."""
-    return [word.strip() for part in _parts(given) for word in part.split(",") if word.strip()]

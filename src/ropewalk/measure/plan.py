@@ -22,6 +22,7 @@ from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
 from ropewalk.readers.tuned import Tuned
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.values import MOST_SEED, check_whole
 from ropewalk.statistics import LOOK_CONFIDENCE, LOOKS
 
 MOST_WINDOWS = LOOKS[-1]
@@ -53,32 +54,17 @@ class LossProtocol:
     unscaled_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("trained_length", "target", "block", "windows", "stride"):
-            if getattr(self, name) < 1:
-                raise RopeError(
-                    f"protocol: `{name}` must be at least 1.",
-                    facts={name: getattr(self, name)},
-                    cure="Give a positive number of tokens." if name != "windows" else "Give a positive --windows.",
-                )
+        ones = ("trained_length", "target", "block", "windows", "stride")
+        check_whole("protocol", **{name: getattr(self, name) for name in ones})
+        check_whole("protocol", least=0, start_char=self.start_char)
+        check_whole("protocol", least=0, most=MOST_SEED, seed=self.seed)
         if not self.texts:
             raise RopeError("protocol: there is no text to measure on.", cure="Give --text FILE.")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise RopeError(
-                "protocol: `seed` must be a whole number of at least 0.",
-                facts={"seed": self.seed},
-                cure="Leave it out for 0.",
-            )
         if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
             raise RopeError(
                 "protocol: `unscaled_tokens` must be a whole number, at least 0 and less than the target.",
                 facts={"unscaled_tokens": self.unscaled_tokens, "target": self.target},
                 cure="Give a few, such as 4; LongRoPE tries up to 256.",
-            )
-        if self.start_char < 0:
-            raise RopeError(
-                "protocol: `start_char` must not be negative.",
-                facts={"start_char": self.start_char},
-                cure="Count it from the beginning of the text.",
             )
         if not 2 <= self.block <= max(2, self.target):
             raise RopeError(

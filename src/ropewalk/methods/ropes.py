@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import LongRoPE, Scaling, Stacked
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import as_whole, check_whole
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,8 @@ class Reach:
 
     def __post_init__(self) -> None:
         for name, least in (("trained", 1), ("target", 1), ("unscaled_tokens", 0)):
-            value = as_whole(getattr(self, name))
-            if value is None or value < least:
-                raise RopeError(
-                    f"Reach: `{name}` must be a whole number of at least {least}.",
-                    facts={name: getattr(self, name)},
-                    cure="Pass lengths in tokens.",
-                )
-            object.__setattr__(self, name, value)
+            check_whole("Reach", least=least, optional=False, **{name: getattr(self, name)})
+            object.__setattr__(self, name, as_whole(getattr(self, name)))
 
     @property
     def factor(self) -> float:

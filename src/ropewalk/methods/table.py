@@ -25,6 +25,7 @@ from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import smallest_theta
 from ropewalk.rope.scaling import ABF, NTK, CoPE, DynamicNTK, Linear, Llama3, MrRoPE, Proportional, Resonance, YaRN
+from ropewalk.rope.values import names_of
 
 ALL = "all"
 DROPS_TOKENS = "it drops tokens at run time, and the checkpoint does not change"
@@ -308,13 +309,13 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-def named_methods(asked: Sequence[str] | None) -> list[str]:
-    """Return the single names in `asked`; raise `RopeError` for an unknown name.
+def named_methods(asked: str | Sequence[str] | None) -> list[str]:
+    """Return the single names in `asked`; raise `RopeError` for an unknown name, and as `names_of`.
 
     >>> named_methods(["yarn, dca", "all"])
     ['yarn', 'dca', 'all']
     """
-    words = [word.strip() for given in asked or () for word in given.split(",") if word.strip()]
+    words = names_of("methods: the list", asked)
     unknown = sorted(set(words) - {ALL, *METHODS})
     if unknown:
         raise RopeError(

@@ -1,10 +1,10 @@
-"""Checks of the numbers, lists and keys of rope configs: a wrong type or value raises `RopeError`."""
+"""Checks of numbers of arguments, options and configs: a wrong type or value raises `RopeError`."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -13,6 +13,7 @@ from ropewalk.errors import RopeError
 
 Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
+MOST_TOKENS, MOST_SEED = 2**31 - 1, 2**63 - 1
 TRAINED_KEY = "original_max_position_embeddings"
 
 
@@ -44,6 +45,61 @@ def as_whole(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
+
+
+# --- arguments and options
+
+
+def check_whole(
+    where: str, *, least: int = 1, most: int = MOST_TOKENS, optional: bool = True, **values: object
+) -> None:
+    """Raise `RopeError` unless each value is a whole number from `least` to `most`, or None if `optional`.
+
+    >>> check_whole("doctor", target=0)
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: doctor: `target` must be a whole number from 1 to 2,147,483,647.
+      target  0
+    Pass a whole number in this range.
+    """
+    for name, value in values.items():
+        whole = as_whole(value)
+        if not (optional and value is None) and not (whole is not None and least <= whole <= most):
+            raise RopeError(
+                f"{where}: `{name}` must be a whole number from {least:,} to {most:,}.",
+                facts={name: value},
+                cure="Pass a whole number in this range.",
+            )
+
+
+def check_positive(where: str, **values: object) -> None:
+    """Raise `RopeError` unless each value is a finite number above 0."""
+    for name, value in values.items():
+        if not is_number(value) or value <= 0:  # type: ignore[operator]
+            raise RopeError(
+                f"{where}: `{name}` must be a finite number above 0.", facts={name: value}, cure="Pass such a number."
+            )
+
+
+def names_of(where: str, given: object) -> list[str]:
+    """Return the names in a text, or in a sequence of texts, which may be separated by commas; none in None.
+
+    Raises `RopeError` for a different type, an empty value, and one that is given twice.
+
+    >>> names_of("doctor: `methods`", ["yarn, dca", "crop"])
+    ['yarn', 'dca', 'crop']
+    """
+    texts = [given] if isinstance(given, str) else given or ()
+    if isinstance(texts, Mapping) or not isinstance(texts, Iterable) or not all(isinstance(one, str) for one in texts):
+        rule = "must be names, separated by commas"
+    else:
+        names = [name.strip() for text in texts for name in text.split(",")]
+        if all(names) and len(set(names)) == len(names):
+            return names
+        rule = "contains a value twice" if all(names) else "contains an empty value"
+    raise RopeError(
+        f"{where} {rule}.", facts={"given": given}, cure="Pass each value once, with one comma between two."
+    )
 
 
 # --- values of a Hugging Face config

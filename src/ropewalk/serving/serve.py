@@ -24,6 +24,7 @@ from ropewalk.methods import (
     method_named,
 )
 from ropewalk.report.record import method_of, read_record, stated_length, understood
+from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import (
     APPLIED_BY_CONVERTER,
     CONVERTER,
@@ -101,7 +102,14 @@ class ServeConfig:
         file = None if self.file is None else {"name": self.file[0], "content": self.file[1]}
         costs = [{**dataclasses.asdict(cost), "sentence": cost.sentence} for cost in self.costs]
         own = {name: getattr(self, name) for name in ("engine", "model", "method", "length", "block", "steps", "note")}
-        return {"kind": "serve-config", **own, "file": file, "caveats": caveats, "costs": costs}
+        return {
+            "generator": "ropewalk",
+            "kind": "serve-config",
+            **own,
+            "file": file,
+            "caveats": caveats,
+            "costs": costs,
+        }
 
 
 def serve_config(
@@ -133,6 +141,9 @@ def serve_config(
     >>> serve_config("tiny", "ollama", method="yarn", target=1024).file
     ('Modelfile', 'FROM ./longer.gguf\\nPARAMETER num_ctx 1024\\n')
     """
+    check_whole("serve-config", target=target, length=length, trained_length=trained_length)
+    if factor is not None:
+        check_factor("serve-config", factor)
     if engine not in ENGINES:
         raise RopeError(
             "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
@@ -153,6 +164,7 @@ def serve_config(
         _check_model(source, document)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
+        check_whole("serve-config", target=target)
     if not extends and target is not None:
         raise RopeError(
             f"serve-config: `{chosen}` does not extend, so the target would be ignored.",

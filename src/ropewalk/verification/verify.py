@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ropewalk.atomic_io import as_path
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.models.config import Positions
 from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
+from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import (
     Engine,
@@ -111,6 +113,7 @@ def verify(
     ('as expected', 0)
     """
     begun = time.monotonic()
+    check_whole("verify", max_tokens=max_tokens, optional=False)
     side = our_side(
         model,
         expect=expect,
@@ -143,6 +146,8 @@ def our_side(
 
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
+    check_whole("verify", up_to=up_to, trained_length=trained_length)
+    contents = read_text(text)[1]
     if isinstance(model, str | Path):
         reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
     else:
@@ -164,9 +169,9 @@ def our_side(
             facts={"model": reader.name},
             cure="Pass trained_length=... (--trained-length).",
         )
-    predictions = Predictions(reader, None if state is None else Path(state))
+    predictions = Predictions(reader, None if state is None else as_path(state, "verify"))
     expected = expected_positions(reader.positions, expect, trained)
-    return OurSide(predictions, tokenizer, read_text(text)[1], expected, trained, up_to)
+    return OurSide(predictions, tokenizer, contents, expected, trained, up_to)
 
 
 class Check:

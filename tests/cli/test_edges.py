@@ -1,0 +1,155 @@
+"""The edge of every command: files of others, empty paths, and values out of range end with a message and status 2."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.doctor_runs import run_command
+from tests.report.records import EXTEND, record
+
+pytestmark = pytest.mark.usefixtures("quiet")
+FOREIGN = '{"name": "ropewalk"}'
+
+WRITES = [
+    ("inspect tiny --json {}", "a.json"),
+    ("serve-config tiny --engine vllm --json {}", "a.json"),
+    ("vectors tiny --out {0.parent}", "tiny.json"),
+    ("vectors tiny --out {0.parent}", "tiny.safetensors"),
+    ("report {0.parent}/record.json --out {0.parent}", "index.html"),
+    ("report {0.parent}/record.json --out {0.parent}", "report.json"),
+    ("report {0.parent}/record.json --out {0.parent}", "loss.svg"),
+    ("explore --out {}", "a.html"),
+    ("verify tiny --write {}", "a.json"),
+    ("verify tiny --engine http://localhost:1 --json {}", "a.json"),
+    ("verify tiny --engine http://localhost:1 --figure {}", "a.svg"),
+    ("doctor tiny --json {}", "a.json"),
+    ("doctor tiny --report {0.parent}", "index.html"),
+    ("extend apply tiny --out {}", "a.gguf"),
+    ("extend apply tiny --out {0.parent} --overwrite", "notes.txt"),
+]
+
+
+SLOW = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [pytest.param(*one, marks=SLOW) if one[1] == "loss.svg" else one for one in WRITES]
+)
+def test_no_command_replaces_a_file_of_somebody_else(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else is written either, and nothing is measured before."""
+    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    (tmp_path / name).write_text(FOREIGN)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert run_command(*command.format(tmp_path / name).split()) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == FOREIGN
+    assert {path.name for path in tmp_path.iterdir()} - {"cache"} == before
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *WRITES[:4],
+        WRITES[7],
+        *(pytest.param(*WRITES[index], marks=SLOW) for index in (4, 8)),
+        pytest.param(
+            "verify tiny --engine transformers --up-to 64 --json {0} --figure {0.parent}/a.svg", "a.json", marks=SLOW
+        ),
+    ],
+)
+def test_a_command_replaces_what_it_has_written(command: str, name: str, tmp_path: Path) -> None:
+    """Run twice, it succeeds twice."""
+    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    words = command.format(tmp_path / name).split()
+    assert [run_command(*words), (tmp_path / name).stat().st_size > 0, run_command(*words)] == [0, True, 0]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor = ",
+        "doctor tiny --text= ",
+        "doctor tiny --state= ",
+        "doctor tiny --json= ",
+        "doctor tiny --report= ",
+        "doctor tiny --protocol= ",
+        "inspect = ",
+        "inspect tiny --json= ",
+        "extend apply = --out x",
+        "extend apply tiny --out= ",
+        "extend apply tiny --out x --from= ",
+        "extend apply tiny --out x --validation= ",
+        "serve-config = --engine vllm",
+        "serve-config tiny --engine vllm --from= ",
+        "serve-config tiny --engine vllm --json= ",
+        "verify = --engine transformers",
+        "verify tiny --engine= ",
+        "verify tiny --engine transformers --text= ",
+        "verify tiny --engine transformers --state= ",
+        "verify tiny --engine transformers --json= ",
+        "verify tiny --engine transformers --figure= ",
+        "verify tiny --write= ",
+        "verify --engine transformers --golden= ",
+        "vectors = ",
+        "vectors tiny --out= ",
+        "report = --out x",
+        "report record.json --out= ",
+        "explore = ",
+        "explore --out= ",
+    ],
+)
+def test_an_empty_path_is_no_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell passes an unset variable: refused before any work, in a folder that holds what could be read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    (tmp_path / "text.txt").write_text("It was the best of times. " * 99)
+    words = ["" if word == "=" else word for word in command.split()]
+    before = sorted(tmp_path.iterdir())
+    assert run_command(*words) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert "empty" in error or "unknown engine" in error
+    assert sorted({*tmp_path.iterdir()} - {tmp_path / "cache"}) == before
+
+
+HUGE = "9" * 23
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"doctor tiny {option}" for option in (
+            "--target 0", f"--target {HUGE}", "--trained-length 0", "--trained-length -1k", "--windows -1",
+            "--windows 0", f"--windows {HUGE}", "--minutes nan", "--minutes -1", "--methods ,yarn",
+            "--methods yarn,yarn",
+            "--methods yarn --methods yarn", "--measure loss,loss", "--dtype float8", "--device cuda:99",
+            "--device meta", "--engine VLLM",
+        )),
+        *(f'doctor tiny --protocol {{"{name}":{value}}}' for name, value in (
+            ("seed", 2**63), ("seed", -1), ("stride", 0), ("start_char", HUGE), ("unscaled_tokens", -1), ("block", 0),
+        )),
+        *(f"inspect tiny {option} {value}" for option in ("--target", "--trained-length") for value in (0, HUGE)),
+        *(f"serve-config tiny --engine vllm --method yarn {option}" for option in (
+            "--factor nan", "--factor inf", "--factor 1e300", "--factor 0", "--factor -2", "--target 0",
+            f"--target {HUGE}", "--length 0", "--trained-length 0",
+        )),
+        *(f"verify tiny --engine transformers {option} {value}" for value in (0, HUGE) for option in (
+            "--up-to", "--max-tokens", "--trained-length",
+        )),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a message that names it, without a traceback, before anything is measured or asked."""
+    assert run_command(*command.split()) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    word = re.findall(r'[{"-]([a-z][a-z-]+)', command)[-1].replace("-", "_")
+    assert word in error or command.split()[-1] in error or "factor 1e300" in command
