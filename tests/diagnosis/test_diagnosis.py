@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch:
     """Whole or not at all: what stood there before stays."""
     found = diagnose(tmp_path / "state")
     path = tmp_path / "found.json"
-    path.write_text("before")
+    path.write_text('{"generator": "ropewalk"}')
 
     def full(*_: Any) -> None:
         raise OSError("No space left on device")
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch:
         with pytest.raises(RopeError, match="No space"):
             write(path)
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["found.json"]
-    assert path.read_text() == "before"
+    assert path.read_text() == '{"generator": "ropewalk"}'
 
 
 def test_random_weights_are_unfit(tmp_path: Path) -> None:
