@@ -1,4 +1,4 @@
-"""A decoder language model, a text classifier and generation, built on `ropewalk.Attention`."""
+"""A decoder language model, a text classifier, generation and a training loop, built on `ropewalk.Attention`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from ropewalk.models.config import DecoderConfig
     from ropewalk.models.decoder import Decoder
     from ropewalk.models.generation import generate, stream
+    from ropewalk.models.training import fit
 
 __all__ = [
     "Decoder",
     "DecoderConfig",
     "TextClassifier",
     "TextClassifierConfig",
+    "fit",
     "generate",
     "stream",
 ]
@@ -26,6 +28,7 @@ _HOMES = {
     "DecoderConfig": "ropewalk.models.config",
     "TextClassifier": "ropewalk.models.classifier",
     "TextClassifierConfig": "ropewalk.models.classifier",
+    "fit": "ropewalk.models.training",
     "generate": "ropewalk.models.generation",
     "stream": "ropewalk.models.generation",
 }
