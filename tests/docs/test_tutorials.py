@@ -1,49 +1,90 @@
-"""Every call of docs/from-tutorials.md equals the tutorial's formula, written here in plain torch and numpy."""
+"""The calls of docs/from-tutorials.md equal formulas, and the tutorials in ../shared/seeds do what it says."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from ropewalk.families import FAMILIES, NO_ROTATION
+from tests.docs.seeds import SEEDS, bound, cells, definitions, exercise, parses, ran, seed, slides
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-tutorials.md"
+ROOT = Path(__file__).parents[2]
+PAGE, LESSON = ROOT / "docs" / "from-tutorials.md", ROOT / "docs" / "lesson"
 if not PAGE.exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
 TEXT = PAGE.read_text(encoding="utf-8")
-ROWS = {
-    known: (source, fault, step, call)
-    for known, source, fault, step, call in re.findall(
-        r"^\| (`.+?) \| ([^|`]+?) \| (.+?) \| (\[step \d+\]\([\w/.-]+\)) \| `(.+)` \|$", TEXT, re.MULTILINE
-    )
-}
+needs_seeds = pytest.mark.skipif(SEEDS is None, reason="../shared/seeds is missing")
 THETA = 10_000.0
 Names = dict[str, Any]
-Case = Callable[[Names, str, Any], None]
-CASES: dict[str, Case] = {}
 
 
-def case(known: str) -> Callable[[Case], Case]:
-    """Register the test of the row whose first column begins with `known`."""
+def rows() -> dict[str, tuple[str, str, str]]:
+    """Return what runs, what rotates, and the call, by "1 rope_embed", "exercise ..." or "from transformers"."""
+    found = {}
+    for heading, section in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE):
+        source = {"The exercise": "exercise", "The notebook": "notebook"}.get(heading)
+        for name, step, runs, rotates, call in re.findall(
+            r"^\| `(\w+)[^|]*` \| \[(\d+)\][^|]+ \| ([^|]+) \| (yes|no) \| .+ \| `(.+)` \|$", section, re.MULTILINE
+        ):
+            found[f"{source or step} {name}"] = (runs, rotates, call)
+        for name, call in re.findall(r"^\| ([\w' -]+): `.+?` \| .+ \| `(.+)` \|$", section, re.MULTILINE):
+            found[f"from {name}"] = ("", "", call)
+    return found
 
-    def register(test: Case) -> Case:
-        CASES[known] = test
-        return test
 
-    return register
+ROWS = rows()
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[Any]:
+    """Run everything once, in order; return namespaces, exceptions, and what each slide drew."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("agg")
+    shown: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plt, "show", lambda: shown.extend(drawn(plt.gcf())))
+        names: Names = {}
+        found = SimpleNamespace(after={}, errors={}, drawn={}, exercise={}, notebook={})
+        for number, code in slides().items():
+            if number == 13:  # without its last two statements, a forward of 6 s and a print
+                code = ast.unparse(ast.Module(ast.parse(code).body[:-2], []))
+            found.errors[number] = ran(code, names)
+            found.after[number], found.drawn[number] = dict(names), list(shown)
+            shown.clear()
+            plt.close("all")
+        found.exercise_errors = [ran(code, found.exercise) for code in exercise()]
+        found.notebook_errors = [ran(code, found.notebook) for code in cells()]
+        yield found
+
+
+def drawn(figure: Any) -> list[np.ndarray]:
+    """Return the lines' values and the images of a figure, in the order of its axes."""
+    return [
+        np.asarray(values)
+        for axes in figure.axes
+        for values in (*(line.get_ydata() for line in axes.lines), *(image.get_array() for image in axes.images))
+    ]
+
+
+# --- the page's names, and comparisons
 
 
 @pytest.fixture(scope="module")
 def names() -> Names:
     """What the page's first two blocks define."""
     found: Names = {}
+    torch.manual_seed(0)
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[:2]:
         exec(block, found)
     return found
@@ -55,19 +96,37 @@ def run(call: str, names: Names) -> Any:
     return eval(call, dict(names))
 
 
-def module_of(call: str, names: Names) -> Any:
-    """Return the module that a call `Module(...)(input)` makes, with the weights that it had."""
-    return run(re.match(r"(.+?\))\((?:vectors|ids)", call)[1], names)  # type: ignore[index]
+MODULE = re.compile(r"(rw\.[A-Z].+?\))\((?:vectors|ids)")
+
+
+def module_of(row: str, names: Names) -> Any:
+    """Return the module that a row's call `Module(...)(input)` makes, with the weights that it had."""
+    return run(MODULE.match(ROWS[row][2])[1], names)  # type: ignore[index]
 
 
 def equal(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
-    """Compare numbers, shapes included."""
-    arrays = [np.asarray(one.detach() if isinstance(one, Tensor) else one) for one in (got, wanted)]
-    np.testing.assert_allclose(*arrays, rtol=0, atol=tolerance, strict=False)
-    assert arrays[0].shape == arrays[1].shape
+    """Compare numbers or tuples of them, shapes included."""
+    pairs = zip(got, wanted, strict=True) if isinstance(wanted, tuple) else [(got, wanted)]
+    for pair in pairs:
+        arrays = [np.asarray(one.detach() if isinstance(one, Tensor) else one) for one in pair]
+        np.testing.assert_allclose(*arrays, rtol=0, atol=tolerance)
+        assert arrays[0].shape == arrays[1].shape
 
 
-# --- the tutorials' formulas
+def apart(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference."""
+    return float((one - other).abs().max().detach())
+
+
+ORDER = [3, 1, 9, 0, 4, 2, 8, 5, 7, 6]
+
+
+def check_no_positions(module: Any, x: Tensor) -> None:
+    """Shuffled tokens give the shuffled result."""
+    equal(module(x[:, ORDER]), module(x)[:, ORDER])
+
+
+# --- formulas
 
 
 def angles_of(seq: int, d: int) -> np.ndarray:
@@ -77,100 +136,91 @@ def angles_of(seq: int, d: int) -> np.ndarray:
 
 def sinusoidal(seq: int, d: int) -> np.ndarray:
     """The Transformer's table: sines in even columns, cosines in odd ones."""
-    table = np.zeros((seq, d))
-    div = np.exp(np.arange(0, d, 2) * (-np.log(THETA) / d))
-    table[:, 0::2], table[:, 1::2] = np.sin(np.arange(seq)[:, None] * div), np.cos(np.arange(seq)[:, None] * div)
-    return table
+    angles = angles_of(seq, d)
+    return np.stack((np.sin(angles), np.cos(angles)), -1).reshape(seq, d)
 
 
-def rope_encoding(seq: int, d: int) -> np.ndarray:
-    """The array that is called RoPE: the sinusoidal table, its frequencies from a power."""
-    table = np.zeros((seq, d))
-    angles = np.arange(seq)[:, None] / np.power(THETA, np.arange(0, d, 2) / d)
-    table[:, 0::2], table[:, 1::2] = np.sin(angles), np.cos(angles)
-    return table
+def turned(a: Tensor, b: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """Rotate pairs `(a, b)`, each `[..., seq, pairs]`, by positions from 0 and the first frequencies of d features."""
+    angles = torch.from_numpy(angles_of(a.shape[-2], d)[:, : a.shape[-1]]).float()
+    return a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()
 
 
-def rope_embed(x: np.ndarray, position: int) -> np.ndarray:
-    """Rotate neighbours of one vector, pair by pair."""
-    out = np.zeros_like(x)
-    for i in range(0, len(x), 2):
-        angle = position / THETA ** (i / len(x))
-        out[i] = x[i] * np.cos(angle) - x[i + 1] * np.sin(angle)
-        out[i + 1] = x[i] * np.sin(angle) + x[i + 1] * np.cos(angle)
-    return out
+def interleaved(x: Tensor) -> Tensor:
+    """Rotate neighbours of `[..., seq, d]`."""
+    return torch.stack(turned(x[..., 0::2], x[..., 1::2], x.shape[-1]), -1).flatten(-2)
 
 
-def apply_rope(x: np.ndarray) -> np.ndarray:
-    """Rotate neighbours of `[..., seq, d]` by positions from 0."""
-    angles, out = angles_of(*x.shape[-2:]), np.empty_like(x)
-    out[..., 0::2] = x[..., 0::2] * np.cos(angles) - x[..., 1::2] * np.sin(angles)
-    out[..., 1::2] = x[..., 0::2] * np.sin(angles) + x[..., 1::2] * np.cos(angles)
-    return out
+def half_split(x: Tensor) -> Tensor:
+    """Rotate (i, i + d/2) of `[..., seq, d]`."""
+    return torch.cat(turned(*x.chunk(2, -1), x.shape[-1]), -1)
 
 
-def hugging_face(x: Tensor) -> Tensor:
-    """x cos + rotate_half(x) sin with `[batch, heads, seq, d]`: half-split pairs, each pair twice in the table."""
-    angles = torch.from_numpy(angles_of(*x.shape[-2:])).float()
-    cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+def by_token(rotate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Rotate `[batch, seq, heads, d]`."""
+    return rotate(x.transpose(1, 2)).transpose(1, 2)
 
 
-def frequencies_complex(d: int, seq: int) -> Tensor:
-    """e^(i angle) by torch.polar, complex64 `[seq, d/2]`."""
-    angles = torch.outer(torch.arange(seq).float(), 1.0 / THETA ** (torch.arange(0, d, 2).float() / d))
-    return torch.polar(torch.ones_like(angles), angles)
+PHASES = torch.from_numpy(np.exp(1j * angles_of(10, 16))).to(torch.complex64)
 
 
-def rotary_complex(x: Tensor, table: Tensor) -> Tensor:
-    """Neighbours as complex numbers, times the table; x is `[batch, seq, heads, d]`."""
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * table[None, :, None]).reshape(x.shape)
-
-
-def repeat_kv(x: Tensor, times: int) -> Tensor:
-    """Copy each head of `[batch, heads, seq, d]` for its group of queries."""
-    batch, heads, seq, d = x.shape
-    return x[:, :, None].expand(batch, heads, times, seq, d).reshape(batch, heads * times, seq, d)
-
-
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T / sqrt(d)) v, and the weights; `[batch, heads, seq, d]`."""
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v; `[batch, heads, seq, d]`, each key head for a group of queries."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-    return scores.softmax(-1) @ v, scores.softmax(-1)
+    return scores.softmax(-1) @ v
+
+
+def projected(layer: nn.Linear, x: Tensor) -> Tensor:
+    return x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
 
 
 def heads_of(module: Any, x: Tensor) -> list[Tensor]:
-    """q, k and v `[batch, heads, seq, d]` of a layer's projections."""
-    parts = (x @ project.weight.T for project in (module.q_proj, module.k_proj, module.v_proj))
+    """q, k and v `[batch, heads, seq, d]` of our layer's projections."""
+    parts = (projected(layer, x) for layer in (module.q_proj, module.k_proj, module.v_proj))
     return [part.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for part in parts]
 
 
-def attention(module: Any, x: Tensor, *, rotated: bool, causal: bool = False) -> tuple[Tensor, Tensor]:
-    """A multi-head layer with the module's weights, and its attention weights."""
+def attention(module: Any, x: Tensor, rotate: Any = lambda x: x, causal: bool = False) -> Tensor:
+    """A multi-head layer with the weights of ours."""
     q, k, v = heads_of(module, x)
-    if rotated:
-        q, k = hugging_face(q), hugging_face(k)
-    out, weights = softmax_attention(q, k, v, causal)
-    return out.transpose(1, 2).flatten(-2) @ module.o_proj.weight.T, weights
+    return projected(module.o_proj, softmax_attention(rotate(q), rotate(k), v, causal).transpose(1, 2).flatten(-2))
+
+
+NAMES_OF_WEIGHTS = {"qkv": "out_proj", "W_q": "W_o", "q_linear": "o_linear", "wq": "wo"}
+
+
+def with_weights(ours: Any, layer: Any) -> Any:
+    """Return our Attention with the weights of a tutorial's layer."""
+    state = dict(layer.named_parameters())
+    q, o = next((q, o) for q, o in NAMES_OF_WEIGHTS.items() if f"{q}.weight" in state)
+    for part in ("weight", "bias")[: 1 + (f"{q}.bias" in state)]:
+        first = state[f"{q}.{part}"]
+        every = first.chunk(3) if q == "qkv" else [state[f"{q.replace('q', one)}.{part}"] for one in "qkv"]
+        for name, value in zip("qkvo", (*every, state[f"{o}.{part}"]), strict=True):
+            getattr(getattr(ours, f"{name}_proj"), part).data = value.data
+    return ours
+
+
+def plain(layer: Any, names: Names) -> Any:
+    """Return our bidirectional attention without positions, with a tutorial's weights."""
+    return with_weights(run('rw.Attention(64, 4, encoding="none", bias=True, causal=False)', names), layer)
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
 
 
-def transformer_layer(layer: Any, x: Tensor, causal: bool) -> Tensor:
-    """A pre-norm block: attention, then a gated feed-forward layer."""
-    x = x + attention(layer.self_attn, normed(layer.input_layernorm, x), rotated=True, causal=causal)[0]
+def transformer_layer(layer: Any, x: Tensor, causal: bool = True) -> Tensor:
+    """Our block: attention, then a gated feed-forward layer, each after a norm."""
+    x = x + attention(layer.self_attn, normed(layer.input_layernorm, x), half_split, causal)
     inner, mlp = normed(layer.post_attention_layernorm, x), layer.mlp
-    gate = inner @ mlp.gate_proj.weight.T
-    return x + (gate * gate.sigmoid() * (inner @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+    return x + projected(mlp.down_proj, F.silu(projected(mlp.gate_proj, inner)) * projected(mlp.up_proj, inner))
 
 
-def transformer(model: Any, ids: Tensor, causal: bool) -> Tensor:
+def transformer(model: Any, ids: Tensor, causal: bool = True) -> Tensor:
     """Embeddings, all blocks, the last norm."""
     x = model.embed_tokens.weight[ids]
     for layer in model.layers:
@@ -178,289 +228,341 @@ def transformer(model: Any, ids: Tensor, causal: bool) -> Tensor:
     return normed(model.norm, x)
 
 
-# --- one case for each row
+# --- the calls
+
+FORMULAS: dict[str, Callable[[Names], Any]] = {
+    "1 rope_embed": lambda n: interleaved(n["vectors"]),
+    "2 apply_rope": lambda n: interleaved(n["vectors"]),
+    "4 RoPEMultiHeadAttention": lambda n: attention(n["module"], n["vectors"], half_split),
+    "4 apply_rope_to_qk": lambda n: (half_split(n["q"]), half_split(n["few_k"])),
+    "5 absolute_positional_encoding": lambda n: sinusoidal(10, 64),
+    "6 rope_attention": lambda n: softmax_attention(half_split(n["q"]), half_split(n["k"]), n["v"]),
+    "9 RoPETransformerLayer": lambda n: transformer_layer(n["model"].layers[0], n["vectors"]),
+    "9 RoPETransformer": lambda n: transformer(n["model"], n["ids"]),
+    "11 RoPELanguageModel": lambda n: transformer(n["model"], n["ids"]) @ head_of(n["model"]).T,
+    "13 RoPETextClassifier": lambda n: pooled(n["module"], n["ids"]),
+    "14 sinusoidal_encoding": lambda n: sinusoidal(10, 64),
+    "exercise apply_rotary_pos_emb": lambda n: by_token(interleaved, n["x"]),
+    "exercise precompute_freqs_cis": lambda n: PHASES,
+    "exercise apply_rotary_pos_emb_complex": lambda n: by_token(interleaved, n["x"]),
+    "exercise AttentionWithRoPE": lambda n: attention(n["module"], n["vectors"], interleaved),
+    "notebook compute_rotary_positional_frequencies": lambda n: PHASES,
+    "notebook rotary_positional_embeddings": lambda n: by_token(interleaved, n["x"]),
+    "notebook MultiHeadAttentionBlock": lambda n: attention(n["module"], n["vectors"]),
+    "notebook SelfAttention": lambda n: attention(n["module"], n["vectors"], interleaved, causal=True),
+    "notebook repeat_kv": lambda n: softmax_attention(n["q"], n["few_k"], n["few_v"]),
+    "from rotary-embedding-torch": lambda n: torch.cat((interleaved(n["q"][..., :8]), n["q"][..., 8:]), -1),
+    "from flash-attention": lambda n: by_token(first_pairs, n["x"]),
+    "from transformers": lambda n: (half_split(n["q"]), half_split(n["k"])),
+    "from Meta's Llama": lambda n: (by_token(interleaved, n["x"]),) * 2,
+}
 
 
-@case("`softmax(q @ k.T / sqrt(d)) @ v`")
-def _(names: Names, call: str, got: Any) -> None:
-    """The formula; and a shuffled input gives the shuffled result."""
-    module, order = module_of(call, names), torch.randperm(10)
-    equal(got, attention(module, names["vectors"], rotated=False)[0])
-    equal(module(names["vectors"][:, order]), got[:, order])
+def head_of(model: Any) -> Tensor:
+    return model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
 
 
-@case("`absolute_positional_encoding(")
-def _(names: Names, call: str, got: Any) -> None:
-    """It is the sinusoidal table; the learned one is a parameter that ends."""
-    equal(got, sinusoidal(10, 64), 1e-12)
-    table = names["rw"].encodings.LearnedAbsolute(10).build(names["Sizes"](64, 4, 16))
-    assert [tuple(weight.shape) for weight in table.parameters()] == [(10, 64)]
-    with pytest.raises(names["rw"].RopeError, match="no vector for this position"):
-        table.embedded(torch.zeros(1, 11, 64), torch.arange(11))
+def pooled(model: Any, ids: Tensor) -> Tensor:
+    """The logits of the mean of all vectors."""
+    return projected(model.classifier, transformer(model, ids, causal=False).mean(1))
 
 
-@case("`torch.cat([x, table], -1)`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Addition keeps the width that concatenation doubles."""
-    table = torch.from_numpy(sinusoidal(10, 64)).float()
-    equal(got, names["vectors"] + table)
-    assert torch.cat([names["vectors"], table[None]], -1).shape[-1] == 2 * got.shape[-1] == 128
+def first_pairs(x: Tensor) -> Tensor:
+    """Rotate (i, i + 4) of the first eight features by the first frequencies of sixteen."""
+    return torch.cat((*turned(x[..., :4], x[..., 4:8], 16), x[..., 8:]), -1)
 
 
-@case("`sinusoidal_encoding(")
-def _(names: Names, call: str, got: Any) -> None:
-    equal(got, sinusoidal(10, 64), 1e-12)
+@pytest.mark.parametrize("row", FORMULAS)
+def test_a_call_equals_its_formula(row: str, names: Names) -> None:
+    """The call of a row, as it stands in the table."""
+    module = {"module": module_of(row, names)} if MODULE.match(ROWS[row][2]) else {}
+    equal(run(ROWS[row][2], names), FORMULAS[row](names | module))
 
 
-@case("`rope_encoding(")
-def _(names: Names, call: str, got: Any) -> None:
-    """One array by two names, up to rounding; RoPE rotates by its angles."""
-    assert 0 < np.abs(rope_encoding(100, 64) - sinusoidal(100, 64)).max() < 1e-12
-    equal(got, hugging_face(names["x"].transpose(1, 2)).transpose(1, 2))
-    table = torch.from_numpy(rope_encoding(10, 16)).float()[:, None]
-    assert (names["x"] + table - got).abs().max() > 0.1
+def test_far_positions(names: Names) -> None:
+    """Cosines at position 1,000,000, where products in float32 are off by 0.04."""
+    far = torch.arange(999_000, 1_000_000)
+    truth = np.cos(np.outer(far, THETA ** (-np.arange(0, 64, 2) / 64)))
+    ones = torch.tensor([1.0, 0.0]).repeat(32).expand(1, 1000, 1, 64)
+    equal(names["rw"].apply_rotary_pos_emb(ones, far, THETA)[0, :, 0, 0::2], truth, 1.2e-7)
 
 
-@case("`RelativePositionAttention`")
-def _(names: Names, call: str, got: Any) -> None:
-    """A number for each head and clipped distance is added to scores; indexed by width it would be blind to order."""
-    module, x, order = module_of(call, names), names["vectors"], torch.randperm(10)
-    torch.nn.init.normal_(module.encoding.bias.weight)
-    q, k, v = heads_of(module, x)
-    distance = torch.arange(10)[:, None] - torch.arange(10)
-    bias = module.encoding.bias.weight[distance.clamp(-128, 128) + 128].permute(2, 0, 1)
-    weights = (q @ k.transpose(-1, -2) / 4 + bias).softmax(-1)
-    equal(module(x), (weights @ v).transpose(1, 2).flatten(-2) @ module.o_proj.weight.T)
-    assert (module(x[:, order]) - module(x)[:, order]).abs().max() > 0.01
-    table = torch.randn(127)[torch.arange(64)[:, None] - torch.arange(64) + 63]
-    blind = run('rw.Attention(64, 4, encoding="none", causal=False)', names)
-    equal(blind((x + x @ table)[:, order]), blind(x + x @ table)[:, order])
-
-
-@case("`rope_embed(")
-def _(names: Names, call: str, got: Any) -> None:
-    equal(got[0, 0, 0], rope_embed(names["vectors"][0, 0].numpy(), 7))
-
-
-@case("`theta ** (-arange(0, d, 2) / d)`")
-def _(names: Names, call: str, got: Any) -> None:
-    """float64, where float32 is off by its rounding."""
-    wanted = THETA ** (-np.arange(0, 16, 2) / 16)
-    equal(got, wanted, 1e-16)
-    assert got.dtype == torch.float64
-    assert np.abs(np.float32(wanted) - wanted).max() > 1e-9
-
-
-@case("`apply_rope(x)`")
-def _(names: Names, call: str, got: Any) -> None:
-    """With the axis of heads; without it the error names the cure."""
-    equal(got, apply_rope(names["vectors"].numpy()))
-    with pytest.raises(names["rw"].RopeError, match=r"x\.unsqueeze\(2\)"):
-        names["rw"].apply_rotary_pos_emb(names["vectors"], names["positions"])
-
-
-@case("`apply_rope_to_qk(")
-def _(names: Names, call: str, got: Any) -> None:
-    """Fewer key heads; a position after a cache is an argument."""
-    equal(got[0], hugging_face(names["q"]))
-    equal(got[1], hugging_face(names["few_k"]))
+def test_what_the_layers_do_with_positions(names: Names) -> None:
+    """An embedding after a cache, tables that are added, and a causal mask, which the tutorials have not."""
     last = names["q"][:, :, 9:]
     late, _ = names["rope"](last, last.clone(), position_ids=torch.tensor([9]), layout="bhsd")
-    equal(late, hugging_face(names["q"])[:, :, 9:])
-    assert (hugging_face(last) - late).abs().max() > 0.1  # from 0 again
-
-
-@case("`apply_rotary_pos_emb(x, position_ids, theta)`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Equal near 0; at position 1,000,000 the cosine of a product in float32 is wrong by 0.04."""
-    equal(got, apply_rope(names["x"].numpy().swapaxes(1, 2)).swapaxes(1, 2))
-    far, inv_freq = np.arange(999_000, 1_000_000), THETA ** (-np.arange(0, 64, 2) / 64)
-    truth = np.cos(np.outer(far, inv_freq))
-    usual = np.cos(np.float32(far)[:, None] * np.float32(inv_freq))
-    ones = torch.tensor([1.0, 0.0]).repeat(32).expand(1, 1000, 1, 64)
-    ours = names["rw"].apply_rotary_pos_emb(ones, torch.from_numpy(far), THETA)[0, :, 0, 0::2]
-    assert np.abs(usual - truth).max() == pytest.approx(0.0386, abs=1e-4)  # as step 11 prints
-    equal(ours, truth, 1.2e-7)
-
-
-@case("`apply_rotary_pos_emb_complex(")
-def _(names: Names, call: str, got: Any) -> None:
-    """The complex product; on half-split weights it is a different rotation."""
-    equal(got, rotary_complex(names["x"], frequencies_complex(16, 10)))
-    assert (got - hugging_face(names["x"].transpose(1, 2)).transpose(1, 2)).abs().max() > 0.1
-
-
-@case("`compute_rotary_positional_frequencies(")
-@case("`precompute_freqs_cis(")
-def _(names: Names, call: str, got: Any) -> None:
-    """Complex tables, not frequencies."""
-    equal(got, frequencies_complex(16, 10))
-    assert got.is_complex()
-
-
-@case("`rotary_positional_embeddings(")
-def _(names: Names, call: str, got: Any) -> None:
-    """The rotated x and not a table."""
-    equal(got, rotary_complex(names["x"], frequencies_complex(16, 10)))
-    assert got.shape == names["x"].shape
-
-
-@case("`apply_rotary_pos_emb(q, k, cos, sin)`")
-def _(names: Names, call: str, got: Any) -> None:
-    for ours, before in zip(got, (names["q"], names["k"]), strict=True):
-        equal(ours, hugging_face(before))
-
-
-@case("`rope_attention(")
-def _(names: Names, call: str, got: Any) -> None:
-    equal(got, softmax_attention(hugging_face(names["q"]), hugging_face(names["k"]), names["v"])[0])
-
-
-@case("`rope_attention_pattern()`")
-def _(names: Names, call: str, got: Any) -> None:
-    """The weights of each head; random vectors give most of them no place of their own."""
-    wanted = attention(module_of(call.removesuffix("[1]"), names), names["vectors"], rotated=True)[1]
-    equal(got, wanted)
-    equal(got.sum(-1), torch.ones(1, 4, 10))
-
-
-@case("`RoPEMultiHeadAttention`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Both directions; without `causal=False` ours does not see later tokens."""
-    module, x = module_of(call, names), names["vectors"]
-    equal(got, attention(module, x, rotated=True)[0])
-    default = run("rw.Attention(64, 4, rope=config)", names)
-    equal(default(x), attention(default, x, rotated=True, causal=True)[0])
-    assert (default(x) - got).abs().max() > 0.01
-
-
-@case("`MultiHeadAttentionBlock`")
-def _(names: Names, call: str, got: Any) -> None:
-    equal(got, attention(module_of(call, names), names["vectors"], rotated=False)[0])
-
-
-@case("`repeat_kv(")
-def _(names: Names, call: str, got: Any) -> None:
-    """As with copied heads, in torch's attention and in the layer."""
-    few_k, few_v = (repeat_kv(names[name], 2) for name in ("few_k", "few_v"))
-    equal(got, softmax_attention(names["q"], few_k, few_v)[0])
-    layer = run('rw.Attention(64, 4, num_key_value_heads=2, encoding="none", causal=False)', names)
-    q, k, v = heads_of(layer, names["vectors"])
-    out = softmax_attention(q, repeat_kv(k, 2), repeat_kv(v, 2))[0]
-    equal(layer(names["vectors"]), out.transpose(1, 2).flatten(-2) @ layer.o_proj.weight.T)
-
-
-@case("`SelfAttention`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Llama's loop over tokens with `start_pos` and a cache of fixed size; and our layer token by token."""
-    layer, x, rw = module_of(call, names), names["vectors"], names["rw"]
-    table, cached = frequencies_complex(16, 10), torch.zeros(2, 1, 10, 2, 16)
-    cache = rw.KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=16)
-    theirs, ours = [], []
-    for start_pos in range(10):
-        token = x[:, start_pos : start_pos + 1]
-        q, k, v = (part.transpose(1, 2) for part in heads_of(layer, token))
-        q, k = (rotary_complex(part, table[start_pos : start_pos + 1]) for part in (q, k))
-        cached[0, :, start_pos], cached[1, :, start_pos] = k[:, 0].detach(), v[:, 0].detach()
-        keys, values = (repeat_kv(one[:, : start_pos + 1].transpose(1, 2), 2) for one in cached)
-        out, _ = softmax_attention(q.transpose(1, 2), keys, values)
-        theirs.append(out.transpose(1, 2).flatten(-2) @ layer.o_proj.weight.T)
-        ours.append(layer(token, cache=cache))
-    equal(got, torch.cat(theirs, 1))
-    equal(torch.cat(ours, 1), torch.cat(theirs, 1))
-
-
-@case("`RoPETransformerLayer`")
-def _(names: Names, call: str, got: Any) -> None:
-    """A causal block; the classifier's is bidirectional."""
-    layer, x = names["model"].layers[0], names["vectors"]
-    equal(got, transformer_layer(layer, x, causal=True))
-    both = run("rw.TextClassifier(labels)", names).layers[0]
-    equal(both(x), transformer_layer(both, x, causal=False))
-
-
-@case("`RoPETransformer`")
-def _(names: Names, call: str, got: Any) -> None:
-    equal(got, transformer(names["model"], names["ids"], causal=True))
-
-
-@case("`RoPELanguageModel`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Logits; a later token changes no earlier one, which it would without the mask."""
-    model, ids = names["model"], names["ids"].clone()
-    head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
-    equal(got, transformer(model, ids, causal=True) @ head.T)
-    changed = ids.clone()
+    equal(late, half_split(names["q"])[:, :, 9:])
+    learned = run(ROWS["14 learned_pe"][2].split(".embedded")[0], names)
+    equal(learned.embedded(names["vectors"], names["positions"]), names["vectors"] + next(learned.parameters())[:10])
+    model, ids, changed = names["model"], names["ids"], names["ids"].clone()
     changed[:, -1] = (ids[:, -1] + 1) % 100
-    equal(model(changed)[:, :-1], got[:, :-1])
-    open_before, open_after = (transformer(model, one, causal=False)[:, :-1] for one in (ids, changed))
-    assert (open_before - open_after).abs().max() > 1e-4
+    equal(model(changed)[:, :-1], model(ids)[:, :-1])
+    assert apart(*(transformer(model, one, causal=False)[:, :-1] for one in (ids, changed))) > 1e-4
+    arguments = run(ROWS["notebook ModelArgs"][2], names)
+    assert (arguments.num_key_value_heads, arguments.ropes) == (2, (names["paper"],) * 2)
 
 
-@case("`RoPETextClassifier`")
-def _(names: Names, call: str, got: Any) -> None:
-    """The mean of the vectors; with pooling="first" the first one, [CLS]."""
-    model, ids = module_of(call, names), names["ids"]
-    vectors, head = transformer(model, ids, causal=False), model.classifier
-    equal(got, vectors.mean(1) @ head.weight.T + head.bias)
-    first = run('rw.TextClassifier(replace(labels, pooling="first"))', names)
-    equal(first(ids), transformer(first, ids, causal=False)[:, 0] @ first.classifier.weight.T + first.classifier.bias)
+def test_relative_attention(names: Names) -> None:
+    """A number for each head and distance is added to the scores, so the order has an effect."""
+    module, x = module_of("7 RelativePositionAttention", names), names["vectors"]
+    nn.init.normal_(module.encoding.bias.weight)
+    q, k, v = heads_of(module, x)
+    bias = module.encoding.bias.weight[torch.arange(10)[:, None] - torch.arange(10) + 128].permute(2, 0, 1)
+    equal(module(x), projected(module.o_proj, ((q @ k.mT / 4 + bias).softmax(-1) @ v).transpose(1, 2).flatten(-2)))
+    assert apart(module(x[:, ORDER]), module(x)[:, ORDER]) > 0.01
 
 
-@case("`rope_attention_decay()`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Equal vectors: the mean of all pairs' cosines. One pair's cosine comes back to 1; this mean does not."""
-    distances, d = np.arange(16), 64
-    equal(got, np.cos(np.outer(distances, THETA ** (-np.arange(0, d, 2) / d))).mean(1), 1e-12)
-    assert np.cos(np.arange(1, 1000)).max() > 0.9999
-    whole = names["ENTRIES"]["decay"].numbers(length=1000, texts=1, tokens=16)["equal"]
-    assert whole[1:].max() == whole[1] < 0.98
+def test_the_figures(names: Names) -> None:
+    """Each call in the rows of slides 3, 5, 8, 10, 12 and 14 draws what the row says."""
+    figures = {row: run(call, names) for row, (*_, call) in ROWS.items() if "draw(" in call}
+    assert {int(row.split()[0]) for row in figures} == {3, 5, 8, 10, 12, 14}
+    curves = {line.get_label(): line for line in figures["3 visualize_rope_extrapolation"].axes[0].lines}
+    for name, part in (("cosine", np.cos), ("sine", np.sin)):
+        equal(curves[name].get_ydata(), part(curves[name].get_xdata()), 1e-9)
+    for row in ("5 rope_encoding", "14 rope_encoding"):
+        table, angles, *_ = drawn(figures[row])
+        equal(table, sinusoidal(256, 128), 1e-9)
+        equal(angles[1:], angles_of(256, 64)[1:], 1e-9)
+    boxes = figures["8 visualize_rope_extrapolation"].axes[0].collections[0].get_paths()
+    inv_freq, positions = THETA ** (-np.arange(0, 128, 2) / 128), np.linspace(0, 16_383, 16)
+    unseen = (np.outer(positions, inv_freq) % (2 * np.pi) >= 4096 * inv_freq) & (4096 * inv_freq < 2 * np.pi)
+    assert {round(float(box.vertices[:4, 0].mean())) for box in boxes} == set(np.flatnonzero(unseen.any(0)))
+    maps = drawn(figures["10 rope_attention_pattern"])
+    for trained, without, moved in zip(maps[0::3], maps[1::3], maps[2::3], strict=True):
+        equal(trained.sum(-1), np.ones(16), 0.02)  # weights below 0.001 are drawn as 0.001
+        equal(moved, trained, 1e-3)
+        assert np.abs(trained - without).max() > 0.01
+    distances, mean = figures["12 rope_attention_decay"].axes[0].lines[0].get_data()
+    equal(mean, np.cos(np.outer(distances, THETA ** (-np.arange(0, 64, 2) / 64))).mean(1), 1e-9)
+    assert np.max(mean[np.asarray(distances) > 1]) < 0.98  # cos n comes back to 1
 
 
-@case("`visualize_rope_extrapolation()`")
-def _(names: Names, call: str, got: Any) -> None:
-    """Angles, modulo a turn, above the largest that a pair had in 4,096 tokens; the sines stay within -1 and 1."""
-    inv_freq, positions = THETA ** (-np.arange(0, 128, 2) / 128), np.linspace(0, 8191, 16)
-    for position, row in zip(positions, got, strict=True):
-        for frequency, unseen in zip(inv_freq, row, strict=True):
-            whole_turn = 4096 * frequency >= 2 * np.pi
-            assert unseen == (not whole_turn and (position * frequency) % (2 * np.pi) >= 4096 * frequency)
-    assert 0 < got.mean() < 0.5
-    assert np.abs(np.sin(np.outer(positions, inv_freq))).max() <= 1
+def rolled(x: Tensor) -> Tensor:
+    """Slide 10 with each column repeated: a feature and its neighbour in place of a pair."""
+    angles = torch.from_numpy(angles_of(*x.shape[-2:])).float().repeat_interleave(2, -1)
+    return x * angles.cos() + x.roll(1, -1) * angles.sin()
 
 
-# --- the page
+@pytest.mark.parametrize(("applied", "is_rotation"), [(rolled, False), (interleaved, True), (half_split, True)])
+def test_norm_and_shift_find_a_roll(applied: Any, is_rotation: bool) -> None:
+    """A rotation keeps norms, and scores when both positions move by 100."""
+    x = torch.randn(2, 1, 64, generator=torch.Generator().manual_seed(0)).expand(2, 110, 64)
+    q, k = applied(x)
+    assert (apart(q.norm(dim=-1), x[0].norm(dim=-1)) < 1e-4) is is_rotation
+    assert (apart(q[3] @ k[0], q[103] @ k[100]) < 1e-3) is is_rotation
 
 
-@pytest.mark.parametrize("known", ROWS)
-def test_a_row_equals_the_tutorials_formula(known: str, names: Names) -> None:
-    """Its call, as it stands in the table, against the formula of its name."""
-    tests = [test for start, test in CASES.items() if known.startswith(start)]
-    assert len(tests) == 1
-    call = ROWS[known][3]
-    tests[0](names, call, run(call, names))
+def test_every_row_is_tested() -> None:
+    """By its formula, or in a test of its own; only one slide rotates."""
+    own = {row for row, (*_, call) in ROWS.items() if "draw(" in call}
+    own |= {"7 RelativePositionAttention", "14 learned_pe", "notebook ModelArgs"}
+    assert set(ROWS) == own | set(FORMULAS)
+    assert len(re.findall(r"^\| .*`", TEXT, re.MULTILINE)) == len(ROWS)
+    assert {row for row, (_, rotates, _) in ROWS.items() if rotates == "yes" and row[0].isdigit()} == {"2 apply_rope"}
 
 
-def test_every_item_of_the_tutorials_has_a_row() -> None:
-    """Every formula here is a row, every slide with code and the other sources are named, every step is linked."""
-    assert [start for start in CASES if not any(known.startswith(start) for known in ROWS)] == []
-    assert len(re.findall(r"^\| `", TEXT, re.MULTILINE)) == len(ROWS) >= 28
-    assert "| `RoPEMultiHeadAttention`, `AttentionWithRoPE` |" in TEXT
-    named = {int(number) for source, *_ in ROWS.values() if "slide" in source for number in re.findall(r"\d+", source)}
-    assert named | {int(number) for number in re.findall(r"\*\*Slide (\d+)", TEXT)} == set(range(1, 14))
-    assert {"exercise", "notebook"} <= {source for source, *_ in ROWS.values()}
-    steps = {int(re.match(r"\[step (\d+)\]", step)[1]) for _, _, step, _ in ROWS.values()}  # type: ignore[index]
-    assert steps | {14} == set(range(1, 15))
-    for _, _, step, _ in ROWS.values():
-        number, target = re.fullmatch(r"\[step (\d+)\]\((.+)\)", step).groups()  # type: ignore[union-attr]
-        assert f"{int(number):02}-" in target
-        assert (PAGE.parent / target).exists()
+# --- the tutorials' own code
+
+COS, SIN = (part(torch.from_numpy(angles_of(10, 64)).float())[None] for part in (torch.cos, torch.sin))
+ARGUMENTS: dict[str, Callable[[Names], tuple[Any, ...]]] = {  # of functions that equal our calls
+    "2 apply_rope": lambda n: (n["vectors"], COS, SIN, None),
+    "5 absolute_positional_encoding": lambda n: (10, 64),
+    "14 sinusoidal_encoding": lambda n: (10, 64),
+    "exercise apply_rotary_pos_emb": lambda n: (n["x"], n["positions"]),
+    "exercise precompute_freqs_cis": lambda n: (16, 10),
+    "exercise apply_rotary_pos_emb_complex": lambda n: (n["x"], PHASES),
+    "notebook compute_rotary_positional_frequencies": lambda n: (16, 10, "cpu"),
+    "notebook rotary_positional_embeddings": lambda n: (n["x"], PHASES, "cpu"),
+}
 
 
-def test_the_named_families_rotate_or_do_not() -> None:
-    """As the table of families has them."""
-    assert {"llama", "mistral", "qwen3", "gemma3_text", "phi3", "deepseek_v3", "glm", "gpt_oss"} <= set(FAMILIES)
-    assert {NO_ROTATION[name] for name in ("gpt2", "bert")} == {"learned absolute positions"}
-    assert {NO_ROTATION[name] for name in ("bloom", "mpt")} == {"ALiBi"}
-    assert NO_ROTATION["t5"] == "a relative position bias"
-    assert NO_ROTATION["mamba"].startswith("no positions")
+@needs_seeds
+@pytest.mark.parametrize("row", ARGUMENTS)
+def test_what_is_right_equals_our_call(row: str, names: Names, theirs: Any) -> None:
+    """The functions that rotate, and the sinusoidal tables; `position` of `apply_rope` is unused."""
+    source, name = row.split()
+    function = (theirs.after[int(source)] if source.isdigit() else getattr(theirs, source))[name]
+    equal(function(*ARGUMENTS[row](names)), run(ROWS[row][2], names))
+
+
+@needs_seeds
+@pytest.mark.parametrize("slide", [1, 8])
+def test_rope_embed_has_no_position(slide: int, theirs: Any) -> None:
+    """Feature i times i theta^(-2 floor(i/2) / d): equal tokens stay equal, twice the width, the same scores."""
+    feature = np.arange(64)
+    angles = torch.from_numpy(feature * THETA ** (-(feature // 2) * 2 / 64)).float()
+    embed, (x, other) = functools.partial(theirs.after[slide]["rope_embed"], dim=64), torch.randn(2, 1, 10, 64)
+    equal(embed(x), torch.cat((x * angles.sin(), x * angles.cos()), -1))
+    check_no_positions(embed, x)
+    equal(embed(x) @ embed(other).mT, x @ other.mT)
+
+
+@needs_seeds
+def test_five_slides_contain_no_rope(names: Names, theirs: Any) -> None:
+    """`apply_rope_to_qk` returns its input. 4, 6, 9 and 11 ignore the order; 13 all but the first place."""
+    q, k, v, x, ids = (names[name] for name in ("q", "k", "v", "vectors", "ids"))
+    for slide in (4, 6):
+        same = theirs.after[slide]["apply_rope_to_qk"](q, k)
+        assert (same[0] is q, same[1] is k) == (True, True)
+    equal(theirs.after[6]["rope_attention"](q, k, v), softmax_attention(q, k, v))
+    last = theirs.after[13]
+    layer = last["RoPEMultiHeadAttention"](64, 4)
+    equal(layer(x), plain(layer, names)(x))
+    assert apart(with_weights(module_of("4 RoPEMultiHeadAttention", names), layer)(x), layer(x)) > 0.01
+    block = last["RoPETransformerLayer"](64, 4, 128)
+    inner, (up, _, down) = x + plain(block.self_attn, names)(F.layer_norm(x, (64,))), block.ffn
+    equal(block(x), inner + projected(down, projected(up, F.layer_norm(inner, (64,))).relu()))
+    check_no_positions(last["RoPETransformer"](2, 64, 4, 128), x)
+    model = last["RoPELanguageModel"](100, 64, 4, 2)
+    check_no_positions(model, ids)
+    changed = torch.cat((ids[:, :-1], (ids[:, -1:] + 1) % 100), 1)
+    assert apart(model(changed)[:, :-1], model(ids)[:, :-1]) > 1e-3  # no causal mask
+    model = last["RoPETextClassifier"](100, 64, 4, 2, 2)
+    equal(model(ids), projected(model.classifier, model.transformer(model.embedding(ids))[:, 0]))
+    equal(model(ids[:, [0, 3, 2, 1, 9, 8, 7, 6, 5, 4]]), model(ids))
+
+
+@needs_seeds
+def test_what_the_slides_draw(theirs: Any) -> None:
+    """One pair (3, 12), one array twice (5), zeros (8), the array again and a table of the wrong width (14)."""
+    n = np.arange(1000)
+    equal(theirs.drawn[3], (np.sin(n), np.cos(n)), 1e-4)
+    absolute, rope = theirs.drawn[5]
+    assert 0 < np.abs(absolute - rope).max() < 1.5e-14
+    equal(rope, sinusoidal(100, 64), 1e-12)
+    training, evaluation, _ = theirs.drawn[8]
+    assert (len(training), len(evaluation), training.any(), evaluation.any()) == (512, 2048, False, False)
+    equal(theirs.drawn[12], (np.cos(n),), 1e-4)
+    equal(theirs.drawn[14][:2], (np.concatenate((rope[:, 0::2], rope[:, 1::2]), 1), rope))
+    assert theirs.drawn[14][2].shape == (100, 512)
+    assert theirs.after[14]["learned_pe"].weight.shape == (1000, 512)
+
+
+@needs_seeds
+def test_the_bias_of_slide_7(names: Names, theirs: Any) -> None:
+    """It stops unless there are as many tokens as heads, and then adds zeros; the table has the size of the width."""
+    layer, x = theirs.after[7]["RelativePositionAttention"](64, 4), names["vectors"]
+    with pytest.raises(RuntimeError, match="must match the size"):
+        layer(x)
+    equal(layer(x[:, :4]), plain(layer, names)(x[:, :4]))
+    assert layer.rel_pos_bias.shape == (2 * 64 - 1, 4)
+    assert not layer.rel_pos_bias.any()
+
+
+@needs_seeds
+def test_slide_10_mended_by_shape_rolls(theirs: Any) -> None:
+    """With each column repeated it rolls by one feature."""
+    code, mended = definitions(slides()[10])["rope_attention_pattern"], dict(theirs.after[10])
+    assert ran(re.sub(r"(theta = )(.+)", r"\1(\2).repeat_interleave(2, -1)", code), mended) is None
+    torch.manual_seed(2)
+    pattern = mended["rope_attention_pattern"](10, 64, 1)
+    torch.manual_seed(2)
+    q, k = torch.randn(1, 1, 10, 64), torch.randn(1, 1, 10, 64)
+    equal(pattern, (rolled(q) @ rolled(k).mT / 8).softmax(-1)[0, 0])
+
+
+@needs_seeds
+def test_the_layer_of_the_exercise(names: Names, theirs: Any) -> None:
+    """With its import it ignores `position_ids`, stops beyond 2,048, and loses its sines in bfloat16."""
+    mended, x, apart_by_3 = {**theirs.exercise, "nn": nn}, names["vectors"], names["positions"] * 3
+    assert ran(exercise()[2], mended) is None
+    layer = mended["AttentionWithRoPE"](64, 4)
+    ours = with_weights(module_of("exercise AttentionWithRoPE", names), layer)
+    equal(layer(x), ours(x))
+    equal(layer(x, apart_by_3), ours(x))
+    assert apart(layer(x, apart_by_3), ours(x, position_ids=apart_by_3)) > 0.001
+    small = mended["AttentionWithRoPE"](2, 1)
+    assert small(torch.zeros(1, 2048, 2)).shape == (1, 2048, 2)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        small(torch.zeros(1, 2049, 2))
+    with pytest.warns(UserWarning, match="discards the imaginary part"):
+        layer.to(torch.bfloat16)
+    assert not layer.freqs_cis.is_complex()
+
+
+@needs_seeds
+def test_the_layers_of_the_notebook(names: Names, theirs: Any) -> None:
+    """One has no positions. The other returns zeros; with the cache written it equals ours."""
+    layer, x = theirs.notebook["MultiHeadAttentionBlock"](64, 4, 0.0), names["vectors"]
+    equal(layer(x, x, x), plain(layer, names)(x))
+    arguments = SimpleNamespace(n_heads=4, n_kv_heads=2, dim=64, max_batch_size=1, max_seq_len=16)
+    missing = {"ModelArgs": SimpleNamespace, "math": math, "repeat_kv": lambda x, times: x.repeat_interleave(times, 2)}
+    outputs = []
+    for code in (cells()[5], re.sub(r"#(self\.cache)", r"\1", cells()[5])):
+        mended = {**theirs.notebook, **missing}
+        assert ran(code, mended) is None
+        layer = mended["SelfAttention"](arguments)
+        with torch.no_grad():
+            outputs.append(torch.cat([layer(x[:, i : i + 1], i, PHASES[i : i + 1]) for i in range(10)], 1))
+    assert not outputs[0].any()
+    cache = names["rw"].KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=16)
+    ours = with_weights(module_of("notebook SelfAttention", names), layer)
+    equal(torch.cat([ours(x[:, i : i + 1], cache=cache) for i in range(10)], 1), outputs[1])
+
+
+@needs_seeds
+def test_the_tables_have_all_names_and_the_lesson_all_titles() -> None:
+    """Functions and classes of all blocks, and three names that are only used."""
+    defined = {name for code in (*slides().values(), *exercise(), *cells()) for name in definitions(code)}
+    named = {row.split()[1] for row in ROWS if not row.startswith("from ")}
+    assert named == defined | {"ModelArgs", "repeat_kv", "learned_pe"}
+    titles = re.findall(r"^Slide (\d+): (.+)", seed("000"), re.MULTILINE)
+    for page, (number, title) in zip(sorted(LESSON.glob("*.md")), titles[:14], strict=True):
+        assert page.read_text(encoding="utf-8").split("\n\n")[1].startswith(f"*Slide {number}, “{title}”")
+
+
+@needs_seeds
+def test_the_deck_has_a_copy_without_indentation() -> None:
+    """Equal without white space up to slide 15; no slide of it is Python."""
+    both = (text[text.index("Slide 1:") : text.index("Slide 15:")] for text in (seed("000"), seed("001")))
+    deck, copy = ("".join(re.sub(r"```(python)?", "", text).split()) for text in both)
+    assert deck == copy
+    assert not any(parses("\n".join(map(str.strip, code.splitlines()))) for code in slides().values())
+
+
+MISSING = {2: "torch", 3: "torch", 4: "torch", 9: "RoPEMultiHeadAttention", 11: "RoPETransformer",
+           13: "RoPETransformer", 14: "d_model"}  # fmt: skip
+
+
+@needs_seeds
+@pytest.mark.parametrize("number", range(1, 15))
+def test_a_slide_runs_or_fails_as_the_page_says(number: int, theirs: Any) -> None:
+    """After the slides before it, and alone: slides 7 and 10 stop, and seven need a name of an earlier slide."""
+    code = slides()
+    error, alone = theirs.errors[number], ran(code[number], {})
+    if number in (7, 10):
+        assert isinstance(error, RuntimeError)
+        assert "must match the size of tensor b" in str(error)
+        assert str(alone) == str(error)
+        runs = "no"
+    else:
+        assert error is None
+        assert getattr(alone, "name", alone) == MISSING.get(number)
+        earlier = [other for other in range(1, number) if MISSING.get(number) in bound(code[other])]
+        runs = f"after slide {earlier[-1]}" if earlier else "yes"
+    stated = {runs for row, (runs, *_) in ROWS.items() if row.startswith(f"{number} ") and "to_qk" not in row}
+    assert stated == {runs}
+
+
+@needs_seeds
+@pytest.mark.thorough
+def test_the_example_of_slide_13_runs(theirs: Any) -> None:
+    """As written, at its own sizes."""
+    assert ran(slides()[13], dict(theirs.after[12])) is None
+
+
+@needs_seeds
+def test_exercise_and_notebook_run_or_fail_as_the_page_says(theirs: Any) -> None:
+    """In order, alone, and the exercise with the import that it lacks; the names of NameErrors."""
+    for errors, wanted in (
+        (theirs.exercise_errors, [None, None, "nn", "AttentionWithRoPE"]),
+        ([ran(code, {}) for code in exercise()], [None, None, "nn", "torch"]),
+        (theirs.notebook_errors, [None] * 5 + ["ModelArgs"]),
+        ([ran(code, {}) for code in cells()], [None, None, "torch", "torch", "nn", "nn"]),
+    ):
+        assert [getattr(error, "name", error) for error in errors] == wanted
+    completed = {"nn": nn}
+    assert [ran(code, completed) for code in exercise()] == [None] * 4
+    failing = {"AttentionWithRoPE", "SelfAttention", "ModelArgs", "repeat_kv"}
+    for source, name in (row.split() for row in ROWS if row.startswith(("exercise", "notebook"))):
+        assert ROWS[f"{source} {name}"][0] == ("no" if name in failing else "yes")
