@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from ropewalk.backends import reference
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.readers.live_model import cache_argument
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 
 RULES = [
@@ -27,6 +30,7 @@ RULES = [
     ReRoPE(20, leak=0.25, log_n=32),
     DPE((2, 4), 24),
 ]
+PARTS = {"tables": (RotaryEmbedding, "cos_sin"), "configs": (RopeConfig, "__post_init__")}
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
 FAST = ["llama", "gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4", "smollm3", "qwen2_vl_text"]
 ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES]
@@ -396,3 +400,28 @@ def test_flex_attention_chosen_after_attaching_is_refused():
         model.set_attn_implementation("flex_attention")
         with pytest.raises(rw.RopeError, match=r"(?s)only masks.*BlockMask"):
             outputs_of(model, IDS[:1])
+
+
+@pytest.mark.parametrize(("name", "method"), [("llama", "dca"), ("gpt_oss", "dca"), ("gpt_oss", "yarn")])
+@torch.no_grad()
+def test_ropes_and_tables_are_built_once(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four layers build no more than two, whose types they repeat; a second call builds no config at all."""
+    built: dict[str, list[int]] = {"tables": [], "configs": []}
+    for layers in (2, 4):
+        model, counts = small_model(name, num_hidden_layers=layers), dict.fromkeys(built, 0)
+        ids = torch.randint(3, 64, (1, 60), generator=torch.Generator().manual_seed(1))
+        with rw.attachment.attached(model, method, target=256), monkeypatch.context() as patched:
+            model(ids)
+            for part, (owner, function) in PARTS.items():
+                own = getattr(owner, function)
+
+                def counting(*given: Any, part: str = part, own: Any = own, **options: Any) -> Any:
+                    counts[part] += 1  # noqa: B023
+                    return own(*given, **options)
+
+                patched.setattr(owner, function, counting)
+            model(ids)
+        for part, number in counts.items():
+            built[part].append(number)
+    assert built["configs"] == [0, 0]
+    assert built["tables"][0] == built["tables"][1] > 0

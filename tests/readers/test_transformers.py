@@ -20,7 +20,7 @@ from ropewalk.readers.reader import Reader
 from ropewalk.readers.transformers import TransformersReader
 from tests.readers.random_models import FAMILIES, random_model
 
-CLOSE = 1e-5  # of float32 logits of up to 10
+CLOSE = 2e-5  # of float32 logits of up to 10; our kernel rounds tanh of a softcap a little differently
 
 
 def ids_of(tokens: int) -> torch.Tensor:

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
-from ropewalk.attachment.layers import labels_of, positions_of, rope_fields, text_config_of
+from ropewalk.attachment.layers import labels_of, layer_types_of_config, positions_of, rope_fields, text_config_of
 from ropewalk.attachment.live_attention import (
+    WITH_MASKS,
     CallLayouts,
     LayerAttention,
     Slice,
@@ -138,6 +139,17 @@ class Attachment:
     def seq_len(self, value: int | None) -> None:
         self._length.fixed = value
 
+    @property
+    def takes_layouts(self) -> bool:
+        """Return whether every layer's attention follows the layout of `calls_with`, so that branches are possible."""
+        windows = {None: None, "full_attention": False, "sliding_attention": True}  # chunks follow neither rule
+        known = all(
+            windows.get(label, not window) in (None, window is not None)
+            for label, window in zip(layer_types_of_config(self._config), self.own.sliding_windows, strict=True)
+        )
+        masked = getattr(self._config, "_attn_implementation", None) in WITH_MASKS
+        return self.attached and known and masked and len(self._states) == self.positions.num_layers
+
     def set_positions(self, positions: Positions) -> None:
         """Set the ropes and extensions of the model.
 
@@ -181,8 +193,9 @@ class Attachment:
         """Put tables, hooks and attention functions for these positions into the modules."""
         plan = plan_layers(self._modules, self.labels, self.own, positions)
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
-        replaced = rotating if self.kernels else list(plan.extensions)
-        layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *replaced}))
+        needed = {*plan.overrides, *(rotating if self.kernels else plan.extensions)}
+        layers = attention_layers(self.model, self._config, sorted(needed))
+        replaced = sorted(layers) if self.kernels else list(plan.extensions)
         self._clear_layers()
         if not self._kept:
             self._take()
@@ -190,16 +203,16 @@ class Attachment:
         for forward, tables in zip(self._forwards, plan.tables, strict=True):
             forward.tables, forward.text_only = tables, plan.text_only
         for layer, of_layer in plan.overrides.items():
-            hook = OwnTables(of_layer, self._length)
+            hook = OwnTables(of_layer, self._length, self._layouts.tables_of(of_layer))
             self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
         for layer in replaced:
             extension = plan.extensions.get(layer)
-            rope, windowed = positions.ropes[layer], self.own.sliding_windows[layer] is not None
+            rope, window = positions.ropes[layer], self.own.sliding_windows[layer]
             rotated, config = self._slice or Slice(False, False), layers[layer].config
             own = self.own.ropes[layer]
             repaired = rope is not None and own is not None and rope.interleaved != own.interleaved
             state = LayerAttention(
-                extension, rope, windowed, config, rotated, self._length, self._layouts, self.kernels, repaired
+                extension, rope, window, config, rotated, self._length, self._layouts, self.kernels, repaired
             )
             self._replaced += put_attention(layers[layer], state)
             self._states.append(state)

@@ -37,10 +37,10 @@ def labels_of(config: Any) -> tuple[str | None, ...]:
     """Return the label of each layer's rope: its layer type, or the family's name for that type's block."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     named = {} if family is None else family.block_of
-    return tuple(label if label is None else named.get(label, label) for label in _layer_types(config))
+    return tuple(label if label is None else named.get(label, label) for label in layer_types_of_config(config))
 
 
-def _layer_types(config: Any) -> list[str | None]:
+def layer_types_of_config(config: Any) -> list[str | None]:
     """Return the type of each layer, or None if the config does not contain it."""
     count = int(config.num_hidden_layers)
     stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
@@ -64,7 +64,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
     **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
     fields: Mapping[str, Any] = config.to_dict()
-    count, labels, blocks = int(config.num_hidden_layers), _layer_types(config), labels_of(config)
+    count, labels, blocks = int(config.num_hidden_layers), layer_types_of_config(config), labels_of(config)
     ropes, flags = ropes_of_layer_types(config, alpha=alpha_of(model, config)), _flags(config, count)
     live = _live_windows(model, config.model_type)
 

@@ -10,10 +10,11 @@ import inspect
 import math
 import re
 import sys
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from ropewalk.attachment.layers import belongs_to
 from ropewalk.attachment.rotary import Replaced
-from ropewalk.attachment.tables import SeqLen
+from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.extensions import Extension, ReRoPE
 from ropewalk.attention.masks import TokenLayout, Visibility
@@ -38,12 +39,23 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 _NEUTRAL = ReRoPE(window=1 << 30)  # limits no distance: attention under it is the model's own
 NAME = "ropewalk"  # of our function among transformers' attention implementations
 _STATE = "_ropewalk_attention"
-_WITH_MASKS = ("sdpa", "eager")  # implementations with masks that we support
+WITH_MASKS = ("sdpa", "eager")  # implementations with masks that we support
 # options that we use, that the mask contains, or that only the loss needs
 _KNOWN = {
     "position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch",
 }  # fmt: skip
+_LAYOUT: ContextVar[TokenLayout | None] = ContextVar("layout", default=None)
 _DEPENDS_ON_NAME = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
+
+
+@contextmanager
+def calls_with(layout: TokenLayout) -> Iterator[None]:
+    """Make all attached layers called inside the block use this layout instead of their masks, in this thread."""
+    before = _LAYOUT.set(layout)
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(before)
 
 
 @dataclass(frozen=True)
@@ -68,12 +80,12 @@ def possible_slices(own: Positions) -> list[Slice]:
 class LayerAttention:
     """The state and the function of one attached attention layer.
 
-    `repaired`: whether the pairing of features differs from the model's own rope.
+    `window`: of visible tokens, or None. `repaired`: whether the pairing of features differs from the model's own rope.
     """
 
     extension: Extension | None
     rope: RopeConfig | None
-    windowed: bool
+    window: int | None
     config: Any
     rotated: Slice
     seq_len: SeqLen
@@ -81,6 +93,7 @@ class LayerAttention:
     kernels: bool = False
     repaired: bool = False
     calls: int = 0
+    _rotary: RotaryEmbedding | None = field(default=None, repr=False)
 
     def __call__(
         self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, **options: Any
@@ -106,6 +119,10 @@ class LayerAttention:
             output = self._by_kernel(module, q, keys, values, mask, options)
             if output is not None:
                 return output, None
+        given = self.layouts.given()
+        if given is not None and given.branches is not None:
+            seen = given.visibility(True, self.window, whole=True).additive(q.dtype)
+            mask = None if seen is None else seen[None, None, :, given.total - keys.shape[2] :]
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -123,18 +140,19 @@ class LayerAttention:
             return None
         rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
         kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=True)
-        bounds = self.layouts.bounds(q, keys, mask, self.windowed) if kernel.kernels else None
-        if bounds is None:
+        bounds = self.layouts.bounds(q, keys, mask, self.window) if kernel.kernels else ()
+        if not 0 < len(bounds) <= kernel.most_regions:
             return None
         scaling = options.get("scaling") or 1.0 / math.sqrt(q.shape[-1])
-        request = AttentionRequest((AttentionRegion(q, keys, bounds),), values, float(scaling), *rules)
+        regions = tuple(AttentionRegion(q, keys, each) for each in bounds)
+        request = AttentionRequest(regions, values, float(scaling), *rules)
         return attended(kernel, request).transpose(1, 2).contiguous()
 
     def _scaled(
         self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
         """Multiply queries by the factor of the logits; windowed layers take positions from the call, not the mask."""
-        if self.windowed:
+        if self.window is not None:
             index = options["position_ids"].clamp(min=0)
         else:
             index = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed).position_ids()
@@ -160,10 +178,13 @@ class LayerAttention:
         if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as in sdpa
             keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
         width, of_values = q.shape[-1], values.shape[-1]
-        rotary = RotaryEmbedding(self._rope_of_head(width))
+        rotary = self._rotary_of_head(width)
         layout = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed)
         length = layout.total if self.seq_len.fixed is None else self.seq_len.fixed
-        remap = Remap(rotary, extension, layout, None, length if self.rope.needs_seq_len else None, q.dtype)
+        remap = layout.memo(
+            ("live remap", rotary.config, extension, q.dtype),
+            lambda: Remap(rotary, extension, layout, None, length if rotary.config.needs_seq_len else None, q.dtype),
+        )
         if self.rotated.trailing:
             q, keys = (x.roll(2 * self.rope.pairs, -1) for x in (q, keys))
         scaling = options.get("scaling")
@@ -176,12 +197,18 @@ class LayerAttention:
         out = attend_remapped(q, keys, values, remap, float(options.get("dropout") or 0.0), rules)
         return out[..., :of_values].transpose(1, 2).contiguous()
 
-    def _rope_of_head(self, width: int) -> RopeConfig:
-        """Return the rope of this layer's heads; in MLA the rotated slice is a part of a wider head."""
+    def _rotary_of_head(self, width: int) -> RotaryEmbedding:
+        """Return the rotation of this layer's heads, built once; in MLA the rotated slice is part of a wider head."""
         assert self.rope is not None
+        if self._rotary is not None:
+            return self._rotary
         axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
         features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved != self.repaired
-        return replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
+        rope = replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
+        rotary = RotaryEmbedding(rope)
+        if not torch.compiler.is_compiling():
+            self._rotary = rotary
+        return rotary
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -199,7 +226,7 @@ def attend_live(
 def check_implementation(config: Any, extension: Extension | None) -> None:
     """Raise `RopeError` if an extension remaps positions and does not support the masks of this model."""
     implementation = config._attn_implementation
-    if extension is not None and extension.remaps and implementation not in _WITH_MASKS:
+    if extension is not None and extension.remaps and implementation not in WITH_MASKS:
         raise RopeError(
             "attach: methods in attention support only the masks of transformers' sdpa or eager attention.",
             facts={"attn_implementation": implementation},
@@ -245,21 +272,21 @@ def _register() -> None:
 
 
 def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Mapping[int, nn.Module]:
-    """Return the attention module of each of these layers; raise `RopeError` unless there is exactly one."""
+    """Return the attention module of each layer with exactly one; raise `RopeError` if one of `layers` has not."""
     modules: dict[int, list[nn.Module]] = {layer: [] for layer in layers}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         attends = "Attention" in type(module).__name__ and belongs_to(module, config.model_type)
-        if attends and isinstance(layer, int) and layer in modules:
-            modules[layer].append(module)
-    wrong = [layer for layer, candidates in modules.items() if len(candidates) != 1]
+        if attends and isinstance(layer, int):
+            modules.setdefault(layer, []).append(module)
+    wrong = [layer for layer in layers if len(modules[layer]) != 1]
     if wrong:
         raise RopeError(
             f"attach: a layer of this {config.model_type} does not have exactly one attention module.",
             facts={"layer": wrong[0], "modules": ", ".join(type(module).__name__ for module in modules[wrong[0]])},
             cure="Choose a method that scales the frequencies of all layers alike.",
         )
-    return {layer: candidates[0] for layer, candidates in modules.items()}
+    return {layer: candidates[0] for layer, candidates in modules.items() if len(candidates) == 1}
 
 
 def neutral(own: Positions, positions: Positions) -> Positions:
@@ -268,7 +295,6 @@ def neutral(own: Positions, positions: Positions) -> Positions:
     return replace(own, extensions=extensions)
 
 
-MadeT = TypeVar("MadeT")
 _SLOTS = 1024  # cache slots for which tables are made at once, while a text grows token by token
 
 
@@ -411,47 +437,40 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         )
 
 
-class PerCall:
-    """One value shared by the layers of a call, for a mask and a key; thread-safe."""
-
-    def __init__(self) -> None:
-        self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
-
-    def forget(self) -> None:
-        """Forget the last call, because a new forward begins."""
-        self._held = None
-
-    def of(self, key: Hashable, mask: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
-        """Return the value if it belongs to this mask and this key; else make it."""
-        version = None if mask is None or mask.is_inference() else mask._version
-        key, held = (key, version), self._held
-        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
-            value: MadeT = held[2]
-            return value
-        made = make()
-        self._held = key, None if mask is None else weakref.ref(mask), made  # one write
-        return made
-
-
 class CallLayouts:
     """The values shared by the layers of the current call, and the tables of cache slots shared by calls."""
 
     def __init__(self) -> None:
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
         self._slots: dict[Hashable, SlotTables] = {}
+        self._tables: dict[LayerTables, PerCall] = {}
 
     def forget(self) -> None:
         """Forget the last call, because a new forward begins."""
-        for value in (self._layout, *self._bounds):
+        for value in (self._layout, *self._bounds, *self._tables.values()):
             value.forget()
+
+    def tables_of(self, tables: LayerTables) -> PerCall:
+        """Return the value for cos and sin that layers with these tables share."""
+        return self._tables.setdefault(tables, PerCall())
+
+    @staticmethod
+    def given() -> TokenLayout | None:
+        """Return the layout of the enclosing `calls_with`, or None; a compiler gets none."""
+        return None if torch.compiler.is_compiling() else _LAYOUT.get()
 
     def of(
         self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
     ) -> TokenLayout:
-        """Return the result of `read_layout`, shared by the layers of a call.
+        """Return the given layout, or the result of `read_layout`, shared by the layers of a call.
 
         **Raises:** `RopeError` if `position_ids` of the queries disagree, or if the mask is flex attention's.
         """
+        given = self.given()
+        if given is not None:
+            if not torch.is_grad_enabled():
+                given.slot_tables = self._slot_tables(q)
+            return given
         if mask is not None and not isinstance(mask, Tensor):
             raise _unsupported(mask)
         if torch.compiler.is_compiling():
@@ -464,23 +483,43 @@ class CallLayouts:
 
         if torch.is_grad_enabled():
             return make(None)
-        mode = q.device, torch.is_inference_mode_enabled()
-        slots = self._slots.setdefault(mode, SlotTables())
-        return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
+        slots = self._slot_tables(q)
+        return self._layout.of((*_sizes(q, keys), q.dtype, id(slots), seq_len), mask, lambda: make(slots))
 
-    def bounds(self, q: Tensor, keys: Tensor, mask: Any, windowed: bool) -> Bounds | None:
-        """Return the result of `read_bounds`, shared by a call's layers with a window, or by those without."""
+    def _slot_tables(self, q: Tensor) -> SlotTables:
+        """Return the tables of cache slots on the device of `q`, separate under inference mode."""
+        return self._slots.setdefault((q.device, torch.is_inference_mode_enabled()), SlotTables())
+
+    def bounds(self, q: Tensor, keys: Tensor, mask: Any, window: int | None) -> tuple[Bounds, ...]:
+        """Return the keys visible to each query by the given layout, or by the result of `read_bounds`.
+
+        They are shared by a call's layers with a window, or by those without; () if they are not intervals.
+        """
+        given = self.given()
+        if given is not None:
+            dropped = given.total - keys.shape[2]  # a cache with a window holds only its tokens
+            return given.memo(("live bounds", window, dropped), lambda: _bounds_after(given, window, dropped))
         if not isinstance(mask, Tensor | None):
-            return None  # flex attention's
+            return ()  # flex attention's
         key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
-        return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
+        bounds = self._bounds[window is not None].of(key, mask, lambda: read_bounds(q, keys, mask))
+        return () if bounds is None else (bounds,)
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return nothing: the values belong to one process and to the current call."""
-        return {}
+    def __getstate__(self) -> dict[str, Any]:
+        """Return only the tables in use: all values belong to one process and to the current call."""
+        return {"tables": self._tables}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         CallLayouts.__init__(self)
+        self._tables = state["tables"]
+
+
+def _bounds_after(layout: TokenLayout, window: int | None, dropped: int) -> tuple[Bounds, ...]:
+    """Return the intervals of a layout's visible keys, numbered from key `dropped` on."""
+    bounds = layout.visibility(True, window).bounds() or ()
+    if not dropped:
+        return bounds
+    return tuple(Bounds((low - dropped).clamp(min=0), (high - dropped).clamp(min=0)) for low, high in bounds)
 
 
 def _sizes(q: Tensor, keys: Tensor) -> tuple[int, int, int]:

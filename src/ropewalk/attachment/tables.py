@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
+MadeT = TypeVar("MadeT")
 Arrangement = Literal["doubled", "repeated", "once", "complex", "sines first"]
 """The order of the pairs' numbers: all twice, each twice, each once, as complex numbers, or in one tensor."""
 
@@ -274,11 +276,39 @@ class TablesForward:
         return self.tables[layer_type](x, position_ids, self.seq_len, self.nudge)
 
 
-class OwnTables:
-    """A hook before one attention layer with a different rope than other layers of its rotary module."""
+class PerCall:
+    """One value shared by the layers of a call, for a tensor (a mask, positions) and a key; thread-safe."""
 
-    def __init__(self, tables: LayerTables, seq_len: SeqLen) -> None:
-        self.tables, self.seq_len = tables, seq_len
+    def __init__(self) -> None:
+        self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
+
+    def forget(self) -> None:
+        """Forget the last call, because a new forward begins."""
+        self._held = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerCall:
+        return PerCall()
+
+    def of(self, key: Hashable, given: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
+        """Return the value if it belongs to this tensor and this key; else make it."""
+        version = None if given is None or given.is_inference() else given._version
+        key, held = (key, version), self._held
+        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is given:
+            value: MadeT = held[2]
+            return value
+        made = make()
+        self._held = key, None if given is None else weakref.ref(given), made  # one write
+        return made
+
+
+class OwnTables:
+    """A hook before one attention layer with a different rope than other layers of its rotary module.
+
+    `shared`: the value of all layers with these tables.
+    """
+
+    def __init__(self, tables: LayerTables, seq_len: SeqLen, shared: PerCall) -> None:
+        self.tables, self.seq_len, self.shared = tables, seq_len, shared
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -292,7 +322,11 @@ class OwnTables:
             )
         x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         with torch.no_grad():
-            tables = self.tables(x, position_ids, self.seq_len)
+            if torch.compiler.is_compiling():
+                tables = self.tables(x, position_ids, self.seq_len)
+            else:
+                key = self.seq_len.fixed, x.dtype, x.device, torch.is_inference_mode_enabled()
+                tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, self.seq_len))
         return args, {**kwargs, "position_embeddings": tables}
 
 

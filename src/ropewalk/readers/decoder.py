@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import stream
 from ropewalk.models.layers import only_hidden
-from ropewalk.models.precision import to_float64
 from ropewalk.models.prompts import Prompts, Tokenizer
 from ropewalk.readers.digest import model_digest
 from ropewalk.readers.losses import Top, all_log_probs, likeliest, logit_slices, top_after, window_losses
@@ -31,9 +29,9 @@ from ropewalk.readers.reader import (
     Losses,
     QuestionIds,
     check_pairs,
-    check_questions,
     check_read,
 )
+from ropewalk.readers.trees import answers
 
 
 class DecoderPrefix:
@@ -46,7 +44,7 @@ class DecoderPrefix:
     def __init__(self, model: Decoder, cache: KVCache, *, chunk: int, tokens: int = 0) -> None:
         self.model, self.cache, self.chunk = model, cache, chunk
         self._tokens = tokens
-        self._next = torch.empty(0)  # log-probabilities of the next token
+        self._next = torch.empty(0, device=cache.device)  # log-probabilities of the next token
 
     @property
     def tokens(self) -> int:
@@ -74,39 +72,17 @@ class DecoderPrefix:
         The tokens of all questions go through the model as branches of one row, 256 at a time. Common beginnings of
         continuations are processed once, and the prefix is neither copied nor changed.
         """
-        check_questions(questions)
-        trees = [_Tree(question, continuations) for question, continuations in questions]
-        runs = _runs([len(tree.tokens) for tree in trees], ASK_TOKENS)
-        return [answers for first, last in runs for answers in self._ask_trees(trees[first:last])]
+        return answers(questions, ASK_TOKENS, self._next, self._process)
 
-    def _ask_trees(self, trees: Sequence[_Tree]) -> list[list[float]]:
-        """Return the log-probabilities of the continuations of some questions, from one forward."""
-        tokens = [token for tree in trees for token in tree.tokens]
-        starts = [0, *itertools.accumulate(len(tree.tokens) for tree in trees)]
-        wanted = [
-            (start + node if node >= 0 else -1, token)
-            for start, tree in zip(starts, trees, strict=False)
-            for line in tree.lines
-            for node, token in line
-        ]
-        likely = torch.zeros(len(wanted), dtype=torch.float32, device=self.cache.device)
-        nodes, targets = torch.tensor(wanted, dtype=torch.int64, device=self.cache.device).reshape(-1, 2).unbind(1)
-        at_end = nodes < 0
-        likely[at_end] = self._next[targets[at_end]]
-        if tokens:
-            parents = [
-                parent if parent < 0 else start + parent
-                for start, tree in zip(starts, trees, strict=False)
-                for parent in tree.parents
-            ]
-            likely[~at_end] = self.model(
-                torch.tensor([tokens], device=self.cache.device),
-                cache=self.cache,
-                branches=Branches(parents, self.cache.device),
-                head_fn=partial(_log_probs_at, nodes=nodes[~at_end], targets=targets[~at_end]),
-            )
-        values = iter(to_float64(likely).tolist())
-        return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
+    def _process(self, tokens: list[int], parents: list[int], nodes: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of each target after its node, from one forward of branches."""
+        likely: Tensor = self.model(
+            torch.tensor([tokens], device=self.cache.device),
+            cache=self.cache,
+            branches=Branches(parents, self.cache.device),
+            head_fn=partial(_log_probs_at, nodes=nodes, targets=targets),
+        )
+        return likely
 
     def top(self, count: int) -> list[tuple[int, float]]:
         return likeliest(self._next, count)
@@ -118,47 +94,6 @@ class DecoderPrefix:
         other = DecoderPrefix(self.model, cache, chunk=self.chunk)
         other._tokens, other._next = self._tokens, self._next
         return other
-
-
-class _Tree:
-    """A question and its continuations as a tree of tokens.
-
-    - `parents`: as in `Branches`, numbered within this tree.
-    - `lines`: for each continuation, its tokens with their preceding nodes (-1: the prefix).
-    """
-
-    def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
-        self.tokens, self.parents = list(question), [*range(-1, len(question) - 1)]
-        self.lines: list[list[tuple[int, int]]] = []
-        after: dict[tuple[int, int], int] = {}
-        for continuation in continuations:
-            node = len(question) - 1
-            line: list[tuple[int, int]] = []
-            for token in continuation:
-                if line:
-                    parent, before = line[-1]
-                    node = after.setdefault((parent, before), len(self.tokens))  # shared by equal beginnings
-                    if node == len(self.tokens):
-                        self.tokens.append(before)
-                        self.parents.append(parent)
-                line.append((node, token))
-            self.lines.append(line)
-
-
-def _runs(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield runs (first, last) of a list with a total size of at most `most`; a larger item is a run of its own.
-
-    >>> list(_runs([3, 4, 2, 9, 1], 7))
-    [(0, 2), (2, 3), (3, 4), (4, 5)]
-    """
-    first, total = 0, 0
-    for index, size in enumerate(sizes):
-        if index > first and total + size > most:
-            yield first, index
-            first, total = index, 0
-        total += size
-    if sizes:
-        yield first, len(sizes)
 
 
 def _log_probs_at(hidden: Tensor, weight: Tensor, *, nodes: Tensor, targets: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropewalk.attachment import attachment_of
+from ropewalk.attachment.live_attention import calls_with
+from ropewalk.attention.masks import Branches, TokenLayout
 from ropewalk.attention.norm import HALF
 from ropewalk.errors import RopeError
-from ropewalk.models.precision import to_float64
 from ropewalk.optional import need
 from ropewalk.readers.losses import likeliest, target_losses, wide_product
-from ropewalk.readers.reader import Advance, QuestionIds, check_questions, check_read
+from ropewalk.readers.reader import ASK_TOKENS, Advance, QuestionIds, check_read
+from ropewalk.readers.trees import answers
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -148,12 +151,16 @@ class LiveModel:
     computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on the CPU,
     losses are `ropewalk.readers.losses.target_losses`, with a product in the half type: a third of the time.
 
+    - `branches`: whether one forward can process several continuations of a cache: all layers have our attention.
+
     **Raises:** `RopeError` for a model without a head for the next token.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.base, self._shell, self._wide = _halves(model)
+        handle = attachment_of(model)
+        self.branches = handle is not None and handle.takes_layouts
 
     def new_cache(self, capacity: int) -> Any:
         """Return the model's own cache for `capacity` tokens."""
@@ -165,14 +172,22 @@ class LiveModel:
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
-    def hidden(self, input_ids: Tensor, cache: Any, first: int) -> Tensor:
-        """Return the last hidden states `[rows, tokens, hidden]` of these tokens, from position `first` on."""
+    def hidden(self, input_ids: Tensor, cache: Any, first: int, branches: Branches | None = None) -> Tensor:
+        """Return the last hidden states `[rows, tokens, hidden]` of these tokens, from position `first` on.
+
+        `branches`: the tokens are several continuations of the cache's `first` tokens, if `self.branches`.
+        """
         rows, tokens = input_ids.shape
-        positions = torch.arange(first, first + tokens, device=input_ids.device)[None].expand(rows, -1)
-        cached = {} if cache is None else {cache_argument(self.base): cache}
-        out = self.base(
-            input_ids=input_ids, position_ids=positions, use_cache=cache is not None, return_dict=True, **cached
+        total = first + tokens
+        layout = TokenLayout(
+            rows, tokens, input_ids.device, start=first, total=total, capacity=total, cached=True, branches=branches
         )
+        positions = layout.position_ids()[None].expand(rows, -1)
+        cached = {} if cache is None else {cache_argument(self.base): cache}
+        with calls_with(layout) if self.branches else nullcontext():
+            out = self.base(
+                input_ids=input_ids, position_ids=positions, use_cache=cache is not None, return_dict=True, **cached
+            )
         hidden: Tensor = out.last_hidden_state
         return hidden
 
@@ -222,15 +237,25 @@ class LiveModel:
         vocab = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
-        cache, half = self.new_cache(CHECKED), CHECKED // 2
-        parts = [self.hidden(ids[:, :half], cache, 0), self.hidden(ids[:, half:], cache, half)]
-        logits = self.logits(torch.cat(parts, 1)[0])
-        most = float(whole.abs().max())
-        difference = float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
-        if not difference <= (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most):
+        cache, half, most = self.new_cache(CHECKED), CHECKED // 2, float(whole.abs().max())
+        allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most)
+
+        def difference(*parts: Tensor) -> float:
+            logits = self.logits(torch.cat(parts, 1)[0])
+            return float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
+
+        start = self.hidden(ids[:, :half], cache, 0)
+        if self.branches:
+            doubled = torch.cat((ids[:, half:], ids[:, half:]), 1)  # the rest of the text, twice
+            tree = Branches([*range(-1, half - 1), -1, *range(half, 2 * half - 1)], self.device)
+            with restored(cache):
+                both = torch.split(self.hidden(doubled, cache, half, tree), half, 1)
+            self.branches = all(difference(start, one) <= allowed for one in both)
+        found = difference(start, self.hidden(ids[:, half:], cache, half))
+        if not found <= allowed:
             raise RopeError(
                 "transformers: in chunks, this model's logits differ from its own forward.",
-                facts={"model": type(self.model).__name__, "largest difference": difference, "largest logit": most},
+                facts={"model": type(self.model).__name__, "largest difference": found, "largest logit": most},
                 cure="Choose a different model: this one cannot be measured.",
             )
         return [(size // CHECKED, window) for size, window in held_bytes(cache)]
@@ -354,7 +379,7 @@ class LivePrefix:
     def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
         self.live, self.cache, self.chunk = live, cache, chunk
         self._tokens = tokens
-        self._next = torch.empty(0)  # log-probabilities of the next token
+        self._next = torch.empty(0, device=live.device)  # log-probabilities of the next token
 
     @property
     def tokens(self) -> int:
@@ -384,39 +409,50 @@ class LivePrefix:
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
         """Return the log-probability in nats of each continuation of each question.
 
-        Questions are appended one by one and removed again; the prefix is neither copied nor changed.
+        The tokens of all questions go through the model as branches of one row, 256 at a time, if it allows that; else
+        questions are appended one by one. They are removed again, so the prefix is neither copied nor changed.
         """
-        check_questions(questions)
-        return [self._answers(list(question), continuations) for question, continuations in questions]
+        return answers(questions, ASK_TOKENS, self._next, self._process)
 
-    def _answers(self, question: list[int], continuations: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probabilities of the continuations of one question."""
-        if question and len(continuations) == 1:  # one forward for both
-            [continuation] = continuations
-            return [self._following([*question, *continuation], self._tokens, skip=len(question) - 1)]
-        with restored(self.cache):
-            first = self._next
-            if question:
-                first = self.live.logits(self._hidden(question, self._tokens)[-1:])[0].log_softmax(-1)
-            start = self._tokens + len(question)
-            starts = torch.tensor([one[0] for one in continuations], device=first.device)
-            log_probs: list[float] = to_float64(first[starts]).tolist()
-            for index, continuation in enumerate(continuations):
-                if len(continuation) > 1:
-                    log_probs[index] += self._following(list(continuation), start)
-        return log_probs
+    def _process(self, tokens: list[int], parents: list[int], nodes: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of each target after its node."""
+        if self.live.branches:
+            with restored(self.cache):
+                hidden = self._hidden(tokens, self._tokens, Branches(parents, self.live.device))
+        else:
+            hidden = self._line_by_line(tokens, parents)
+        likely = torch.empty(len(nodes), dtype=torch.float32, device=nodes.device)
+        distinct, index = torch.unique(nodes, return_inverse=True)
+        for part, logits in self.live.logit_slices(hidden[distinct.to(hidden.device)]):
+            here = (index >= part.start) & (index < part.stop)
+            rows, columns = (index[here] - part.start).to(logits.device), targets[here].to(logits.device)
+            likely[here] = logits.log_softmax(-1)[rows, columns].to(likely.device)
+        return likely
 
-    def _following(self, tokens: list[int], start: int, *, skip: int = 0) -> float:
-        """Return the log-probability of the tokens after the first (`skip`: and some more), given those before."""
-        with restored(self.cache):
-            logits = self.live.logits(self._hidden(tokens[:-1], start)[skip:])
-        targets = torch.tensor(tokens[1 + skip :], device=logits.device)
-        likely = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-        return float(to_float64(likely).sum())
+    def _line_by_line(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """Return the hidden states of a tree's tokens, with a forward for each line of tokens between two branches."""
+        hidden: list[Tensor] = [torch.empty(0)] * len(tokens)
+        children: dict[int, list[int]] = {node: [] for node in range(-1, len(tokens))}
+        for node, parent in enumerate(parents):
+            children[parent].append(node)
 
-    def _hidden(self, tokens: list[int], start: int) -> Tensor:
+        def follow(node: int, start: int) -> None:
+            line = [node]
+            while len(children[line[-1]]) == 1:
+                line += children[line[-1]]
+            with restored(self.cache):
+                for place, states in zip(line, self._hidden([tokens[one] for one in line], start), strict=True):
+                    hidden[place] = states
+                for child in children[line[-1]]:
+                    follow(child, start + len(line))
+
+        for root in children[-1]:
+            follow(root, self._tokens)
+        return torch.stack(hidden)
+
+    def _hidden(self, tokens: list[int], start: int, branches: Branches | None = None) -> Tensor:
         """Append tokens to the cache and return their hidden states `[tokens, hidden]`."""
-        return self.live.hidden(torch.tensor([tokens], device=self.live.device), self.cache, start)[0]
+        return self.live.hidden(torch.tensor([tokens], device=self.live.device), self.cache, start, branches)[0]
 
     def top(self, count: int) -> list[tuple[int, float]]:
         return likeliest(self._next, count)

@@ -60,14 +60,12 @@ class TransformersReader:
         from ropewalk.readers.live_model import LiveModel
         from ropewalk.readers.loading import text_tokenizer
 
-        self.model, self._refused = _twin(model), None
+        self.model = _twin(model)
+        self._refused: RopeError | None = None
         LiveModel(self.model)  # raises if it is not a causal language model
         if attachment_of(self.model) is None:
             self._own: Positions = positions_of(self.model, text_config_of(self.model))
-            try:
-                attach_silently(self.model)
-            except RopeError as refused:
-                self._refused = refused
+            self._refused = _attach(self.model)
         self._name = name or _name_of(model)
         self._tokenizer = text_tokenizer(tokenizer, model)
         self.live = LiveModel(self.model)
@@ -178,7 +176,7 @@ class TransformersReader:
         from ropewalk.readers.live_model import LivePrefix
 
         live = self._at(seq_len)
-        prefix = LivePrefix(live, live.new_cache(seq_len), chunk=chunk)
+        prefix = LivePrefix(live, live.new_cache(seq_len + ASK_TOKENS), chunk=chunk)
         prefix.read(input_ids, advance=advance)
         return prefix
 
@@ -319,6 +317,19 @@ class _Frozen:
                 while len(self._twins) > self.KEPT:
                     del self._twins[next(iter(self._twins))]
             return self._twins[key]
+
+
+def _attach(model: Any) -> RopeError | None:
+    """Attach exact rotation with our kernels, or without them if the model refuses; return the error if both fail."""
+    refused: RopeError | None = None
+    for kernels in (True, False):
+        try:
+            attach_silently(model, kernels=kernels)
+        except RopeError as error:
+            refused = error
+        else:
+            return None
+    return refused
 
 
 def _handle(model: Any) -> Attachment:
