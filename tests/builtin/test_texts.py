@@ -7,6 +7,8 @@ import gzip
 import os
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -103,6 +105,42 @@ def test_unreadable_texts_are_refused(tmp_path: Path, content: bytes | None, mes
         read_text(path)
     with pytest.raises(RopeError, match="Is a directory"):
         read_text(tmp_path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_long_text_is_read_up_to_a_limit(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """Also inside a character of several bytes; its name says so. A file of a few kilobytes may unpack to gigabytes."""
+    (tmp_path / "a.txt").write_bytes(pack("né".encode() * 1_000_000))
+    assert read_text(tmp_path / "a.txt", 5) == ("a.txt (first 0 MB)", "nén")
+    assert read_text(tmp_path / "a.txt", 2_000_000) == ("a.txt (first 2 MB)", ("né" * 666_667)[:-1])
+    tracemalloc.start()
+    read_text(tmp_path / "a.txt", 1000)
+    assert tracemalloc.get_traced_memory()[1] < 200_000
+    tracemalloc.stop()
+    (tmp_path / "b.txt").write_bytes(b"b" * 4)
+    assert read_texts([tmp_path], 4)[1] == ("b.txt", "bbbb")
+
+
+def test_many_texts_are_read_up_to_a_limit(tmp_path: Path) -> None:
+    """Eight times that of one text; the warning counts those that are left out."""
+    for name in range(10):
+        (tmp_path / f"{name}.txt").write_bytes(b"words")
+    with pytest.warns(UserWarning, match=r"first 9 of 10 texts .* 40 bytes"):
+        assert len(read_texts([tmp_path], 5)) == 9
+
+
+def test_pipes_devices_and_a_link_to_itself(tmp_path: Path) -> None:
+    """A pipe that a shell opened is read; a named one would be waited for, and a device of zeros never ends."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, message in ((tmp_path / "pipe", "named pipe"), ("/dev/zero", "binary"), (tmp_path / "loop", "symbolic")):
+        with pytest.raises(RopeError, match=message):
+            read_texts([path], 1000)
+    reading, writing = os.pipe()
+    os.write(writing, b"words")
+    os.close(writing)
+    assert read_texts([f"/dev/fd/{reading}"], 1000) == [(str(reading), "words")]
+    os.close(reading)
 
 
 def filled(folder: Path) -> Path:

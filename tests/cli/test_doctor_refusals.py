@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,17 @@ def test_a_folder_of_texts_and_a_short_one(
     (tmp_path / "short.txt").write_text(text.read_text()[:100])
     assert doctor(checkpoint, "--text", tmp_path / "short.txt", *given) == 0
     assert "One window of 96 tokens of short.txt" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_long_text_is_read_up_to_a_limit_that_is_stated(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 bytes for each token of the windows, if that is more than the least: /dev/zero and a bomb of gzip end."""
+    monkeypatch.setattr("ropewalk.diagnosis.prepare.LEAST_BYTES", 1000)
+    (tmp_path / "long.txt").write_text("It was the best of times. " * 4_000)
+    assert doctor(checkpoint, "--text", tmp_path / "long.txt", "--target", 64, "--windows", 1, "--methods", "pi") == 0
+    assert "of long.txt (first 0 MB), seed 0" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\n" * 50_000_000))
+    for path in ("/dev/zero", tmp_path / "bomb.gz"):
+        assert doctor(checkpoint, "--text", path) == 2
+        assert "text" in capsys.readouterr().err

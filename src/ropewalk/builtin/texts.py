@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import os
+import stat
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -15,6 +18,8 @@ from ropewalk.errors import RopeError
 
 DEFAULT_TEXT = "moby_dick"
 STRETCHES = ("moby_dick", "middlemarch", "bleak_house", "shakespeare", "python_code")
+LEAST_BYTES, MOST_BYTES = 2**23, 2**27
+"""The bytes that are read of one text: for a few windows, and by default."""
 _EMPTY = "read_text: the text is empty."
 _GZIP = b"\x1f\x8b"
 _MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
@@ -28,25 +33,28 @@ _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
 _TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
 
 
-def read_text(path: str | Path | None) -> tuple[str, str]:
+def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str]:
     """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby-Dick.
 
-    A byte-order mark is left out. Raises `RopeError` for a path that is missing, a folder, damaged, not UTF-8, binary,
-    or empty.
+    A byte-order mark is left out. At most `most` bytes are read and unpacked; the name of a longer text contains the
+    limit. Raises `RopeError` for a path that is missing, a folder, a named pipe, damaged, not UTF-8, binary, or empty.
     """
     if path is None:
         return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
     path = as_path(path, "read_text")
     try:
-        stored = path.read_bytes()
-        raw = gzip.decompress(stored) if stored.startswith(_GZIP) else stored
+        if stat.S_ISFIFO(os.stat(path).st_mode) and path.parts[:2] != ("/", "dev"):  # /dev/stdin has a writer
+            raise OSError(errno.EINVAL, "Is a named pipe")
+        with path.open("rb") as file:
+            raw = (gzip.GzipFile(fileobj=file) if file.peek(2).startswith(_GZIP) else file).read(most + 1)
     except (OSError, EOFError, zlib.error) as error:  # a damaged gzip file raises any of them
         raise RopeError(
             "read_text: the text cannot be read.",
             facts={"file": str(path), "error": getattr(error, "strerror", None) or str(error)},
             cure="Pass the path of a UTF-8 text file, plain or gzipped.",
         ) from error
-    text = decoded(path, raw)
+    longer, raw = len(raw) > most, raw[:most]
+    text = decoded(path, raw, longer=longer)
     if "\0" in text:
         raise _not_utf8(path, raw, "read_text", {})
     if not text.strip():
@@ -55,7 +63,7 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
             facts={"file": str(path), "bytes": len(raw)},
             cure="Pass a file with text.",
         )
-    return path.name, text
+    return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
 
 
 def default_texts() -> list[tuple[str, str]]:
@@ -115,11 +123,12 @@ def text_files(path: str | Path) -> list[Path]:
     return texts
 
 
-def read_texts(paths: Sequence[str | Path]) -> list[tuple[str, str]]:
+def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tuple[str, str]]:
     """Return a distinct name and the contents of each text file; a folder stands for its text files.
 
     A file that is named twice is read once. Files of one name are called by their paths in their folders, then with
-    the folder's name before that, then by their whole paths: by the first of these that is distinct.
+    the folder's name before that, then by their whole paths: by the first of these that is distinct. At most `most`
+    bytes of each are read. Files after the first 8 * `most` bytes are left out, with a warning.
 
     **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
     """
@@ -129,14 +138,23 @@ def read_texts(paths: Sequence[str | Path]) -> list[tuple[str, str]]:
             folder = path if path.is_dir() else file.parent
             inside = file.relative_to(folder).as_posix()
             choices = (file.name, inside, f"{folder.resolve().name}/{inside}", str(file))
-            files.setdefault(file.resolve(), choices)
+            files.setdefault(Path(os.path.realpath(file)), choices)  # `resolve` raises for a link to itself
     names: dict[Path, str] = {}
     for name in {choices[0] for choices in files.values()}:
         same = {file: choices for file, choices in files.items() if choices[0] == name}
         levels = list(zip(*same.values(), strict=True))
         distinct = next((level for level in levels if len(set(level)) == len(same)), levels[-1])
         names |= dict(zip(same, distinct, strict=True))
-    return [(names[file], read_text(choices[-1])[1]) for file, choices in files.items()]
+    texts: list[tuple[str, str]] = []
+    for file, choices in files.items():
+        if sum(len(text) for _, text in texts) > 8 * most:
+            warnings.warn(
+                f"Only the first {len(texts)} of {len(files)} texts are used: {8 * most:,} bytes.", stacklevel=2
+            )
+            break
+        name, text = read_text(choices[-1], most)
+        texts.append((names[file] + name.removeprefix(choices[0]), text))
+    return texts
 
 
 def _has_text(path: Path) -> bool:
@@ -169,10 +187,13 @@ def _packaged(*path: str) -> str:
     return gzip.decompress(resources.files("ropewalk.builtin").joinpath("text", *path).read_bytes()).decode("utf-8")
 
 
-def decoded(path: Path, raw: bytes, where: str = "read_text") -> str:
-    """Return the text in a file's bytes, without its byte-order mark; raise `RopeError` if they are not UTF-8."""
+def decoded(path: Path, raw: bytes, where: str = "read_text", *, longer: bool = False) -> str:
+    """Return the text in a file's bytes, without its byte-order mark; raise `RopeError` if they are not UTF-8.
+
+    `longer`: the file is longer, so the bytes may end inside a character.
+    """
     try:
-        return raw.decode("utf-8-sig")
+        return codecs.utf_8_decode(raw, "strict", not longer)[0].removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise _not_utf8(path, raw, where, {"byte": error.start, "reason": error.reason}) from error
 

@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import Source, read_source, source_of
-from ropewalk.builtin.texts import default_texts, read_text, read_texts
+from ropewalk.builtin.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
@@ -108,7 +108,7 @@ def prepare(
             facts={"model": source.name},
             cure="Put its tokenizer.json next to the weights, or pass tokenizer=... with a live model.",
         )
-    texts = _texts(model, settings, tokenizer)
+    texts = _texts(model, settings, tokenizer, reader.trained_length)
     reader, reading = _settle(reader, list(texts.tokens), settings, progress)
     source = source.known_from(reader)
     trained = trained_length_of(reader, settings.trained_length)
@@ -304,10 +304,15 @@ def _refuse_without_owner(work: Plan, settings: DoctorSettings) -> None:
         refuse_ignored([name] if name in settings.protocol.changed else [], present, owner, cure)
 
 
-def _texts(model: object, settings: DoctorSettings, tokenizer: Tokenizer) -> Texts:
-    """Return the texts of the settings; else packaged passages, and for the built-in model a novel it has not seen."""
-    chosen = settings.text is None
-    texts = texts_of(settings.text) if not chosen or model == BUILT_IN else default_texts()
+def _texts(model: object, settings: DoctorSettings, tokenizer: Tokenizer, trained: int | None) -> Texts:
+    """Return the texts of the settings; else packaged passages, and for the built-in model a novel it has not seen.
+
+    At most 16 bytes of a text are read for each token of the windows, or 8 MB if that is more.
+    """
+    chosen, given = settings.text is None, settings.protocol
+    tokens = (settings.target or 4 * (settings.trained_length or trained or 0)) * max(MOST_WINDOWS, given.windows or 0)
+    most = min(2**30, max(LEAST_BYTES, 16 * tokens)) + 4 * given.start_char
+    texts = texts_of(settings.text, most) if not chosen or model == BUILT_IN else default_texts()
     return Texts.encode(texts, tokenizer, settings.protocol.start_char, chosen)
 
 
@@ -393,16 +398,19 @@ def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
     return ShardedReader.of(reader)
 
 
-def texts_of(text: TextSource) -> list[tuple[str, str]]:
+def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]:
     """Return the name and the contents of each text: a file or a folder, several, or a list of such pairs.
+
+    At most `most` bytes of a file are read. Raises `RopeError` as `read_texts`, and for anything else.
 
     >>> texts_of([("a", "words")])
     [('a', 'words')]
     """
-    given: list[Any] = [text] if text is None or isinstance(text, str | Path) else list(text)
+    given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
     found: list[tuple[str, str]] = []
     for one in given:
-        found += [one] if isinstance(one, tuple) else read_texts([one]) if one is not None else [read_text(None)]
+        pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
+        found += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
     return found
 
 

@@ -102,7 +102,8 @@ class Protocol:
         ones = ("windows", "stride", "chunk", "workers")
         check_whole("protocol", **{name: getattr(self, name) for name in ones})
         check_whole("protocol", least=2, block=self.block)
-        check_whole("protocol", least=0, start_char=self.start_char, unscaled_tokens=self.unscaled_tokens)
+        check_whole("protocol", least=0, most=10**8, start_char=self.start_char)
+        check_whole("protocol", least=0, unscaled_tokens=self.unscaled_tokens)
         check_whole("protocol", least=0, most=MOST_SEED, seed=self.seed)
 
     @property

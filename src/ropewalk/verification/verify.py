@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path
-from ropewalk.builtin.texts import read_text
+from ropewalk.builtin.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
 from ropewalk.models.config import Positions
 from ropewalk.progress import Progress, SilentProgress, say, shown
@@ -147,7 +147,7 @@ def our_side(
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
     check_whole("verify", up_to=up_to, trained_length=trained_length)
-    contents = read_text(text)[1]
+    contents = read_text(text, LEAST_BYTES)[1]
     if isinstance(model, str | Path):
         reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
     else:
