@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable
@@ -12,8 +13,88 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.atomic_io import check_output, check_writable, remove_folder, whole_file, whole_folder, write_whole
+import ropewalk
+from ropewalk.atomic_io import (
+    check_output,
+    check_writable,
+    parse,
+    read_json,
+    read_text,
+    remove_folder,
+    whole_file,
+    whole_folder,
+    write_whole,
+)
 from ropewalk.errors import RopeError
+
+PACKAGE = Path(ropewalk.__file__).parent
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _deep(path: Path) -> None:
+    path.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (None, "no such file"),
+        (_pipe, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (Path.mkdir, "not a regular file"),
+        (_loop, "symbolic links"),
+        (_deep, "nested too deeply"),
+        (lambda path: path.write_text('{"a":' + "[" * 110 + "]" * 110 + "}"), "nested too deeply"),
+        (lambda path: path.write_bytes(b'{"a": "\xff"}'), "utf-8"),
+        (lambda path: path.write_text('{"a": ' + "1" * 5000 + "}"), "4300 digits"),
+        (lambda path: path.write_text(" " * 1001), "larger than 1,000 bytes"),
+        (lambda path: path.write_text("[1]"), "contains list, not an object"),
+    ],
+)
+def test_what_is_no_json_file_is_refused(tmp_path, monkeypatch, make, words):
+    """A pipe never blocks, a device is not read, and nesting and size have limits."""
+    monkeypatch.setattr("ropewalk.atomic_io.LARGEST", 10**6 if make is _deep else 1000 if "1,000" in words else 10**4)
+    if make is not None:
+        make(tmp_path / "config.json")
+    with pytest.raises(RopeError, match=f"(?s)probe: .*config.json.*{words}|probe: there is {words}") as error:
+        read_json(tmp_path / "config.json", "probe", "Mend it.")
+    assert error.value.cure == "Mend it."
+
+
+def test_names_that_no_file_has(tmp_path):
+    """A NUL and a name that is too long are refused; a byte order mark is not part of the text."""
+    for name in ("a\0b", "x" * 5000):
+        with pytest.raises(RopeError, match="cannot be read"):
+            read_text(tmp_path / name)
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfa")
+    assert read_text(tmp_path / "text") == "a"
+
+
+def test_toml_is_nested_too_deeply():
+    """The reader of TOML recurses, too."""
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse("a = " + "[" * 10_000 + "]" * 10_000, toml=True)
+
+
+def test_files_are_read_by_the_guarded_reader():
+    """JSON, TOML and text files are read by `atomic_io` alone; the others read files of the package, or their own."""
+    reads = re.compile(r"json\.loads?\(|tomllib|\.read_text\(|\.read_bytes\(")
+    own = {
+        "atomic_io.py", "optional.py", "ledger.py", "processes.py", "builtin/texts.py", "report/write.py",
+        "report/inline.py", "report/explorer.py", "report/explorer_model.py", "figures/rope_numbers.py",
+        "verification/golden.py", "verification/openai_engine.py", "checkpoints/tokenizer.py",
+        "checkpoints/gguf_tokenizer.py",
+    }  # fmt: skip
+    going = ("training/", "extend/", "comparison/")
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if reads.search(path.read_text())}
+    assert {name for name in found if not name.startswith(going)} <= own
 
 
 def test_a_pipe_is_written_into(tmp_path):

@@ -1,4 +1,4 @@
-"""Read JSON files strictly, and write files and folders atomically.
+"""Read files of bounded size, and write files and folders atomically.
 
 A file that a command writes for the user replaces only an empty file or one of ropewalk's own (`write_output`).
 """
@@ -11,19 +11,26 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ropewalk.errors import RopeError
 
 if sys.platform != "win32":
     import fcntl
 
+LARGEST = 100_000_000
+"""The most bytes of a file that is read whole, and of a safetensors header: safetensors' own limit."""
+
+_WHOLE = "Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json. Fetch a damaged file again."
+_DEEP = "nested too deeply"
 _MASK = threading.Lock()
 _STAGED = ".ropewalk"  # ending of temporary files and folders
 _MARKS = (
@@ -50,27 +57,64 @@ def as_path(source: object, where: str) -> Path:
     return Path(source)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; raises `RopeError` if the file is missing or damaged, or contains no object."""
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read its bytes; raise `OSError` for a folder, and for a pipe or a device, which may never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(path, "rb")
+
+
+def read_text(path: Path, call: str = "load", cure: str = _WHOLE) -> str:
+    """Return the text of a UTF-8 file; raise `RopeError` if it is missing, damaged or larger than `LARGEST`.
+
+    `call` and `cure` are those of the error.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise OSError(errno.EFBIG, f"larger than {LARGEST:,} bytes")
+        return content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise RopeError(
-            f"load: the folder has no {path.name}.",
-            facts={"folder": str(path.parent)},
-            cure="Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json.",
-        ) from error
-    except (OSError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        raise RopeError(
-            f"load: {path.name} cannot be read.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Fetch or save the file again.",
-        ) from error
+        raise RopeError(f"{call}: there is no such file.", facts={"file": str(path)}, cure=cure) from error
+    except (OSError, ValueError) as error:  # ValueError: UTF-8, a NUL in the path
+        raise _unreadable(path, call, cure, error) from error
+
+
+def read_json(path: Path, call: str = "load", cure: str = _WHOLE) -> dict[str, Any]:
+    """Return the object in a JSON file; raises `RopeError` as `read_text`, and if the file contains no object."""
+    return parse_object(read_text(path, call, cure), path, call, cure)
+
+
+def parse_object(text: str, source: str | Path, call: str, cure: str, *, toml: bool = False) -> dict[str, Any]:
+    """Return the object in JSON or TOML text; raise `RopeError` with the name of its source if there is none."""
+    try:
+        content = parse(text, toml=toml)
+    except ValueError as error:
+        raise _unreadable(source, call, cure, error) from error
     if not isinstance(content, dict):
-        raise RopeError(
-            f"load: {path.name} must contain a JSON object.", facts={"file": str(path)}, cure="Download the file again."
-        )
+        raise _unreadable(source, call, cure, f"it contains {type(content).__name__}, not an object")
     return content
+
+
+def parse(text: str | bytes, *, toml: bool = False) -> Any:
+    """Return the content of JSON or TOML; raise `ValueError` if it is damaged, or nested more than 100 deep."""
+    try:
+        content = tomllib.loads(str(text)) if toml else json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError(_DEEP, "", 0) from None
+    level = [content]
+    for _ in range(101):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+    if level:
+        raise json.JSONDecodeError(_DEEP, "", 0)
+    return content
+
+
+def _unreadable(source: str | Path, call: str, cure: str, error: object) -> RopeError:
+    facts = {"source": str(source), "error": str(getattr(error, "strerror", None) or error)}
+    return RopeError(f"{call}: the content cannot be read.", facts=facts, cure=cure)
 
 
 def write_json(path: Path, content: Any, indent: int | None = 2) -> None:

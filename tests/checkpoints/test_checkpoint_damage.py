@@ -114,16 +114,16 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     """No such folder, no config.json, no weights, damaged JSON."""
     with pytest.raises(RopeError, match="no such file or folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(RopeError, match=r"no config\.json"):
+    with pytest.raises(RopeError, match=r"(?s)no such file.*config\.json"):
         load(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(RopeError, match=r"(?s)no safetensors weights, only pickles.*pytorch_model\.bin"):
         load(folder)
     (folder / "config.json").write_text("[1, 2]")
-    with pytest.raises(RopeError, match="must contain a JSON object"):
+    with pytest.raises(RopeError, match="contains list, not an object"):
         load(folder)
     (folder / "config.json").write_text('{"model_type": ')
-    with pytest.raises(RopeError, match=r"config\.json cannot be read"):
+    with pytest.raises(RopeError, match=r"(?s)cannot be read.*config\.json"):
         load(folder)
 
 

@@ -20,6 +20,7 @@ import ropewalk as rw
 from ropewalk import extend
 from ropewalk.backends import widened
 from ropewalk.checkpoints.load import load, load_decoder, save
+from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.generate import generate
@@ -152,6 +153,27 @@ def test_the_stored_dtype(own: Path, foreign: Path, tmp_path: Path) -> None:
     assert stored_dtype(tmp_path) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", "dtype": "float16"}))
     assert stored_dtype(tmp_path) == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "Expecting value"),
+        ((10**8 + 1).to_bytes(8, "little") + b"{}", "a header of 100,000,001 bytes"),
+        ('{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}', "wrong type"),
+        ('{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}', "wrong type"),
+        ('{"a": {"dtype": "F32"}}', "shape"),
+        ("[" * 10_000 + "]" * 10_000, "nested too deeply"),
+    ],
+)
+def test_a_damaged_header_has_no_dtype(content: bytes | str, words: str, tmp_path: Path) -> None:
+    """It is refused by its size before it is read, and by the types of its entries; the loader then reports it."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    coded = content if isinstance(content, bytes) else len(content).to_bytes(8, "little") + content.encode()
+    (tmp_path / "model.safetensors").write_bytes(coded)
+    assert fast_dtype(tmp_path) == (None, None)
+    with pytest.raises((OSError, ValueError, KeyError), match=words):
+        read_header(tmp_path / "model.safetensors")
 
 
 def test_generate_says_so_once(own: Path) -> None:

@@ -113,12 +113,16 @@ def test_where_special_tokens_are_named(
     assert (read.bos_id, read.eos_ids) == (expected, end)
 
 
-def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
-    """No tokenizer.json, or one that is no tokenizer."""
-    with pytest.raises(RopeError, match=r"no tokenizer\.json"):
+def test_missing_and_damaged_files_are_named(tmp_path: Path, trained: TextTokenizer) -> None:
+    """No tokenizer.json, one that is no tokenizer, and a chat template that is not UTF-8."""
+    with pytest.raises(RopeError, match=r"(?s)no such file.*tokenizer\.json"):
         TextTokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": ', encoding="utf-8")
     with pytest.raises(RopeError, match=r"tokenizer\.json cannot be read"):
+        TextTokenizer.from_folder(tmp_path)
+    trained.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ \xff }}")
+    with pytest.raises(RopeError, match=r"(?s)cannot be read.*chat_template\.jinja.*utf-8"):
         TextTokenizer.from_folder(tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_several_thetas_are_audited_each(tmp_path: Path, capsys: pytest.CaptureF
     ("content", "message"),
     [
         (None, "no such file or folder"),
-        ("{", "config.json cannot be read"),
+        ("{", "the content cannot be read"),
         (json.dumps({**LLAMA31, "rope_scaling": {"rope_type": "new"}}), "rope_type"),
     ],
 )

@@ -264,8 +264,8 @@ def test_a_settings_file_sets_the_fields_that_have_no_option(tmp_path: Path):
         ('names = "b"', "the wrong type"),
         ("block = 0.5", "the wrong type"),
         ('block = "8x"', "ropewalk: block must be a whole number of tokens"),
-        ("beta = ", "must be a TOML file"),
-        (None, "must be a TOML file"),
+        ("beta = ", "Pass a TOML file"),
+        (None, "no such file"),
     ],
 )
 def test_a_bad_settings_file_is_a_rope_error(content: str | None, message: str, tmp_path: Path):

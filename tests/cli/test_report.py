@@ -49,8 +49,8 @@ def test_records_that_are_none(tmp_path, capsys):
     garbled = record()
     garbled["methods"][0]["loss_by_block"] = "three"
     cases = [
-        ("{", "record cannot be read"),
-        ("[1]", "not a record of the doctor's"),
+        ("{", "cannot be read"),
+        ("[1]", "contains list, not an object"),
         (json.dumps({"model": "m", "audit": {}}), "not a record of the doctor's"),
         (json.dumps(garbled), "holds it in another form"),
     ]

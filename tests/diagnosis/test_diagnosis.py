@@ -70,7 +70,7 @@ def test_an_argument_that_moved_into_the_protocol_warns(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ('{"windows": 2', "cannot be read"),
-        ("absent.toml", "cannot be read"),
+        ("absent.toml", "no such file"),
         ('{"window": 2}', "contains unknown fields"),
     ],
 )

@@ -314,19 +314,19 @@ def test_layers_without_rotation() -> None:
 @pytest.mark.rejects
 def test_rejected_files(tmp_path: Path) -> None:
     """A missing file, a truncated one and a list are named."""
-    with pytest.raises(rw.RopeError, match="no such config file"):
+    with pytest.raises(rw.RopeError, match="no such file"):
         rw.RopeConfig.from_hf(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": ')
-    with pytest.raises(rw.RopeError, match="cannot be read as JSON"):
+    with pytest.raises(rw.RopeError, match="cannot be read"):
         rw.RopeConfig.from_hf(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(rw.RopeError, match="must contain one object"):
+    with pytest.raises(rw.RopeError, match="contains list, not an object"):
         rw.RopeConfig.from_hf(tmp_path)
     for source in (3, None, "", dict):
         with pytest.raises(rw.RopeError, match="must be a path, a dict"):
             rw.RopeConfig.from_hf(source)
     for source in ("x" * 5000, "a\0b"):
-        with pytest.raises(rw.RopeError, match="cannot be read as JSON"):
+        with pytest.raises(rw.RopeError, match="cannot be read"):
             rw.RopeConfig.from_hf(source)
 
 

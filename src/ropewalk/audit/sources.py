@@ -89,7 +89,7 @@ def read_source(source: str | Path) -> Source:
     if ours:  # config.json has no key for the training status in its metadata
         ropes = _known(ropes, read_config(path).positions)
     layers = {label: layers_of_config(text_config(config), label) for label in ropes}
-    library = "ropewalk" if config.get("model_type") in DECODERS else "transformers"
+    library = "ropewalk" if str(config.get("model_type")) in DECODERS else "transformers"
     further += _indexer(config, alpha)
     return Source(name=name, config=config, ropes=ropes, layers=layers, library=library, further=further)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ropewalk.atomic_io import open_file
 from ropewalk.checkpoints.materialize import forget_pages
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
@@ -61,7 +62,7 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise self.error("the file cannot be read.", facts={"error": str(error)}) from error

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import mmap
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ropewalk.atomic_io import LARGEST, open_file, parse
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -31,20 +31,36 @@ def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:
         mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the entry of each tensor in a safetensors file (dtype, shape, data_offsets), and where the data begin.
+
+    Raises `OSError`, `ValueError`, `KeyError` or `TypeError` for a damaged header, or one that is too large.
+    Source: the format in safetensors' README (8 bytes of length, a JSON header, then the data).
+    """
+    with open_file(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LARGEST:
+            raise OSError(errno.EFBIG, f"a header of {length:,} bytes", str(path))
+        header = parse(file.read(length))
+    entries = {name: entry for name, entry in dict(header).items() if name != "__metadata__"}
+    for entry in entries.values():
+        numbers = [*entry["shape"], *entry["data_offsets"]]
+        if not isinstance(entry["dtype"], str) or not all(isinstance(number, int) for number in numbers):
+            raise OSError(errno.EINVAL, "an entry of the header has a wrong type", str(path))
+    return entries, 8 + length
+
+
 class Widened:
     """A validated, mapped safetensors file that releases the pages of converted tensors.
 
     In safetensors' own mapping these pages would stay in memory as a second copy of the model.
-    Source: the format in safetensors' README (8 bytes of length, a JSON header, then the data).
     """
 
     def __init__(self, path: Path) -> None:
+        header, begin = read_header(path)
         with path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            header = json.loads(file.read(length))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        header.pop("__metadata__", None)
-        self._begins = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
+        self._begins = {name: begin + entry["data_offsets"][0] for name, entry in header.items()}
 
     def read(self, name: str, shape: tuple[int, ...], stored: torch.dtype, dtype: torch.dtype) -> Tensor:
         """Return one tensor, converted from dtype `stored` to a different `dtype`."""

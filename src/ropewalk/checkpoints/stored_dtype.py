@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import warnings
 from collections.abc import Iterator
 from functools import reduce
@@ -17,6 +15,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.backends.widened import slow_dtype
 from ropewalk.checkpoints.classifier_files import CLASSIFIER
 from ropewalk.checkpoints.decoder_config import NATIVE
+from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.sources import find
 from ropewalk.families import DECODERS
 from ropewalk.models.precision import is_slow, memory_for, name_of
@@ -76,14 +75,12 @@ def fast_dtype_or_warn(path: Path, call: str, device: torch.device | str = "cpu"
 def _tensors(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the entry of each tensor in the headers of a folder's safetensors files: dtype and shape.
 
-    Source: the format in safetensors' README. The loader reports damaged files, so they are skipped here.
+    The loader reports damaged files, so they are skipped here.
     """
     try:
         shards = {_SINGLE} if (folder / _SINGLE).is_file() else set(read_json(folder / _INDEX)["weight_map"].values())
         for shard in shards:
-            with (folder / Path(shard).name).open("rb") as file:
-                header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-            header.pop("__metadata__", None)
+            header, _ = read_header(folder / Path(shard).name)
             yield from (entry for name, entry in header.items() if not name.endswith("rotary_emb.inv_freq"))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error, MemoryError, OverflowError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return

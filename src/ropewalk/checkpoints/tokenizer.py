@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ropewalk.atomic_io import read_json, write_json
+from ropewalk.atomic_io import read_json, read_text, write_json
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
@@ -131,20 +131,18 @@ class TextTokenizer:
         tokenizer_config.json, else the others. Raises `RopeError` with the name of a missing or damaged file.
         """
         root = Path(folder)
-        path = root / "tokenizer.json"
-        if not path.is_file():
-            raise RopeError(
-                "TextTokenizer: the folder has no tokenizer.json.",
-                facts={"folder": str(root)},
-                cure="Save the tokenizer in the `tokenizers` format, for example with AutoTokenizer...save_pretrained.",
-            )
+        path, cure = (
+            root / "tokenizer.json",
+            "Save the tokenizer by AutoTokenizer...save_pretrained, or fetch it again.",
+        )
+        text = read_text(path, "TextTokenizer", cure)
         try:
-            tokenizer = need("tokenizers").Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            tokenizer = need("tokenizers").Tokenizer.from_str(text)
         except Exception as error:  # `tokenizers` raises a bare Exception for a damaged file
             raise RopeError(
                 "TextTokenizer: tokenizer.json cannot be read.",
                 facts={"file": str(path), "error": str(error)},
-                cure="Fetch or save the file again.",
+                cure=cure,
             ) from error
         # Settings of a training run's batches, not a property of the text.
         tokenizer.no_truncation()
@@ -164,7 +162,9 @@ class TextTokenizer:
             tokenizer_config.get("eos_token"),
         )
         template = root / "chat_template.jinja"
-        chat = template.read_text(encoding="utf-8") if template.is_file() else tokenizer_config.get("chat_template")
+        chat = (
+            read_text(template, "TextTokenizer", cure) if template.is_file() else tokenizer_config.get("chat_template")
+        )
         return cls(tokenizer, begin[0] if begin else None, end, chat_template=chat if isinstance(chat, str) else None)
 
     @classmethod

@@ -29,7 +29,6 @@ import dataclasses
 import inspect
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
-from ropewalk.atomic_io import as_path
+from ropewalk.atomic_io import as_path, parse_object, read_text
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import names_of
 from ropewalk.version import __version__
@@ -322,14 +321,8 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
 
 def _read_settings(path: Path, fields: Mapping[str, _Option]) -> dict[str, Any]:
     """Return the values of a TOML file in the fields' types; raise `RopeError` for an unknown name or a wrong type."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RopeError(
-            "ropewalk: --settings must be a TOML file.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Write one `name = value` on each line.",
-        ) from error
+    cure = "Pass a TOML file to --settings, with one `name = value` on each line."
+    document = parse_object(read_text(path, "ropewalk", cure), path, "ropewalk", cure, toml=True)
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name not in fields:

@@ -5,15 +5,13 @@ The command line derives its options from both. The module does not import torch
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ropewalk.atomic_io import as_path
+from ropewalk.atomic_io import as_path, parse_object, read_text
 from ropewalk.errors import RopeError
 from ropewalk.readers import CHUNK
 from ropewalk.rope.values import MOST_SEED, check_positive, check_whole, names_of
@@ -124,25 +122,19 @@ def read_protocol(source: str) -> dict[str, Any]:
     >>> read_protocol('{"seed": 3}')
     {'seed': 3}
     """
+    cure = "Give a file NAME.toml or NAME.json, or JSON text: --protocol '{\"seed\": 3}'."
     path = as_path(source, "protocol")
-    try:
-        text = source if source.lstrip().startswith("{") else path.read_text(encoding="utf-8")
-        content = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise RopeError(
-            "protocol: the file cannot be read.",
-            facts={"protocol": source, "error": str(error)},
-            cure="Give a file NAME.toml or NAME.json, or JSON text: --protocol '{\"seed\": 3}'.",
-        ) from error
+    text = source if source.lstrip().startswith("{") else read_text(path, "protocol", cure)
+    content = parse_object(text, source, "protocol", cure, toml=source.endswith(".toml"))
     names = [one.name for one in fields(Protocol)]
-    unknown = [name for name in content if name not in names] if isinstance(content, dict) else [type(content).__name__]
+    unknown = [name for name in content if name not in names]
     if unknown:
         raise RopeError(
             "protocol: the file contains unknown fields.",
             facts={"protocol": source, "unknown": unknown},
             cure=f"Choose from {', '.join(names)}.",
         )
-    return dict(content)
+    return content
 
 
 @dataclass(frozen=True, kw_only=True)

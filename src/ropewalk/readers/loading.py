@@ -87,7 +87,7 @@ def config_of(folder: Path) -> Any:
     """Return the transformers config of a folder; raise `RopeError` if transformers has no such architecture."""
     content, kit = read_json(folder / "config.json"), need("transformers", "transformers")
     model_type = content.get("model_type")
-    if model_type not in kit.CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in kit.CONFIG_MAPPING:
         own = content.get("auto_map")
         raise RopeError(
             "load: unknown architecture, and ropewalk never runs the code named in the config."

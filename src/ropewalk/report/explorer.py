@@ -445,7 +445,8 @@ def _is_record(path: Path) -> bool:
     """Return whether a file is a document of the doctor and not a model's config."""
     if path.suffix != ".json" or not path.is_file():
         return False
-    return {"protocol", "methods"} <= set(read_json(path))
+    cure = "Pass a model, or a file of `ropewalk doctor MODEL --json FILE`."
+    return {"protocol", "methods"} <= set(read_json(path, "explore", cure))
 
 
 def show(page: str) -> str:

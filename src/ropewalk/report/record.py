@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
+from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.statistics import difference
 
@@ -321,22 +321,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises `RopeError` if the file contains none.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RopeError(
-            "report: the record cannot be read.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Give a file of `ropewalk doctor MODEL --json FILE`.",
-        ) from error
-    missing = [key for key in NEEDED if not isinstance(document, dict) or key not in document]
+    document = read_json(path, "report", "Give a file of `ropewalk doctor MODEL --json FILE`.")
+    missing = [key for key in NEEDED if key not in document]
     if missing:
         raise RopeError(
             "report: this is not a record of the doctor's measurement.",
             facts={"file": str(path), "missing": missing},
             cure="Give a file of `ropewalk doctor MODEL --json FILE` (`ropewalk inspect` measures nothing).",
         )
-    return dict(document)
+    return document
 
 
 @contextmanager

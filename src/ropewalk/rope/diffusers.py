@@ -6,7 +6,6 @@ interleaved, and each axis has its own ladder of frequencies.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.rope.dimensions import axes_from_sections
 from ropewalk.rope.values import as_whole, is_number
@@ -160,18 +160,11 @@ def _described(model: Any) -> tuple[str, Mapping[str, Any]]:
     )
 
 
-def _file(path: Path) -> Any:
+def _file(path: Path) -> dict[str, Any]:
     """Return the content of a config.json, or of the one in a transformer's or pipeline's folder."""
     places = [path / "config.json", path / "transformer" / "config.json"] if path.is_dir() else [path]
     file = next((place for place in places if place.is_file()), places[-1])
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RopeError(
-            "from_diffusers: the config cannot be read.",
-            facts={"path": str(file), "error": str(error)},
-            cure="Pass the folder of the pipeline or of its transformer.",
-        ) from None
+    return read_json(file, "from_diffusers", "Pass the folder of the pipeline or of its transformer.")
 
 
 def _size(name: str, value: object) -> int:

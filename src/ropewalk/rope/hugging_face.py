@@ -7,7 +7,7 @@ depends on the model's class and comes from `families`. If numbers contradict ea
 from __future__ import annotations
 
 import difflib
-import json
+import os
 import warnings
 from collections.abc import Mapping
 from os import PathLike
@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.families import (
     FAMILIES,
@@ -265,7 +266,8 @@ def _read(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(config, (str, PathLike)) and str(config):
-        return _read_file(Path(config))
+        file = os.path.join(config, "config.json") if os.path.isdir(config) else config
+        return read_json(Path(file), "from_hf", "Pass a config.json, or its folder. Fetch a damaged file again.")
     if callable(getattr(config, "to_dict", None)) and not isinstance(config, type):
         return dict(config.to_dict())
     raise RopeError(
@@ -273,32 +275,6 @@ def _read(config: Any) -> dict[str, Any]:
         facts={"config": config},
         cure="Pass the folder of the checkpoint, its config.json, or its content.",
     )
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    file = path
-    try:
-        file = path / "config.json" if path.is_dir() else path
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise RopeError(
-            "from_hf: there is no such config file.",
-            facts={"path": str(file)},
-            cure="Pass a config.json or its folder.",
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, a NUL in the path
-        raise RopeError(
-            "from_hf: the config file cannot be read as JSON.",
-            facts={"path": str(file), "error": str(error)},
-            cure="Download the file again.",
-        ) from None
-    if not isinstance(content, dict):
-        raise RopeError(
-            "from_hf: a config.json must contain one object.",
-            facts={"path": str(file), "content": type(content).__name__},
-            cure="Pass the model's config.json.",
-        )
-    return content
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Golden:
             )
         try:
             self._parse()
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RopeError(
                 "verify: this file of golden predictions is damaged.",
                 facts={"error": f"{type(error).__name__}: {error}"},
@@ -175,8 +175,8 @@ class Golden:
 
         **Raises:** `RopeError` if it cannot be read or has a different format.
         """
-        document = read_json(as_path(path, "verify"))
-        return cls(document if isinstance(document, dict) else {})
+        cure = "Write it with `ropewalk verify MODEL --write FILE`."
+        return cls(read_json(as_path(path, "verify"), "verify", cure))
 
     @classmethod
     def of(cls, side: OurSide, *, progress: Progress | None = None, **more: Any) -> Golden:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.atomic_io import parse_object
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
@@ -496,13 +496,8 @@ def expected_positions(own: Positions, expect: str | Positions | None, trained: 
 def _of_block(own: Positions, expect: str) -> Positions:
     """Return the positions with the theta and the scaling of a Hugging Face block."""
     rope = main_rope(own.ropes)
-    try:
-        block = json.loads(expect)
-    except ValueError as error:
-        raise RopeError(
-            "verify: --expect is invalid JSON.", facts={"expect": expect, "error": str(error)},
-            cure='Write it as in config.json: {"rope_type": "yarn", "factor": 4.0, ...}.',
-        ) from error  # fmt: skip
+    cure = 'Write it as in config.json: {"rope_type": "yarn", "factor": 4.0, ...}.'
+    block = parse_object(expect, "--expect", "verify", cure)
     if rope is None:
         raise RopeError("verify: this model has no rope.", facts={"expect": expect}, cure="Omit --expect.")
     config: dict[str, Any] = {
