@@ -50,11 +50,17 @@ _EXTENDS_NOTHING = "it fixes one base when it starts, so that"
 _EVERY_LENGTH = "it fixes one base when it starts, that of"
 _DROPPED = "`attention_factor` in a yarn block is ignored"
 _PROPORTIONAL = "it applies proportional"
+_MROPE = "under M-RoPE it applies theta and yarn"
+_ONLY_THETA = "its class of this family takes only theta"
+_DEEPSEEK = "its DeepSeek classes compute"
+_DEEPSEEK_SG = "its DeepSeek class sets"
+_COHERE = "llama.cpp's converter removes the scaling"
 _CONVERTER = (
     "`truncate` in a yarn block is not applied",
     "The rule is left out of the file",
     "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not applied",
     "The divisors are written for Phi-3 only",
+    "ropewalk writes no .gguf file of this architecture, and",
 )
 
 PIECES: tuple[Piece, ...] = (
@@ -63,8 +69,11 @@ PIECES: tuple[Piece, ...] = (
         _ROPE + "__init__.py",
         "get_rope",
         ("Older servers ignore `attention_factor`", "`mscale` and `mscale_all_dim` in a yarn block are ignored",
-         "It extends nothing", "One list of divisors", _EXTENDS_NOTHING, _PROPORTIONAL),
+         "It extends nothing", "One list of divisors", _EXTENDS_NOTHING, _PROPORTIONAL, _MROPE),
     ),
+    Piece("vllm", "vllm/model_executor/models/gpt_oss.py", "OAIAttention", ("its gpt-oss class builds yarn",)),
+    Piece("vllm", "vllm/model_executor/models/deepseek_v2.py", "DeepseekV2Attention", (_DEEPSEEK,)),
+    Piece("vllm", "vllm/model_executor/models/deepseek_v2.py", "DeepseekV2MLAAttention", (_DEEPSEEK,)),
     Piece(
         "vllm",
         _ROPE + "yarn_scaling_rope.py",
@@ -81,7 +90,11 @@ PIECES: tuple[Piece, ...] = (
         ("With transformers 4", "Older servers call"),
     ),
     Piece("vllm", "vllm/model_executor/models/gemma3.py", "Gemma3Attention", ("Only some model classes apply",)),
-    Piece("sglang", _SGLANG + "factory.py", "get_rope", (_DROPPED, _PROPORTIONAL)),
+    Piece("sglang", _SGLANG + "factory.py", "get_rope", (_DROPPED, _PROPORTIONAL, _MROPE)),
+    Piece("sglang", "sglang/srt/models/deepseek_v2.py", "DeepseekV2AttentionMLA.__init__", (_DEEPSEEK_SG,)),
+    Piece("sglang", "sglang/srt/models/gemma2.py", "Gemma2Attention.__init__", (_ONLY_THETA,)),
+    Piece("sglang", "sglang/srt/models/stablelm.py", "StablelmAttention.__init__", (_ONLY_THETA,)),
+    Piece("sglang", "sglang/srt/models/starcoder2.py", "Starcoder2Attention.__init__", (_ONLY_THETA,)),
     Piece("sglang", _SGLANG + "yarn.py", None, (_DROPPED,)),
     Piece("sglang", _SGLANG + "rope_variant.py", "DynamicNTKScalingRotaryEmbedding", (_EVERY_LENGTH,)),
     Piece("sglang", _SGLANG + "rope_variant.py", "Gemma4RotaryEmbedding", (_PROPORTIONAL,)),
@@ -97,9 +110,8 @@ PIECES: tuple[Piece, ...] = (
         ("Version 4 takes YaRN's factor",),
     ),
     Piece("transformers", "transformers/modeling_rope_utils.py", "dynamic_rope_update", ("With a cache, keys keep",)),
-    Piece(
-        "transformers", "transformers/models/gemma2/modeling_gemma2.py", "Gemma2Model", ("This config has one block",)
-    ),
+    Piece("llama-cpp-python", "conversion/command_r.py", "CommandR2Model.set_gguf_parameters", (_COHERE,)),
+    Piece("llama-cpp-python", "conversion/command_r.py", "Cohere2Model.set_gguf_parameters", (_COHERE,)),
     Piece("llama-cpp-python", "conversion/base.py", "TextModel.set_gguf_parameters", _CONVERTER),
     Piece(
         "llama-cpp-python",

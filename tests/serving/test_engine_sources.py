@@ -120,4 +120,4 @@ def test_a_function_that_is_gone(script, tmp_path, capsys) -> None:
     shown = capsys.readouterr().out
     assert "get_context_length" in shown
     assert "is not there" in shown
-    assert "1 of 9 pieces" in shown
+    assert "1 of 13 pieces" in shown

@@ -17,8 +17,8 @@ from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from ropewalk.methods import METHODS, Reach
-from ropewalk.serving.engines import ENGINES, LIMITS, READS_GGUF, RUNNERS, why_not
-from ropewalk.serving.serve import architecture, serve_config, setting_command
+from ropewalk.serving.engines import CONVERTER, ENGINES, LIMITS, NOT_WRITTEN, READS_GGUF, RUNNERS, why_not
+from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
 from tests.extend.material import TARGET, TRAINED, checkpoint, checkpoint_with_merges
 from tests.readers.gguf_files import write_foreign
@@ -32,11 +32,8 @@ EXTENDS = [name for name, method in METHODS.items() if method.extends]
 def block_of(method: str, model: str | Path = "tiny") -> dict[str, Any] | None:
     """The method's block, or its blocks by layer type; None if there is none."""
     source = Served.open(model, None)
-    try:
-        hub, blocks = source.under(method, Reach(source.trained, 4 * source.trained))
-    except RopeError:
-        return None
-    return hub.parameters if blocks is None else blocks
+    found = source.under(method, Reach(source.trained, 4 * source.trained))
+    return None if isinstance(found, str) else found[0]
 
 
 BLOCKS = {name: block_of(name) for name in METHODS}
@@ -84,11 +81,48 @@ def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
     assert why_not(None, "yarn", several) is None
     assert "this model" in str(why_not(None, "yarn", None))
     assert all(not limit.archs or limit.archs == WITH_DIVISORS for limit in LIMITS)
-    assert all(set(limit.engines) <= set(ENGINES) and ".py" in limit.source + "py" for limit in LIMITS)
+    assert all(set(limit.engines) <= {*ENGINES, CONVERTER} and ".py" in limit.source + "py" for limit in LIMITS)
     with pytest.raises(RopeError, match="unknown"):
         why_not("tgi", "yarn", None)
     with pytest.raises(RopeError, match="unknown"):
         setting_command("tgi", "tiny", "yarn", target=LONG)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model_type", "rule", "words"),
+    [
+        ("vllm", "gpt_oss", "longrope", "builds yarn"),
+        ("vllm", "gpt_oss", "default", "builds yarn"),
+        ("vllm", "gpt_oss", "yarn", None),
+        ("sglang", "gpt_oss", "longrope", None),
+        ("vllm", "deepseek_v3", "longrope", "DeepSeek's yarn"),
+        ("sglang", "deepseek_v2", "linear", "deepseek_yarn"),
+        ("sglang", "deepseek_v2", "yarn", None),
+        ("transformers", "deepseek_v2", "linear", None),
+        ("sglang", "gemma2", "yarn", "only theta"),
+        ("sglang", "gemma2", "default", None),
+        ("vllm", "gemma2", "yarn", None),
+        ("llama.cpp", "cohere", "linear", "removes the scaling"),
+        ("llama.cpp", "cohere", "default", None),
+        ("llama.cpp", "granite", "yarn", None),
+    ],
+)
+def test_classes_of_an_engine_that_replace_the_rule(engine: str, model_type: str, rule: str, words: str | None) -> None:
+    """As their sources say, which LIMITS cites; other rules of the same model run."""
+    block = {"rope_type": rule, "rope_theta": 1e4}
+    reason = why_not(engine, "yarn", block, arch=model_type + NOT_WRITTEN, model_type=model_type)
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"), [("default", False), ("yarn", False), ("llama3", True), ("longrope", True)]
+)
+def test_rules_under_mrope(rule: str, refused: bool) -> None:
+    """vLLM and SGLang build a rotary module with several axes for the default rule and yarn; transformers for all."""
+    block = {"rope_type": rule, "mrope_section": [16, 24, 24]}
+    for engine in ("vllm", "sglang"):
+        assert ("M-RoPE" in str(why_not(engine, "yarn", block))) == refused
+    assert why_not("transformers", "yarn", block) is None
 
 
 @pytest.mark.parametrize("engine", [None, *ENGINES])
@@ -159,11 +193,14 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
     assert [shlex.split(step)[0] for step in steps] == ["ropewalk", "python", "llama-server"]
     assert steps[0].endswith("--length 96 --out longer")
     assert steps[1] == "python convert_hf_to_gguf.py longer --outfile longer.gguf"
-    assert why_not("llama.cpp", "resonance", {"rope_type": "longrope"}, arch=architecture(source)) is not None
+    assert (
+        why_not("llama.cpp", "resonance", {"rope_type": "longrope"}, arch=Served.open(source, None).gguf_arch)
+        is not None
+    )
     with pytest.raises(RopeError, match="Llama's architecture"):
         serve_config(source, "llama.cpp", method="resonance", target=128)
-    file = write_foreign(random_model("starcoder2"), tmp_path / "foreign.gguf")
-    assert architecture(file) == "starcoder2"
+    file = write_foreign(random_model("starcoder2", sliding_window=None), tmp_path / "foreign.gguf")
+    assert Served.open(file, None).gguf_arch == "starcoder2"
     assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
     with pytest.raises(RopeError, match="writes none of this architecture"):
         serve_config(file, "ollama", method="yarn", target=128)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,9 +178,28 @@ class Attachment:
 
         **Raises:** `RopeError` if config.json cannot express them.
         """
-        if self.positions == self.own:
+        method, config = self.method, self._config
+        if self.positions == self.own and (method is None or not method.extends):
             return {}
-        return rope_fields(self._config, self.labels, self.own, self.positions, method=self.method, target=self.target)
+
+        def accepts(fields: Mapping[str, Any]) -> bool:  # Phi-3's class takes only LongRoPE
+            try:
+                type(config)(**fields)
+            except Exception:  # each class raises its own
+                return False
+            return True
+
+        fields = rope_fields(
+            config.to_dict(), self.labels, self.own, self.positions, method=method, target=self.target, accepts=accepts
+        )
+        if isinstance(fields, dict):
+            return fields
+        raise RopeError(
+            f"save_pretrained: {'these positions' if method is None else f'`{method.name}`'} cannot be written into a "
+            f"config.json: {fields}.",
+            facts={"nearest that can be": "plain" if method is None else method.nearest},
+            cure="Detach the model first; attaching did not change its weights.",
+        )
 
     def detach(self) -> None:
         """Restore the model's own rotation; do nothing if it is not attached."""

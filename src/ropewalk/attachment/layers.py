@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names, trained_length_of
+from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names, trained_length_of, with_mscales
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
@@ -58,6 +58,11 @@ def config_form_of(whole: Any, config: Any) -> ConfigForm:
     return ConfigForm(names=labels_of(config), ropes=blocks, part=part)
 
 
+def attends(label: str | None) -> bool:
+    """Return whether layers of this type have attention with a rope; None stands for all layers."""
+    return label is None or ("linear" not in label and any(word in label for word in _ATTENDING))
+
+
 def positions_of(model: nn.Module, config: Any) -> Positions:
     """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
 
@@ -72,9 +77,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
         label = labels[layer]
         if flags is not None and not flags[layer]:
             return None
-        if label is not None and not any(word in label for word in _ATTENDING):
-            return None
-        if label is not None and "linear" in label:
+        if not attends(label):
             return None
         if None in ropes:
             return ropes[None]
@@ -136,52 +139,47 @@ _EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
 
 def rope_fields(
-    config: Any,
+    fields: Mapping[str, Any],
     labels: Sequence[str | None],
     own: Positions,
     positions: Positions,
     *,
     method: Method | None,
     target: int | None,
-) -> dict[str, Any]:
-    """Return the config's keys for these positions.
+    length: int | None = None,
+    accepts: Callable[[Mapping[str, Any]], bool] = lambda fields: True,
+) -> dict[str, Any] | str:
+    """Return the config's keys for these positions, or the reason why there are none, as a clause.
 
     **Arguments:**
-    - `config`: of the decoder. `labels`: the layer types. `own`: the current positions of `config`.
-    - `method`, `target`: the method that made the positions, and its length in tokens.
+    - `fields`: of the decoder's config. `labels`: the layer types. `own`: the current positions of `fields`.
+    - `method`, `target`: the method that made the positions, and its length in tokens. `length`: stated instead.
+    - `accepts`: whether the config's class takes such fields.
 
-    **Returns:** keys that give the same frequencies at lengths below, at and above the trained length when loaded.
-    **Raises:** `RopeError` if there are no such keys.
+    The keys, read back as this family's, give the same frequencies at lengths below, at and above the trained length.
     """
-
-    def inexpressible(reason: str) -> RopeError:
-        return RopeError(
-            f"save_pretrained: {'these positions' if method is None else f'`{method.name}`'} cannot be written into a "
-            f"config.json: {reason}.",
-            facts={"nearest that can be": "plain" if method is None else method.nearest},
-            cure="Detach the model first; attaching did not change its weights.",
-        )
-
     if method is not None and method.config is None:
-        raise inexpressible(method.not_in_config)
+        return method.not_in_config
     if any(positions.extensions):
-        raise inexpressible("no config.json describes a change of attention")
+        return "no config.json describes a change of attention"
+    if method is not None and method.extends and positions.ropes == tuple(r and r.as_trained() for r in own.ropes):
+        return "every layer that rotates has a window within the trained length, so that it changes none"
     wanted = ropes_of_names(labels, own.ropes, positions.ropes)
     if wanted is None:
-        raise inexpressible("layers of one type have different ropes")
-    stated = getattr(config, "rope_parameters", None)
+        return "layers of one type have different ropes"
+    stated = fields.get("rope_parameters")
     if not isinstance(stated, Mapping):
-        raise inexpressible("its class has no block of rope parameters")
+        return "its class has no block of rope parameters"
     nested = any(isinstance(value, Mapping) for value in stated.values())
     if not nested and len(set(wanted.values())) > 1:
-        raise inexpressible("its config has one rope for all layers, but layers with a window keep theirs")
+        return "its config has one rope for all layers, but layers with a window keep theirs"
     ropes = {label: rope for label, rope in wanted.items() if rope is not None}
     if len(ropes) < len(wanted):
-        raise inexpressible("a config of this family cannot describe a model without a rope")
+        return "a config of this family cannot describe a model without a rope"
     trained = trained_length_of(own)
     reach = target or 2 * (trained or 2048)
     lengths = sorted({1, trained or 2048, (trained or 2048) + 1, reach, 2 * reach})
-    maxima = [length for length in (target, config.max_position_embeddings, trained) if length]
+    maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
     # named rules first, then divisors: Phi-3's class takes no other rule
     named = {label: _named(rope) for label, rope in ropes.items()}
     divided = {
@@ -189,36 +187,30 @@ def rope_fields(
         for label, rope in ropes.items()
     }
     for blocks in (named, divided):
-        written: dict[str, Any] = dict(stated) if nested else {}
-        for label, block in blocks.items():
-            before = stated.get(label, {}) if nested else stated
-            # Phi-3's class requires this key, also if it is 1.0
-            whole = None if block is None else {key: before[key] for key in _KEPT if key in before} | block
-            written.update({str(label): whole} if nested else whole or {})
-        at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and hasattr(config, key)}
-        for length in dict.fromkeys(maxima) if None not in blocks.values() else ():
-            fields = {"rope_parameters": written, "max_position_embeddings": length, **at_the_top}
-            changed = {**config.to_dict(), **fields}
-            if _accepted(config, changed) and _describes(changed, wanted, lengths):
-                return fields
-    raise inexpressible("loading such a config of this family gives different ropes")
+        for stated_length in dict.fromkeys(maxima) if None not in blocks.values() else ():
+            # Phi-3's class requires the fraction, also if it is 1.0
+            whole = {
+                str(label): {key: value for key, value in before.items() if key in _KEPT}
+                | with_mscales(block, stated_length)
+                for label, block in blocks.items()
+                if block is not None and isinstance(before := stated.get(label, {}) if nested else stated, Mapping)
+            }
+            written: dict[str, Any] = {**stated, **whole} if nested else next(iter(whole.values()))
+            at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and key in fields}
+            found = {"rope_parameters": written, "max_position_embeddings": stated_length, **at_the_top}
+            changed = {**fields, **found}
+            if accepts(changed) and _describes(changed, wanted, lengths):
+                return found
+    return "loading such a config of this family gives different ropes"
 
 
 def _named(rope: RopeConfig) -> dict[str, Any] | None:
-    """Return the block of a rope; None if transformers has no name for its rule."""
+    """Return the block of a rope; None if transformers has no name for its rule (`longrope_block` is complete)."""
     try:
-        return rope.to_hf()
+        block = rope.to_hf()
     except RopeError:
         return None
-
-
-def _accepted(config: Any, fields: Mapping[str, Any]) -> bool:
-    """Return whether the config's class accepts these fields: Phi-3's accepts only LongRoPE."""
-    try:
-        type(config)(**fields)
-    except Exception:  # each class raises its own
-        return False
-    return True
+    return None if block["rope_type"] == "longrope" else block
 
 
 def _describes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ropewalk.checkpoints.hugging_face import hugging_face_form, save_tokenizer,
 from ropewalk.checkpoints.load import read_config
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
-from ropewalk.methods import METHODS, Reach, longrope_block
+from ropewalk.methods import METHODS, Reach, longrope_block, with_mscales
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.optional import need
@@ -43,13 +43,14 @@ class HubRope:
     - `parameters`: the `rope_parameters` block. `max_position_embeddings`: tokens.
     - `original_max_position_embeddings`: tokens, also written at the top level of the config, where some programs
       expect it; None if the block has none.
-    - `rope`: the half-split rope of the block.
+    - `rope`: the half-split rope of the block. `wanted`: the rope that it expresses.
     """
 
     parameters: dict[str, Any]
     max_position_embeddings: int
     original_max_position_embeddings: int | None
     rope: RopeConfig
+    wanted: RopeConfig
 
     def fields(self) -> dict[str, Any]:
         """Return the keys of config.json in the spellings of transformers 5 and 4.
@@ -134,18 +135,47 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, l
             cure="Choose a method with the same rope in every layer; or pass --native, for ropewalk only.",
         )
     rope = distinct[0]
+    found = _expressed(rope, method, reach, length)
+    if found is not None:
+        return found
+    first = ["the same factors with unscaled_tokens=0"] if first_columns_of(rope) is not None else []
+    others = first + [f"--method {name}" for name in alternatives(rope, method, reach)]
+    raise RopeError(
+        f"extend: `{method}` cannot be exported: {_reason(rope)}.",
+        facts={"rope": rope, "nearest that can be": others[0] if others else "none"},
+        cure=(f"Export {others[0]}; or pass" if others else "Pass")
+        + " --native, for a folder that only ropewalk loads.",
+    )
+
+
+def alternatives(
+    rope: RopeConfig, method: str, reach: Reach, accepts: Callable[[HubRope], bool] = lambda hub: True
+) -> list[str]:
+    """Return the other methods that a block expresses for this model, of a few; `accepts` is a further condition."""
+    found = []
+    for name in ("yarn", "ntk", "dynamic"):
+        with suppress(RopeError):  # the rope cannot be extended
+            hub = _expressed(METHODS[name].rope(rope, reach), name, reach, None) if name != method else None
+            found += [name] if hub is not None and accepts(hub) else []
+    return found
+
+
+def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) -> HubRope | None:
+    """Return the first block that reads back as the rope, or None."""
     stated = _stated_length(rope, method, reach)
     stated = stated if length is None or stated != reach.target else length
     lengths = compared_lengths(reach)
     for block in _candidates(rope, reach):
         read = read_block(block, rope, stated)
         if read is not None and same_rope(read, rope, lengths):
-            return _with_extras(block, read, stated)
-    raise RopeError(
-        f"extend: `{method}` cannot be exported: {_reason(rope)}.",
-        facts={"rope": rope, "nearest that can be": _nearest(rope)},
-        cure=f"Export {_nearest(rope)}; or pass --native, for a folder that only ropewalk loads.",
-    )
+            return HubRope(
+                parameters=with_mscales(block, stated),
+                max_position_embeddings=stated,
+                original_max_position_embeddings=block.get("original_max_position_embeddings"),
+                rope=read,
+                wanted=rope,
+            )
+    return None
 
 
 def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
@@ -170,11 +200,15 @@ def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
     return [block for block in blocks if block["rope_type"] != "longrope"] + ([] if divisors is None else [divisors])
 
 
+def llama_fields(rope: RopeConfig) -> dict[str, Any]:
+    """Return the keys of a Llama's config that the rope needs, without its block."""
+    return {"model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1}
+
+
 def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:
     """Return the rope of a Llama with this block; None if the block is invalid."""
-    config = {"model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1, "head_dim": rope.head_dim}
     try:
-        return RopeConfig.from_hf({**config, "max_position_embeddings": length, "rope_parameters": block})
+        return RopeConfig.from_hf({**llama_fields(rope), "max_position_embeddings": length, "rope_parameters": block})
     except RopeError:
         return None
 
@@ -205,23 +239,6 @@ def same_rope(
     )
 
 
-def _with_extras(block: dict[str, Any], read: RopeConfig, length: int) -> HubRope:
-    """Return the block with the keys required by programs other than transformers.
-
-    vLLM uses `short_mscale` and `long_mscale` of longrope as the factor of queries and keys; without them it uses
-    sqrt(1 + ln s / ln L) and ignores `attention_factor`. They are written if this number would be different.
-    """
-    trained = block.get("original_max_position_embeddings")
-    if block["rope_type"] == "longrope" and trained is not None:
-        scale, factor = length / trained, block["attention_factor"]
-        assumed = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
-        if not math.isclose(assumed, factor, rel_tol=EXACT):
-            block = {**block, "short_mscale": factor, "long_mscale": factor}
-    return HubRope(
-        parameters=block, max_position_embeddings=length, original_max_position_embeddings=trained, rope=read
-    )
-
-
 def _reason(rope: RopeConfig) -> str:
     if first_columns_of(rope) is not None:
         return "transformers has no key for LongRoPE's unscaled first tokens"
@@ -230,12 +247,6 @@ def _reason(rope: RopeConfig) -> str:
     if not all(columns_of(rope)):
         return "divisors cannot express pairs that do not rotate, and this family has no key for them"
     return "no rope_parameters block expresses these frequencies"
-
-
-def _nearest(rope: RopeConfig) -> str:
-    if first_columns_of(rope) is not None:
-        return "the same factors with unscaled_tokens=0"
-    return "--method dynamic" if rope.needs_seq_len else "--method yarn"
 
 
 # A checkpoint's files other than weights and config, which also apply to the extended model, and its licences.

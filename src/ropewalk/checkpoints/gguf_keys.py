@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.checkpoints.export import HubRope, compared_lengths, read_block, same_rope
+from ropewalk.checkpoints.export import HubRope, alternatives, compared_lengths, read_block, same_rope
 from ropewalk.checkpoints.gguf import USUAL_BETAS, rope_parameters
 from ropewalk.checkpoints.gguf_writer import GGUFRope
 from ropewalk.errors import RopeError
@@ -46,16 +46,16 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
     if scaling is None:
         if hub.parameters["rope_type"] == "yarn" and hub.parameters.get("truncate", True):
             raise _ignored_betas(hub, arch, method)
-        nearest = "ntk" if hub.parameters["rope_type"] == "dynamic" else "yarn"
         reason = (
             "its frequencies depend on the length, but llama.cpp fixes them when it starts"
-            if nearest == "ntk"
+            if hub.parameters["rope_type"] == "dynamic"
             else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
         )
+        others = alternatives(hub.wanted, method, reach, lambda other: _scaling_keys(other, arch, reach) is not None)
         raise RopeError(
             f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
-            facts={"rope": rope, "nearest that can be": f"--method {nearest}"},
-            cure=f"Pass --method {nearest}, or write a folder: --out DIR.",
+            facts={"rope": rope, "nearest that can be": f"--method {others[0]}" if others else "none"},
+            cure=(f"Pass --method {others[0]}, or write" if others else "Write") + " a folder: --out DIR.",
         )
     keys, divisors = scaling
     stated = {

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ from ropewalk.processes import current
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
-from ropewalk.serving.engines import READS_GGUF, why_not
-from ropewalk.serving.serve import architecture
+from ropewalk.serving.engines import ENGINES, why_not
+from ropewalk.serving.served import Served
 
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 BUILT_IN = "tiny"
@@ -250,8 +251,14 @@ def _methods(
 
 def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:
     """Return the methods of a plan that the engine can run."""
-    arch = architecture(model) if isinstance(model, str | Path) and engine in READS_GGUF else None
-    return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work), arch=arch) is None)
+    protocol, source = work.protocol, None
+    if isinstance(model, str | Path) and engine in ENGINES:
+        with suppress(RopeError):  # ropewalk's own folders
+            source = Served.open(model, protocol.trained_length)
+    if source is None:
+        return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work)) is None)
+    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
+    return frozenset(name for name in work.methods if source.why_not(engine, name, reach) is None)
 
 
 def _ordered(work: Plan, runs: frozenset[str]) -> Plan:

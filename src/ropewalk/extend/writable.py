@@ -156,7 +156,17 @@ class WritableLive(TransformersReader):
                 cure="Write the keys printed by `ropewalk doctor` into config.json yourself.",
             )
         handle.method, handle.target = METHODS.get(method), reach.target
-        handle.rope_fields()
+        try:
+            handle.rope_fields()
+        except RopeError as error:
+            changes = handle.positions != handle.own
+            raise RopeError(
+                error.rule.replace("save_pretrained", "extend"),
+                facts={"library": self.library},
+                cure=f"Apply it in Python: rw.attach(model, {method!r}, target=...)."
+                if changes
+                else "Use the model unchanged.",
+            ) from error
 
     def write_checkpoint(
         self,

@@ -114,7 +114,9 @@ FAMILIES.add(
 FAMILIES.add("deepseek_ocr2_text unlimited_ocr_text", HALF, head_dim_keys=())
 FAMILIES.add("starcoder2", HALF, windowed=True)
 FAMILIES.add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
-FAMILIES.add("gemma gemma2 vaultgemma t5_gemma_module", HALF, head_dim=256)
+FAMILIES.add("gemma t5_gemma_module", HALF, head_dim=256)
+_ALTERNATES: dict[str, Any] = {"layer_types": ALTERNATING["layer_types"]}
+FAMILIES.add("gemma2 vaultgemma", HALF, **_ALTERNATES, head_dim=256, sliding_window=4096)
 FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
 FAMILIES.add("mixtral phimoe", HALF, theta=1_000_000.0, windowed=True)
 FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
@@ -181,7 +183,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 MINISTRAL = ("llama_4_scaling_beta", "max_position_embeddings")
-FAMILIES.add("gpt_oss", HALF, theta=150_000.0, head_dim=64, block=GPT_OSS)
+FAMILIES.add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
 FAMILIES.add("apertus", HALF, theta=12_000_000.0, block={**_LLAMA3, "factor": 8.0, "rope_theta": 12_000_000.0})
 FAMILIES.add("cwm", HALF, theta=1_000_000.0, head_dim=128, block={**_LLAMA3, "factor": 16.0, "rope_theta": 1_000_000.0})
 FAMILIES.add(

@@ -18,6 +18,7 @@ from ropewalk.methods.ropes import (
     trained_length_of,
     unscaled,
     unsettled,
+    with_mscales,
 )
 from ropewalk.methods.table import METHODS, chosen_methods, default_methods, method_named, named_methods
 
@@ -43,4 +44,5 @@ __all__ = [
     "trained_length_of",
     "unscaled",
     "unsettled",
+    "with_mscales",
 ]

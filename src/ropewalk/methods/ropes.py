@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
@@ -126,13 +127,14 @@ def unscaled(rope: RopeConfig) -> RopeConfig:
 def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> RopeConfig:
     """Return a rope as it was trained, with one more rule applied to its frequencies.
 
-    - `trained`: the trained length of `base` in tokens. `length`: the config's max_position_embeddings.
+        - `trained`: the trained length of `base` in tokens. `length`: the config's max_position_embeddings.
 
-    >>> from ropewalk.families import Trained
-    >>> from ropewalk.rope.scaling import Linear
-    >>> base = RopeConfig(64, interleaved=False, scaling=Linear(8.0), trained=Trained(True))
-    >>> extended(base, Linear(2.0), trained=1024, length=1024).scaling
-    Stacked(of=Linear(factor=8.0), by=Linear(factor=2.0))
+        >>> from ropewalk.errors import RopeError
+    from ropewalk.families import Trained
+        >>> from ropewalk.rope.scaling import Linear
+        >>> base = RopeConfig(64, interleaved=False, scaling=Linear(8.0), trained=Trained(True))
+        >>> extended(base, Linear(2.0), trained=1024, length=1024).scaling
+        Stacked(of=Linear(factor=8.0), by=Linear(factor=2.0))
     """
     if base.scaling is None:
         return dataclasses.replace(base, scaling=rule, max_position_embeddings=length, trained=None)
@@ -193,19 +195,41 @@ def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any
     switch = trained if rope.switch_length is None else rope.switch_length
     if switch < 2 or (rope.needs_seq_len and rope.switch_length is None) or not rope.can_be_extended:
         return None
+    try:
+        own = dataclasses.replace(rope, scaling=None).to_hf()
+    except RopeError:  # no block has this order of axes
+        return None
     plain = columns_of(unscaled(rope))
     short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
     if not all(short) or not all(long) or not all(plain):
         return None
     return {
+        **own,
         "rope_type": "longrope",
-        "rope_theta": rope.theta,
         "short_factor": [old / new for old, new in zip(plain, short, strict=True)],
         "long_factor": [old / new for old, new in zip(plain, long, strict=True)],
         "original_max_position_embeddings": switch,
         "factor": max(1.0, target / switch),
         "attention_factor": attention_factor_of(rope, switch + 1),
     }
+
+
+def with_mscales(block: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a `longrope` block with `short_mscale` and `long_mscale`, if vLLM would compute a different factor.
+
+    vLLM ignores `attention_factor`: its factor of queries and keys is these two numbers, or without them
+    sqrt(1 + ln s / ln L), where L is the original length and s is `length` / L. Other blocks do not change.
+    """
+    trained = block.get("original_max_position_embeddings")
+    if block["rope_type"] != "longrope" or trained is None or "attention_factor" not in block:
+        return block
+    scale, factor = length / trained, block["attention_factor"]
+    assumed = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
+    return (
+        block
+        if math.isclose(assumed, factor, rel_tol=1e-9)
+        else {**block, "short_mscale": factor, "long_mscale": factor}
+    )
 
 
 def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:

@@ -45,7 +45,7 @@ from ropewalk.rope.values import as_whole
 
 _INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
 _INDEX_HEAD_DIM = 128  # of every family with an indexer
-_NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
+NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = ("patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels")
 _FLAGS = ("rope_interleave", "rope_interleaved")
 _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
@@ -279,7 +279,7 @@ def _read(config: Any) -> dict[str, Any]:
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     """Return the text model's config, with the composite's model_type if it states none."""
-    for key in _NESTED:
+    for key in NESTED:
         inner = config.get(key)
         if inner is not None and callable(getattr(inner, "to_dict", None)):
             inner = inner.to_dict()

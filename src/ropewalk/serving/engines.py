@@ -19,8 +19,8 @@ READS_GGUF = ("llama.cpp", "ollama")
 """The engines that load a .gguf file; the others load a Hugging Face folder."""
 CONVERTER = "llama.cpp's converter"
 """convert_hf_to_gguf.py, which converts a Hugging Face folder to a .gguf file. `caveats_of` treats it as an engine."""
-APPLIED_BY_CONVERTER = ("default", "linear", "yarn")
-"""The `rope_type`s that the converter writes for every family (conversion/base.py, `set_gguf_parameters`)."""
+NOT_WRITTEN = " (not written)"
+"""The end of an architecture's name, if ropewalk writes no .gguf file of it, so that the converter has to."""
 READERS_OF_CONFIGS = {"vllm": "vLLM", CONVERTER: CONVERTER}
 """The engines, with their titles, that a model card describes next to transformers."""
 RULES_CHECKED = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -42,8 +42,8 @@ class Caveat:
       `source`: the file or issue that shows it.
     - `rules`: only for these `rope_type`s; empty: all. `keys`: only for blocks with one of these keys.
     - `scaled`: only with an extension. `composite`: only for configs with a language model under `text_config`.
-    - `several`: only if each layer type has its own block. `windows`: only if layers with a window share a block with
-      others. `shortened`: only if `max_position_embeddings` is less than the length of the block.
+    - `several`: only if each layer type has its own block. `shortened`: only if `max_position_embeddings` is less than
+      the length of the block.
     """
 
     engines: tuple[str, ...]
@@ -55,7 +55,6 @@ class Caveat:
     scaled: bool = True
     composite: bool = False
     several: bool = False
-    windows: bool = False
     shortened: bool = False
 
     @property
@@ -67,14 +66,6 @@ class Caveat:
 _STATIC = ("linear", "yarn", "llama3", "longrope", "default")
 
 CAVEATS: tuple[Caveat, ...] = (
-    Caveat(
-        engines=ENGINES,
-        text="This config has one block for all layers, so layers with a short window are scaled too. The doctor "
-        "measured `rw.attach`, which leaves those layers unscaled.",
-        versions="all",
-        source="src/ropewalk/methods/method.py, transformers' modeling_gemma2.py",
-        windows=True,
-    ),
     Caveat(
         engines=("vllm",),
         text="Only some model classes apply blocks by layer type (Gemma 3 does). Others apply one flat block (OLMo 3, "
@@ -299,7 +290,6 @@ def caveats_of(
     scaled: bool,
     composite: bool = False,
     several: bool = False,
-    windows: bool = False,
     shortened: bool = False,
 ) -> list[Caveat]:
     """Return the caveats of an engine for a rope with the keys `block` and the `rope_type` `rule`.
@@ -318,9 +308,13 @@ def caveats_of(
         and (scaled or not one.scaled)
         and (composite or not one.composite)
         and (several or not one.several)
-        and (windows or not one.windows)
         and (shortened or not one.shortened)
     ]
+
+
+_SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+_NOT_YARN = tuple(rule for rule in _SCALED if rule != "yarn")
+_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +322,8 @@ class Limit:
     """A kind of `rope_parameters` block that engines do not apply as measured.
 
     - `engines`: the engines. `reason`: a clause without a full stop. `source`: the file that shows it.
-    - `rules`: for these `rope_type`s; empty: all. `archs`: not for these architectures of llama.cpp.
+    - `rules`: for these `rope_type`s; empty: all. `keys`: only for blocks with one of these keys.
+    - `model_types`: only for these language models; empty: all. `archs`: not for these architectures of llama.cpp.
     - `several`: only if each layer type has its own block.
     """
 
@@ -336,20 +331,85 @@ class Limit:
     reason: str
     source: str
     rules: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
     several: bool = False
 
-    def applies(self, engine: str | None, rules: Collection[str], arch: str | None, *, several: bool) -> bool:
+    def applies(self, engine: str | None, block: Mapping[str, Any], arch: str | None, model_type: str) -> bool:
         """Return whether it concerns this engine and block; an architecture of None counts as one of `archs`."""
+        blocks = blocks_of(block)
         return (
             engine in self.engines
-            and (not self.rules or any(rule in self.rules for rule in rules))
+            and (not self.rules or any(one["rope_type"] in self.rules for one in blocks))
+            and (not self.keys or any(key in one for key in self.keys for one in blocks))
+            and (not self.model_types or model_type in self.model_types)
             and not (self.archs and (arch is None or arch in self.archs))
-            and (several or not self.several)
+            and ("rope_type" not in block or not self.several)
         )
 
 
+def blocks_of(block: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the single blocks of `rope_parameters`: itself, or one for each layer type, scaled ones first.
+
+    >>> blocks_of({"near": {"rope_type": "default"}, "far": {"rope_type": "yarn"}})[0]
+    {'rope_type': 'yarn'}
+    """
+    return [block] if "rope_type" in block else sorted(block.values(), key=lambda one: one["rope_type"] == "default")
+
+
 LIMITS: tuple[Limit, ...] = (
+    Limit(
+        engines=("vllm",),
+        reason="its gpt-oss class builds yarn from the block's factor and betas, whatever the rope_type is",
+        source="0.33.0's model_executor/models/gpt_oss.py, lines 111 to 125",
+        rules=("default", *_NOT_YARN),
+        model_types=("gpt_oss",),
+    ),
+    Limit(
+        engines=("vllm",),
+        reason="its DeepSeek classes compute DeepSeek's yarn for every scaled block",
+        source="0.33.0's model_executor/models/deepseek_v2.py, lines 1115 to 1120 and 542 to 547; "
+        "models/deepseek_v32/attention.py, lines 154 to 159",
+        rules=_NOT_YARN,
+        model_types=_DEEPSEEK,
+    ),
+    Limit(
+        engines=("sglang",),
+        reason="its DeepSeek class sets every scaled block to deepseek_yarn",
+        source="0.5.23's models/deepseek_v2.py, lines 2065 and 2066",
+        rules=_NOT_YARN,
+        model_types=_DEEPSEEK,
+    ),
+    Limit(
+        engines=("sglang",),
+        reason="its class of this family takes only theta from the block",
+        source="0.5.23's models/gemma.py, line 130; gemma2.py, 154; mixtral.py, 174; olmo.py, 87; persimmon.py, 92; "
+        "phi.py, 69; stablelm.py, 146; starcoder2.py, 103",
+        rules=_SCALED,
+        model_types=("gemma", "gemma2", "mixtral", "olmo", "persimmon", "phi", "stablelm", "starcoder2"),
+    ),
+    Limit(
+        engines=("vllm", "sglang"),
+        reason="under M-RoPE it applies theta and yarn, and for other rules a rope of one axis",
+        source="vLLM 0.33.0's rotary_embedding/__init__.py (`get_rope`), SGLang 0.5.23's rotary_embedding/factory.py",
+        rules=_NOT_YARN,
+        keys=("mrope_section",),
+    ),
+    Limit(
+        engines=(CONVERTER,),
+        reason="llama.cpp's converter removes the scaling of this family",
+        source="conversion/command_r.py, lines 31 and 51, in llama-cpp-python 0.3.36",
+        rules=_SCALED,
+        model_types=("cohere", "cohere2"),
+    ),
+    Limit(
+        engines=(CONVERTER,),
+        reason="ropewalk writes no .gguf file of this architecture, and llama.cpp's converter was not checked for this "
+        "rope_type",
+        source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
+        rules=tuple(rule for rule in _SCALED if rule not in ("linear", "yarn")),
+    ),
     Limit(
         engines=("vllm",),
         reason="it fixes one base when it starts, so that the method extends nothing",
@@ -377,7 +437,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         engines=READS_GGUF,
-        reason="one divisor for each pair works only in .gguf files of Llama's architecture",
+        reason="ropewalk writes one divisor for each pair only into .gguf files of Llama's architecture",
         source="llama.cpp's src/models/, src/ropewalk/checkpoints/gguf_keys.py",
         rules=("llama3", "longrope", "proportional"),
         archs=("llama",),
@@ -391,7 +451,21 @@ LIMITS: tuple[Limit, ...] = (
 )
 
 
-def why_not(engine: str | None, method: str, block: Mapping[str, Any] | None, *, arch: str | None = None) -> str | None:
+def limit_of(
+    engine: str | None, block: Mapping[str, Any], *, arch: str | None = None, model_type: str = ""
+) -> str | None:
+    """Return the reason of the first limit that concerns a block; see `why_not`."""
+    return next((one.reason for one in LIMITS if one.applies(engine, block, arch, model_type)), None)
+
+
+def why_not(
+    engine: str | None,
+    method: str,
+    block: Mapping[str, Any] | None,
+    *,
+    arch: str | None = None,
+    model_type: str = "",
+) -> str | None:
     """Return a short reason why an engine cannot run a method as measured; None if it can.
 
     **Arguments:**
@@ -399,6 +473,7 @@ def why_not(engine: str | None, method: str, block: Mapping[str, Any] | None, *,
     - `method`: its name. `plain`, `as-is` and `crop` run everywhere; for `crop`, the client sends only the last tokens.
     - `block`: the method's `rope_parameters`, or a block for each layer type; None if no config expresses it.
     - `arch`: llama.cpp's architecture of the model. None: Llama's is assumed.
+    - `model_type`: of the language model's config. Empty: that of no class with its own treatment.
 
     **Raises:** `RopeError` for an unknown engine or method.
 
@@ -418,7 +493,7 @@ def why_not(engine: str | None, method: str, block: Mapping[str, Any] | None, *,
         return record.not_in_config
     if block is None:
         return "no config.json expresses it for this model"
-    blocks = [block] if "rope_type" in block else list(block.values())
-    rules = {str(one["rope_type"]) for one in blocks}
-    several = "rope_type" not in block
-    return next((one.reason for one in LIMITS if one.applies(engine, rules, arch, several=several)), None)
+    converts = engine in READS_GGUF and arch is not None and arch.endswith(NOT_WRITTEN)
+    return limit_of(engine, block, arch=arch, model_type=model_type) or (
+        limit_of(CONVERTER, block, model_type=model_type) if converts else None
+    )

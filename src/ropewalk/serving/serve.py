@@ -8,25 +8,21 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE
-from ropewalk.checkpoints.export import HubRope, check_length
+from ropewalk.checkpoints.export import check_length
 from ropewalk.checkpoints.gguf_writer import WRITTEN
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
-from ropewalk.methods import (
-    Reach,
-    is_unsettled,
-    method_named,
-)
+from ropewalk.methods import METHODS, Reach, is_unsettled, method_named
 from ropewalk.report.record import method_of, read_record, stated_length, understood
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import (
-    APPLIED_BY_CONVERTER,
     CONVERTER,
     ENGINES,
     MULTIPLIES_LENGTH,
@@ -34,7 +30,9 @@ from ropewalk.serving.engines import (
     READS_GGUF,
     RUNNERS,
     Caveat,
+    blocks_of,
     caveats_of,
+    limit_of,
     why_not,
 )
 from ropewalk.serving.served import Served
@@ -180,46 +178,64 @@ def serve_config(
     if source.branches and extends:
         raise RopeError(
             "serve-config: the model's blocks are for branches of its layers, and engines' support is unknown.",
-            facts={"model": source.name, "blocks": sorted(source.ropes)},
+            facts={"model": source.name, "blocks": source.labels},
             cure="Write a folder for transformers: ropewalk extend apply MODEL --method ... --out DIR.",
         )
     trained, crops = source.trained, method_named(chosen).crops
     reach = Reach(trained, trained if not extends else target or 4 * trained)
     check_length(length, chosen, reach)
-    if extends and method_named(chosen).config is None:
-        _refuse(engine, chosen, None, source)
-    applied = "plain" if crops else chosen
-    hub, blocks = source.under(applied, reach, length)
-    block = hub.parameters if blocks is None else blocks
-    if extends:
-        _refuse(engine, chosen, block, source)
-    changed = extends or (applied == "plain" and source.is_scaled)
-    context = (length or reach.target) if extends else hub.max_position_embeddings
     stated = None if trained_length == source.stated_length else trained_length
-    plan = _Plan(engine, source, applied, reach, hub, blocks, context, changed, stated)
-    steps, file = plan.steps()
-    rule = str(hub.parameters["rope_type"])
-    kind = {
-        "composite": source.composite,
-        "several": blocks is not None,
-        "windows": source.windows_share,
-        "shortened": context < reach.target,
-    }
-    caveats = caveats_of(engine, hub.parameters, rule, scaled=extends or rule != "default", **kind)
+    try:
+        plan = _Plan.of(engine, source, "plain" if crops else chosen, reach, length, stated)
+        steps, file = plan.steps()
+    except _Refused as refused:
+        raise RopeError(
+            f"serve-config: {engine} does not run `{chosen}`: {refused.reason}.",
+            facts={"model": source.name, **refused.facts},
+            cure=refused.cure or _cure(engine, source, chosen, reach, length, stated),
+        ) from None
+    main = plan.main
+    kind = {"composite": bool(source.parts), "several": source.nested, "shortened": plan.length < reach.target}
+    rule = str(main["rope_type"])
+    caveats = caveats_of(engine, main, rule, scaled=extends or rule != "default", **kind)
     if any("convert_hf_to_gguf" in step for step in steps):
-        caveats += caveats_of(CONVERTER, hub.parameters, rule, scaled=extends, **kind)
+        caveats += caveats_of(CONVERTER, main, rule, scaled=extends, **kind)
     return ServeConfig(
         engine=engine,
         model=str(model),
         method=chosen,
-        length=context,
-        block=block,
+        length=plan.length,
+        block=plan.block,
         steps=steps,
         file=file,
-        note=f"Send only the last {context:,} tokens of a longer text: the client crops it." if crops else None,
+        note=f"Send only the last {plan.length:,} tokens of a longer text: the client crops it." if crops else None,
         caveats=tuple(caveats),
         costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
     )
+
+
+class _Refused(Exception):
+    """An engine that cannot run a method: the reason as a clause, facts, and a cure if only one is possible."""
+
+    def __init__(self, reason: str, cure: str | None = None, **facts: object) -> None:
+        self.reason, self.cure, self.facts = reason, cure, facts
+
+
+def _cure(engine: str, source: Served, method: str, reach: Reach, length: int | None, stated: int | None) -> str:
+    """Return the first alternative that works: another method, Python, or the unchanged model."""
+    record, python = method_named(method), ""
+    if not record.extends:
+        return "Pass --engine transformers, which applies every config."
+    with suppress(RopeError):
+        changed = record.positions(source.own, reach)
+        if any(changed.extensions) or changed.ropes != METHODS["plain"].positions(source.own, reach).ropes:
+            python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
+    for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
+        with suppress(_Refused):
+            if other != method and method_named(other).extends:
+                _Plan.of(engine, source, other, reach, length, stated).steps()
+                return f"Pass --method {other}; or r{python}" if python else f"Pass --method {other}."
+    return f"R{python}" if python else "Leave out --method, to serve the model unchanged."
 
 
 def _check_model(source: Served, document: Mapping[str, Any]) -> None:
@@ -229,7 +245,7 @@ def _check_model(source: Served, document: Mapping[str, Any]) -> None:
     """
     audits = document.get("audits") or [document.get("audit") or {}]
     measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in audits if "pairs" in one}
-    ropes = source.ropes.values() or [source.rope]
+    ropes = source.own.present_ropes
     own = {(rope.head_dim, rope.pairs, None if rope.inv_freq is not None else rope.ladders[0].theta) for rope in ropes}
     if measured and not measured & own:
         raise RopeError(
@@ -242,19 +258,9 @@ def _check_model(source: Served, document: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: Served) -> None:
-    """Raise `RopeError` if the engine cannot run the method as measured."""
-    reason = why_not(engine, method, block, arch=source.gguf_arch)
-    if reason is None:
-        return
-    other = method_named(method).nearest if block is None else "ntk" if method == "dynamic" else "yarn"
-    facts: dict[str, object] = {"engine": engine, "method": method, "nearest supported method": other}
-    cure = f"Pass --method {other}; or run it in Python: rw.attach(model, {method!r}, target=...)."
-    if block is not None and "rope_type" not in block:
-        facts, cure = {"model": source.name, "layer types": sorted(block)}, _CONVERT
-    raise RopeError(f"serve-config: {engine} does not run `{method}`: {reason}.", facts=facts, cure=cure)
-
-
+_CONVERT_UNCHANGED = (
+    "Convert the folder with llama.cpp's convert_hf_to_gguf.py, and check the server (ropewalk verify)."
+)
 _CONVERT = (
     "Write a folder (ropewalk extend apply), convert it with llama.cpp's convert_hf_to_gguf.py, and check the server "
     "(ropewalk verify)."
@@ -315,15 +321,6 @@ def setting_command(
         written = f"{stem}-{stated}{'.gguf' if is_file else ''}" if out is None else str(out)
         return shlex.join(["ropewalk", "extend", "apply", name, *chosen, "--out", written])
     return shlex.join(["ropewalk", "serve-config", name, "--engine", engine or "transformers", *chosen])
-
-
-def architecture(model: str | os.PathLike[str]) -> str | None:
-    """Return llama.cpp's architecture of a model, for `why_not`; the family's name if ropewalk does not write it.
-
-    >>> architecture("tiny")
-    'llama'
-    """
-    return Served.open(model, None).gguf_arch
 
 
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
@@ -402,20 +399,43 @@ def _recommended(document: Mapping[str, Any]) -> str:
 class _Plan:
     """The model to serve with an engine.
 
-    - `hub`, `blocks`: the rope under `method`, and its blocks by layer type. `length`: tokens of the context.
-    - `changed`: whether the rope differs from the checkpoint's own. `trained_length`: if it differs from the
-      checkpoint's.
+    - `block`: the `rope_parameters` under `method`, or one for each layer type. `stated`: `max_position_embeddings`.
+    - `length`: tokens of the context. `changed`: whether the rope differs from the checkpoint's own.
+    - `trained_length`: if it differs from the checkpoint's.
     """
 
     engine: str
     source: Served
     method: str
     reach: Reach
-    hub: HubRope
-    blocks: dict[str, Any] | None
+    block: dict[str, Any]
+    stated: int
     length: int
     changed: bool
     trained_length: int | None
+
+    @classmethod
+    def of(
+        cls, engine: str, source: Served, method: str, reach: Reach, length: int | None, trained_length: int | None
+    ) -> _Plan:
+        """Return the plan; raise `_Refused` if no config expresses the method, or the engine does not apply it."""
+        record, under = method_named(method), source.under(method, reach, length)
+        if isinstance(under, str):
+            raise _Refused(under)
+        block, stated = under
+        reason = why_not(engine, method, block, arch=source.gguf_arch, model_type=source.model_type)
+        if reason is not None:
+            converts = engine in READS_GGUF and source.nested
+            converts = converts and limit_of(CONVERTER, block, model_type=source.model_type) is None
+            raise _Refused(reason, _CONVERT if converts else None)
+        changed = record.extends or (method == "plain" and source.is_scaled)
+        context = (length or reach.target) if record.extends else stated
+        return cls(engine, source, method, reach, block, stated, context, changed, trained_length)
+
+    @property
+    def main(self) -> Mapping[str, Any]:
+        """Return the block, or the first scaled one."""
+        return blocks_of(self.block)[0]
 
     def steps(self) -> tuple[tuple[str, ...], tuple[str, str] | None]:
         """Return the commands, and the file that one of them uses."""
@@ -424,19 +444,18 @@ class _Plan:
         if self.engine in READS_GGUF:
             return self._of_file()
         if source.arch is not None:
-            raise RopeError(
-                f"serve-config: {self.engine} needs a Hugging Face folder, but the model is a .gguf file.",
-                facts={"model": source.name},
-                cure="Pass the folder, or write one: ropewalk extend apply FILE.gguf --out DIR.",
+            raise _Refused(
+                "it needs a Hugging Face folder, but the model is a .gguf file",
+                f"Pass the folder, or write one: {self._apply('DIR')}",
             )
         if self.engine == "vllm":
             flag = f" --hf-overrides {_quoted(self._override('rope_parameters'))}" if self.changed else ""
             return (f"vllm serve {model} --max-model-len {length}{flag}",), None
-        if self.engine == "sglang" and self.changed and (source.composite or source.rope.scaling is not None):
+        if self.engine == "sglang" and self.changed and (source.parts or source.rope.scaling is not None):
             # An override is merged into the config's own block, whose other keys would survive.
             return (self._apply("longer"), f"{_SGLANG} longer --context-length {length}"), None
         if self.engine == "sglang":
-            key = "rope_scaling" if self.blocks is None else "rope_parameters"
+            key = "rope_parameters" if source.nested else "rope_scaling"
             flag = f" --json-model-override-args {_quoted(self._override(key))}" if self.changed else ""
             return (f"{_SGLANG} {model} --context-length {length}{flag}",), None
         return (), ("serve.py", self._script())
@@ -448,19 +467,16 @@ class _Plan:
         if flags is not None:
             return (f"llama-server -m {shlex.quote(source.name)} --ctx-size {length}{flags}",), None
         writes = self.changed or source.arch is None
-        if writes and self.blocks is not None:
-            raise RopeError(
-                f"serve-config: {self.engine} needs a .gguf file, but ropewalk writes none with several ropes.",
-                facts={"model": source.name, "layer types": sorted(self.blocks)},
-                cure=_CONVERT,
-            )
+        convert = None  # the converter drops `dynamic`
+        if self.main["rope_type"] != "dynamic":
+            convert = _CONVERT if self.changed else _CONVERT_UNCHANGED
         converts = writes and source.gguf_arch not in WRITTEN
-        if converts and (source.arch is not None or self.hub.parameters["rope_type"] not in APPLIED_BY_CONVERTER):
-            raise RopeError(
-                f"serve-config: {self.engine} needs a .gguf file, but ropewalk writes none of this architecture.",
-                facts={"model": source.name, "architecture": source.arch or source.model_type, "written": WRITTEN},
-                cure=_CONVERT,
-            )
+        if converts and source.arch is not None:
+            raise _Refused("ropewalk writes none of this architecture", architecture=source.arch, written=WRITTEN)
+        by = CONVERTER if converts and not source.nested else self.engine
+        reason = limit_of(by, self.block, arch=source.gguf_arch, model_type=source.model_type) if writes else None
+        if reason is not None:
+            raise _Refused(reason, convert, architecture=source.model_type, written=WRITTEN)
         file = LONGER if writes else source.name
         steps: tuple[str, ...] = (self._apply(LONGER),) if writes else ()
         if converts:
@@ -482,11 +498,12 @@ class _Plan:
 
     def _override(self, key: str) -> dict[str, Any]:
         """Return the keys to override in the config: the whole block with theta, because it replaces the config's."""
-        block, source = self.hub.parameters, self.source
-        keys: dict[str, Any] = {key: dict(block) if self.blocks is None else self.blocks}
-        if block["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:
-            keys["max_position_embeddings"] = self.hub.max_position_embeddings
-        return {"text_config": keys} if source.composite else keys
+        keys: dict[str, Any] = {key: self.block}
+        if self.main["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in self.source.model_type:
+            keys["max_position_embeddings"] = self.stated
+        for part in reversed(self.source.parts):
+            keys = {part: keys}
+        return keys
 
     def _script(self) -> str:
         """Return a script for transformers that changes the config before it builds the model."""
@@ -496,20 +513,20 @@ class _Plan:
                 "from transformers import AutoModelForCausalLM\n\n"
                 f"model = AutoModelForCausalLM.from_pretrained({name})\n"
             )
-        config = "config.get_text_config()" if self.source.composite else "config"
+        config = "config.get_text_config()" if self.source.parts else "config"
         return (
             "from transformers import AutoConfig, AutoModelForCausalLM\n\n"
             f"config = AutoConfig.from_pretrained({name})\n"
-            f"{config}.rope_parameters = {dict(self.hub.parameters) if self.blocks is None else self.blocks!r}\n"
-            f"{config}.max_position_embeddings = {self.hub.max_position_embeddings}\n"
+            f"{config}.rope_parameters = {self.block!r}\n"
+            f"{config}.max_position_embeddings = {self.stated}\n"
             f"model = AutoModelForCausalLM.from_pretrained({name}, config=config)\n"
         )
 
     def _llama_flags(self) -> str | None:
         """Return llama-server's YaRN flags for a file without scaling; None if only keys can express the rope."""
-        block = self.hub.parameters
+        block = self.block
         plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
-        if not self.changed or self.engine != "llama.cpp" or self.source.arch is None or self.blocks is not None:
+        if not self.changed or self.engine != "llama.cpp" or self.source.arch is None or self.source.nested:
             return None
         if self.source.rope.scaling is not None or block["rope_type"] != "yarn" or not block.keys() <= plain:
             return None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.export import HubRope, hub_rope
+from ropewalk.attachment.layers import attends, rope_fields
+from ropewalk.checkpoints.decoder_config import half_split_rope
+from ropewalk.checkpoints.export import llama_fields
 from ropewalk.checkpoints.gguf import foreign_config, read_gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_writer import WRITTEN, architecture_of
@@ -18,29 +21,24 @@ from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.measure.scaling import GIVEN
-from ropewalk.methods import (
-    ConfigForm,
-    Reach,
-    is_unsettled,
-    main_rope,
-    method_named,
-    rope_parameters,
-    settle,
-    settled_by_length,
-)
+from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settle, settled_by_length
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_by_block
+from ropewalk.rope.hugging_face import NESTED, text_part
 from ropewalk.rope.layer_types import window_of_layer_type
-from ropewalk.serving.engines import why_not
+from ropewalk.serving.engines import NOT_WRITTEN, why_not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
     """A checkpoint's ropes, without its weights.
 
-    - `rope`: the one with the longest reach. `ropes`: by layer type, if the config has a block for each; else empty.
+    - `rope`: the one with the longest reach. `own`: rope and window of each layer type or block. `labels`: their names,
+      (None,) if all layers are alike.
+    - `fields`: of the language model's config, with an empty block for each rope. `parts`: the keys of config.json that
+      lead to these fields.
     - `trained`: the trained length in tokens. `stated_length`: the checkpoint's own value, or None.
-    - `windows`: attention window in tokens by layer type; None: all. `arch`: of a .gguf file; None for a folder.
+    - `arch`: of a .gguf file; None for a folder. `model_type`: of the language model.
     - `given`: the model as passed. `name`: its name for an engine. `path`: its location.
     - `branches`: whether blocks have the names of a layer's branches, not of layer types (DeepSeek-V4).
     """
@@ -48,27 +46,27 @@ class Served:
     given: str
     name: str
     rope: RopeConfig
-    ropes: Mapping[str, RopeConfig]
-    windows: Mapping[str | None, int | None]
+    own: Positions
+    labels: tuple[str | None, ...]
+    fields: Mapping[str, Any]
+    parts: tuple[str, ...]
     trained: int
     stated_length: int | None
     arch: str | None
-    composite: bool
     path: Path
     model_type: str
     branches: bool
 
     @classmethod
     def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> Served:
-        path, arch, composite, model_type = find(model, weights=False), None, False, ""
-        ropes: dict[str | None, RopeConfig | None] = {}
-        windows: dict[str | None, int | None] = {}
-        nested = False
+        path, arch, nested = find(model, weights=False), None, False
         is_gguf = path.is_file() and path.suffix != ".json"
         if is_gguf:
             arch = str(GGUFFile(path).metadata.get("general.architecture"))
         if is_gguf and builds(path):
-            ropes = {None: main_rope(read_gguf_config(path).ropes)}
+            stated = half_split_rope(main_rope(read_gguf_config(path).ropes))
+            ropes: dict[str | None, RopeConfig | None] = {None: stated}
+            content = {} if stated is None else llama_fields(stated)
         else:
             content = (
                 foreign_config(path).to_dict()
@@ -76,14 +74,9 @@ class Served:
                 else read_json(path if path.is_file() else path / "config.json")
             )
             ropes, nested = ropes_by_block(content)
-            text = content.get("text_config")
-            composite = isinstance(text, Mapping)
-            inner = {**content, **text} if isinstance(text, Mapping) else content
-            model_type = str(content.get("model_type", ""))
-            windows = {label: window_of_layer_type(inner, label) for label in inner.get("layer_types") or ropes}
-        own = main_rope(tuple(ropes.values()))
+        stated = main_rope(tuple(ropes.values()))
         if trained_length is not None:
-            ropes = {label: None if rope is None else _settled(rope, trained_length) for label, rope in ropes.items()}
+            ropes = {label: rope and _settled(rope, trained_length) for label, rope in ropes.items()}
         rope = main_rope(tuple(ropes.values()))
         if rope is None:
             raise RopeError(
@@ -91,7 +84,6 @@ class Served:
                 facts={"model": str(model)},
                 cure="Start the engine with the unchanged model.",
             )
-        named = Path(model).exists() or is_hub_name(str(model))
         trained = trained_length or rope.trained_length
         if trained is None:
             raise RopeError(
@@ -99,32 +91,48 @@ class Served:
                 facts={"rope": rope},
                 cure="Pass --trained-length TOKENS.",
             )
+        fields = text_part(content)
+        model_type = str(fields.get("model_type", ""))
         family = FAMILIES.get(family_name(model_type) or "")
-        of_types = {str(label): one for label, one in ropes.items() if one is not None} if nested else {}
+        types = fields.get("layer_types") or (() if family is None else family.layer_types)
+        labels = tuple(ropes if nested or not types else dict.fromkeys(types))
+        fixed = family is not None and family.fixed
+        # Phi-3's class requires the fraction in a new block, also if it is 1.0
+        kept = {} if family is None or family.partial is None or family.mla else {"partial_rotary_factor": 1.0}
+        named = Path(model).exists() or is_hub_name(str(model))
         return cls(
             given=str(model),
             name=str(model) if named else str(path),
             rope=rope,
-            ropes=of_types,
-            windows=windows,
+            own=Positions(
+                tuple(ropes[one] if one in ropes else ropes.get(None) if attends(one) else None for one in labels),
+                (None,) * len(labels),
+                tuple(window_of_layer_type(fields, label) for label in labels),
+            ),
+            labels=labels,
+            fields={
+                **{key: value for key, value in fields.items() if key != "rope_scaling"},
+                "rope_parameters": None if fixed else dict.fromkeys(map(str, labels), kept) if nested else kept,
+            },
+            # Qwen2-VL's published files are flat, but its class nests them
+            parts=_parts(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
             trained=trained,
-            stated_length=None if own is None or is_unsettled(own) else own.trained_length,
+            stated_length=None if stated is None or is_unsettled(stated) else stated.trained_length,
             arch=arch,
-            composite=composite,
             path=path,
             model_type=model_type,
             branches=family is not None and bool(family.block_of),
         )
 
     @property
-    def windows_share(self) -> bool:
-        """Return whether layers with a short window share a block with others, so an engine scales them too."""
-        return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
+    def nested(self) -> bool:
+        """Return whether each layer type has its own block."""
+        return any(isinstance(block, Mapping) for block in (self.fields["rope_parameters"] or {}).values())
 
     @property
     def is_scaled(self) -> bool:
         """Return whether any layer's rope has a scaling that was not used in training."""
-        return any(rope.as_trained() != rope for rope in (self.rope, *self.ropes.values()))
+        return any(rope.as_trained() != rope for rope in self.own.present_ropes)
 
     @property
     def gguf_arch(self) -> str | None:
@@ -134,33 +142,58 @@ class Served:
         try:
             return architecture_of(read_config(self.path))
         except RopeError:
-            return f"{self.model_type} (not written)"
+            return f"{self.model_type}{NOT_WRITTEN}"
+
+    def why_not(self, engine: str | None, method: str, reach: Reach) -> str | None:
+        """Return the reason why an engine cannot run a method as measured; None if it can."""
+        found = None if engine == "python" else self.under(method, reach)
+        if isinstance(found, str):
+            return found
+        return why_not(engine, method, found and found[0], arch=self.gguf_arch, model_type=self.model_type)
 
     def writes_file(self, method: str, reach: Reach) -> bool:
         """Return whether ropewalk writes a .gguf file of this model under a method."""
-        try:
-            hub, blocks = self.under(method, reach)
-        except RopeError:
-            return False
-        block = hub.parameters if blocks is None else blocks
-        return self.gguf_arch in WRITTEN and why_not("llama.cpp", method, block, arch=self.gguf_arch) is None
+        return self.gguf_arch in WRITTEN and self.why_not("llama.cpp", method, reach) is None
 
-    def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[HubRope, dict[str, Any] | None]:
-        """Return the furthest-reaching rope under a method, and the block of each layer type, or None."""
-        if not self.ropes:
-            rope = method_named(method).rope(self.rope, reach)
-            return hub_rope((rope,), method, reach, length=length), None
-        labels, ropes = tuple(self.ropes), tuple(self.ropes.values())
-        own = Positions(ropes, (None,) * len(labels), tuple(self.windows.get(label) for label in labels))
-        extended = method_named(method).positions(own, reach).ropes
-        main = hub_rope((main_rope(extended),), method, reach, length=length)
-        blocks = rope_parameters(
-            ConfigForm(names=labels, ropes=self.ropes),
-            ropes,
-            extended,
-            lambda rope: hub_rope((rope,), method, reach, length=length).parameters,
+    def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[dict[str, Any], int] | str:
+        """Return the block under a method, or one for each layer type, and `max_position_embeddings`; else the reason.
+
+        `as-is`, and `plain` of an unscaled model, keep the checkpoint's own numbers.
+        """
+        record = method_named(method)
+        if not record.extends and (record.keeps_own or not self.is_scaled):
+            blocks = {str(one): _block(rope) for one, rope in zip(self.labels, self.own.ropes, strict=True) if rope}
+            length = self.rope.max_position_embeddings or self.trained
+            return (blocks if self.nested else next(iter(blocks.values()))), length
+        try:
+            changed = record.positions(self.own, reach)
+        except RopeError as error:
+            if record.extends and not reach.extends:
+                raise
+            return error.rule.rpartition(": ")[2].rstrip(".")
+        fields = rope_fields(
+            self.fields,
+            self.labels,
+            self.own,
+            changed,
+            method=record,
+            target=reach.target if record.extends else None,
+            length=length,
         )
-        return main, blocks
+        return fields if isinstance(fields, str) else (fields["rope_parameters"], fields["max_position_embeddings"])
+
+
+def _block(rope: RopeConfig) -> dict[str, Any]:
+    """Return the block of a rope, or of no rule if transformers has none for its frequencies."""
+    with suppress(RopeError):
+        return rope.to_hf()
+    return {"rope_type": "default"}
+
+
+def _parts(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that lead to the language model's part of a config."""
+    part = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
+    return () if part is None else (part, *_parts(content[part]))
 
 
 def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
