@@ -13,12 +13,13 @@ from ropewalk.diagnosis.document import at_run_time, config_changes
 from ropewalk.diagnosis.rules import standings
 from ropewalk.diagnosis.run import conclude, doctor_command
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.wording import next_step
+from ropewalk.diagnosis.wording import next_step, python_call
 from ropewalk.errors import RopeError
 from ropewalk.measure.losses import Measurement, WindowResult
 from ropewalk.measure.plan import LossProtocol
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
+from tests.cli.doctor_runs import write_checkpoint
 from tests.diagnosis.models import ROPE, settings_of
 
 OWN = Positions((ROPE, ROPE), (None, None), (None, None))
@@ -144,11 +145,31 @@ def test_the_command_is_never_the_one_that_was_run() -> None:
     """The same windows, minutes or texts; files that were asked for are kept, and other texts are not resumed."""
     settings = settings_of(windows=9, minutes=5.0, text="novel.txt")
     assert doctor_command("tiny", settings) is None
-    assert doctor_command("tiny", settings, windows=9, minutes=5.0) is None
+    assert doctor_command("tiny", settings, windows=9) is None
     assert doctor_command("tiny", settings_of(windows=9), default_texts=True) is None
     found = doctor_command("tiny", settings, minutes=6.0, default_texts=True, kept=["--json", "a b.json"])
     assert found == "ropewalk doctor tiny --minutes 6 --windows 9 --json 'a b.json'"
     assert shlex.split(found)[-1] == "a b.json"
+
+
+def test_a_call_without_folders_asks_no_hub(tmp_path: Path) -> None:
+    """`from_pretrained` downloads what a bare name names."""
+    folder = write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=32))
+    assert "from_pretrained('./model')" in python_call(str(folder), "dca", 64)
+    assert "from_pretrained('owner/name')" in python_call("owner/name", "dca", 64)
+    assert "from_pretrained(files(\"ropewalk.builtin\") / 'tiny')" in python_call("tiny", "dca", 1024)
+
+
+def test_a_stopped_run_keeps_its_minutes() -> None:
+    """They are those of the whole next run, so fewer would stop it too early; 10 are the default."""
+    for given, needed, shown in (
+        (20.0, 3, "--minutes 20 "),
+        (None, 3, ""),
+        (None, 12, "--minutes 12 "),
+        (5, 7, "--minutes 7 "),
+    ):
+        command = doctor_command("tiny", settings_of(minutes=given), minutes=needed)
+        assert command == f"ropewalk doctor tiny {shown}--resume"
 
 
 def test_a_method_that_no_config_holds_is_put_into_a_live_model_by_attach() -> None:

@@ -143,6 +143,7 @@ def test_random_weights_are_unfit(tmp_path: Path) -> None:
     """They know less of a text than its token frequencies do; nothing is recommended, and nothing pasted."""
     found = diagnose(tmp_path).verdict
     assert (found.action, found.method, found.config, found.reach_loss) == ("unfit", None, None, None)
+    assert "so the weights are untrained or damaged." in found.sentence
     assert "does not predict this text better than token frequencies do" in found.sentence
 
 

@@ -76,6 +76,10 @@ def test_what_decided_is_said() -> None:
     dear = decide(made({**BROKEN, "yarn": -0.1}, within={"yarn": 0.2}), YES).sentence
     assert "yarn costs too much within the trained length: worse by 0.200 (" in dear
     unfit = decide(*EVERY["unfit"]).sentence
+    assert "Use a text of the kind that the model was trained on." in unfit
+    assert decide(*EVERY["unfit"], RunFacts(vocab_size=50_000)).sentence == unfit
+    guessing = decide(*EVERY["unfit"], RunFacts(vocab_size=20)).sentence
+    assert "Guessing has a loss of 2.996, so the weights are untrained or damaged." in guessing
     assert "its loss (how badly it predicts the text) is 3.000 nats per token, worse by 1.000 (" in unfit
     assert "is not shown to predict" in decide(made(BROKEN, fit=0.001)).sentence
 

@@ -217,6 +217,7 @@ def test_python(method: str) -> None:
     scope: dict[str, Any] = {}
     exec(compile(lines, "lines", "exec"), scope)
     assert lines.startswith("import ropewalk as rw\n")
+    assert str(Path.cwd()) not in lines
     assert (f"target={LONG}" in lines) == METHODS[method].extends
     handle = attachment_of(scope["model"])
     if METHODS[method].extends:

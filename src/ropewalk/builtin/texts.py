@@ -146,14 +146,14 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
         distinct = next((level for level in levels if len(set(level)) == len(same)), levels[-1])
         names |= dict(zip(same, distinct, strict=True))
     texts: list[tuple[str, str]] = []
-    for file, choices in files.items():
+    for file, labels in files.items():
         if sum(len(text) for _, text in texts) > 8 * most:
             warnings.warn(
                 f"Only the first {len(texts)} of {len(files)} texts are used: {8 * most:,} bytes.", stacklevel=2
             )
             break
-        name, text = read_text(choices[-1], most)
-        texts.append((names[file] + name.removeprefix(choices[0]), text))
+        name, text = read_text(labels[-1], most)
+        texts.append((names[file] + name.removeprefix(labels[0]), text))
     return texts
 
 

@@ -17,7 +17,7 @@ from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
-from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
+from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
@@ -46,7 +46,6 @@ from ropewalk.readers.reader import Reader
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
 
-CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 BUILT_IN = "tiny"
 DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
 PYTHON_ONLY = "dca"  # the method in attention that is measured beside those of a config
@@ -175,7 +174,7 @@ def prepare(
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
     tokens = [len(one) for one in texts_used.tokens]
-    places = protocol.places(tokens)
+    places, vocab_size = protocol.places(tokens), _vocabulary(tokenizer, texts_used.tokens)
     return DoctorRun(
         settings=settings,
         reader=reader,
@@ -192,7 +191,8 @@ def prepare(
         trial=trial,
         notes=tuple(notes),
         dtype_note=source.dtype_note,
-        frequencies=frequency_losses(texts_used.tokens, protocol, vocab_size=_vocabulary(tokenizer, texts_used.tokens)),
+        frequencies=frequency_losses(texts_used.tokens, protocol, vocab_size=vocab_size),
+        vocab_size=vocab_size,
         texts=texts_used.names,
         of_text=tuple(text for text, _ in places),
         share=tuple(protocol.share(tokens, count) for count in range(1, protocol.windows + 1)),

@@ -17,7 +17,7 @@ from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import Diagnosis, at_run_time, config_changes
 from ropewalk.diagnosis.rules import Evidence, LossTable
-from ropewalk.diagnosis.settings import FILE_ONLY, OPTIONS_OF_PROTOCOL, DoctorSettings
+from ropewalk.diagnosis.settings import CPU_MINUTES, FILE_ONLY, OPTIONS_OF_PROTOCOL, DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import RunFacts, attach_call, decide, python_call
 from ropewalk.errors import RopeError
@@ -87,24 +87,27 @@ def doctor_command(
     """Return the command of a longer run, or the call in Python if the model or a text is an object.
 
     **Arguments:**
-    - `windows`, `minutes`: replace those of the settings; None: unchanged. `default_texts`: use those instead.
+    - `windows`: replace those of the settings; None: unchanged. `default_texts`: use those instead.
+    - `minutes`: needed by the rest of a stopped run; None: it was not stopped. They replace fewer minutes.
     - `kept`: words at the end of the command, such as --json FILE.
 
-    **Returns:** the command; None if it is the one that was just run.
+    **Returns:** the command; None if it is the one that was just run, and it was not stopped.
 
     >>> settings = DoctorSettings(methods="yarn,ntk")
     >>> doctor_command("tiny", settings, minutes=20)
     'ropewalk doctor tiny --methods yarn,ntk --minutes 20 --resume'
     """
     protocol = settings.protocol if windows is None else dataclasses.replace(settings.protocol, windows=windows)
-    former = settings
+    former, stopped = settings, minutes is not None
+    if minutes is not None and minutes <= (CPU_MINUTES if settings.minutes is None else settings.minutes):
+        minutes = None
     settings = dataclasses.replace(
         settings,
         protocol=protocol,
         minutes=minutes if minutes is not None else settings.minutes,
         text=None if default_texts else settings.text,
     )
-    if settings == former:
+    if settings == former and not stopped:
         return None
     given = [
         (field, getattr(settings, field.name))
@@ -192,8 +195,7 @@ class DoctorRun:
       one of them, why the model is measured in a different dtype.
     - `frequencies`: the loss of token frequencies on each window. `texts`: their names; `of_text`: the number of each
       window's text. `share`: `LossProtocol.share` of the first windows, by their number; `available`: the windows that
-      the texts hold.
-      `default_texts`: whether the doctor chose them.
+      the texts hold. `default_texts`: whether the doctor chose them. `vocab_size`: tokens of the vocabulary.
     - `engine`, `runs`: the engine for the method, and the methods it can run. `minutes`: time limit, counted from
       `began`; None: no limit. `more`: returns the command of a longer run.
     - `reading`: whether the model was trained with its scaling, if this had to be measured.
@@ -219,6 +221,7 @@ class DoctorRun:
     share: tuple[float, ...]
     available: int
     default_texts: bool
+    vocab_size: int | None = None
     engine: str | None = None
     runs: frozenset[str] | None = None
     minutes: float | None = None
@@ -429,6 +432,7 @@ class DoctorRun:
             engine=self.engine,
             runs=self.runs,
             default_texts=self.default_texts,
+            vocab_size=self.vocab_size,
             tuned=isinstance(self.reader, Tuned),
         )
 

@@ -18,6 +18,7 @@ from ropewalk.rope.values import MOST_SEED, check_positive, check_whole, names_o
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
+CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 MEASURED = ("loss", "copies")
 FORMER = {"use": "copies"}  # names of earlier versions
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers", "python")

@@ -37,6 +37,7 @@ from ropewalk.statistics import FOUR_OF_FIVE, LOOKS, Interval, t_quantile
 
 MOST_WINDOWS = 256
 FIRST_WINDOWS = 4
+UNTRAINED = 0.95  # of the loss of guessing, ln(vocabulary): trained models lose less, also on other languages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,8 @@ class RunFacts:
     - `engine`: that must run the method, and `runs`: the methods that it can run; None: all.
     - `config_of`: returns the config that expresses a method for a length, or None. `call_of`: the
       lines of Python that apply a method.
-    - `default_texts`: whether the texts were chosen by the doctor. `tuned`: whether all but plain are a tuned model.
+    - `default_texts`: whether the texts were chosen by the doctor. `vocab_size`: number of tokens, or None. `tuned`:
+      whether all but plain are a tuned model.
     """
 
     texts: tuple[str, ...] = ("this text",)
@@ -65,6 +67,7 @@ class RunFacts:
     config_of: Callable[[str, int], dict[str, Any] | None] | None = None
     call_of: Callable[[str], str] | None = None
     default_texts: bool = False
+    vocab_size: int | None = None
     tuned: bool = False
 
 
@@ -191,8 +194,11 @@ def attach_call(method: str, target: int, trained_length: int | None = None) -> 
 
 
 def python_call(model: str, method: str, target: int) -> str:
-    """Return the lines of Python that apply a method to a model, without its folders."""
-    return _FOLDERS.sub(r"\1\2", setting_command("python", model, method, target=target))
+    """Return the lines of Python that apply a method to a model, without its folders.
+
+    A local path begins with "./", because `from_pretrained` asks the hub for a bare name.
+    """
+    return _FOLDERS.sub(r"\1./\2", setting_command("python", model, method, target=target))
 
 
 _FOLDERS = re.compile(r"""(['"])/(?:[^'"/]+/)+([^'"/]+)(?=\1)""")
@@ -230,7 +236,7 @@ def headline_and_reasons(
         assert decision.method is not None, "there is one to extend by"
         sentences = _extend(decision.method, decision.stretches, evidence)
     elif decision.action == "unfit":
-        sentences = _unfit(evidence)
+        sentences = _unfit(evidence, run.vocab_size)
     elif decision.action == "keep":
         sentences = _keep(decision.stretches, evidence)
     elif decision.action == "cut":
@@ -252,14 +258,16 @@ def _tuned(evidence: Evidence) -> str:
     )
 
 
-def _unfit(evidence: Evidence) -> list[str]:
+def _unfit(evidence: Evidence, vocab_size: int | None) -> list[str]:
     fit, table = evidence.fit, evidence.table
+    loss, cure = table.mean(PLAIN, table.inside), "Use a text of the kind that the model was trained on."
+    if vocab_size is not None and loss > UNTRAINED * math.log(vocab_size):
+        cure = f"Guessing has a loss of {math.log(vocab_size):.3f}, so the weights are untrained or damaged."
     shown = "does not predict" if fit.result == "refuted" else "is not shown to predict"
     return [
         f"Nothing can be concluded: the model {shown} this text better than token frequencies do.",
         f"Within {min(table.trained, table.target):,} tokens its loss (how badly it predicts the text) is "
-        f"{table.mean(PLAIN, table.inside):.3f} nats per token, {better_or_worse(fit)} than that of token "
-        "frequencies. Use a text of the kind that the model was trained on.",
+        f"{loss:.3f} nats per token, {better_or_worse(fit)} than that of token frequencies. {cure}",
     ]
 
 

@@ -344,6 +344,9 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
             ]
         return "\n".join([*imports, load, *use])
     place = repr(str(found or model))
+    if found is not None and not Path(model).exists():  # in the package: its folder differs between machines
+        imports += ["from importlib.resources import files"]
+        place = f'files("ropewalk.builtin") / {model!r}'
     if found is not None and found.is_file():
         place = f"{str(found.parent)!r}, gguf_file={found.name!r}"
     load = f"model = AutoModelForCausalLM.from_pretrained({place})"
