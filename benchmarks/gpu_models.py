@@ -1,4 +1,4 @@
-"""Jobs of the steps `tests`, `decode`, `doctor` and `tuning`: pytest, and SmolLM2 in our decoder.
+"""Jobs of the steps `tests`, `decode` and `doctor`: pytest, and SmolLM2 in our decoder.
 
 With `interpreter` the model is `tiny` and the lengths are short.
 """
@@ -6,10 +6,8 @@ With `interpreter` the model is `tiny` and the lengths are short.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ import decode
 import torch
 from gpu_jobs import Job, Place, Stopped, started
 from peers import Skip
-from records import CHECKOUT, Record
+from records import Record
 from timing import Timed, interleave
 from torch import Tensor
 
@@ -220,58 +218,3 @@ def doctor_runner(place: Place, target: int, options: list[str]) -> Callable[[fl
         return {"kind": "doctor", "target": target, "model": Path(model_of(place)).name, "result": result}
 
     return run
-
-
-# -- tuning -----------------------------------------------------------------------------------------------------------
-
-
-def tuning(place: Place) -> list[Job]:
-    """Return the training of each arm, and what the tuned models make of two other novels."""
-    arms, steps, windows = (["yarn"], 2, 2) if place.interpreter else (["yarn-repeats", "dca-repeats"], 120, 16)
-    train = [Job(f"train {arm}", lambda seconds, arm=arm: trained(place, arm, steps, seconds), 40.0) for arm in arms]
-    return [*train, Job("read", lambda seconds: read(place, arms, steps, windows, seconds), 20.0)]
-
-
-def trained(place: Place, arm: str, steps: int, seconds: float) -> Record:
-    """Train one arm, or resume it; return its record. A finished arm is only read."""
-    given = ["train", arm, "--steps", str(steps), "--lr", "4e-4", "--rank", "16"]  # those of tuning_smollm2.sh
-    part_of_tuning(place, given, seconds)
-    file = place.work / "tuning" / arm / "training.json"
-    return {"kind": "training", "arm": arm, **json.loads(file.read_text(encoding="utf-8"))}
-
-
-def read(place: Place, arms: list[str], steps: int, windows: int, seconds: float) -> Record:
-    """Measure the tuned models; arms that another machine has trained are trained here, too."""
-    end = time.monotonic() + seconds
-    for arm in arms:
-        trained(place, arm, steps, end - time.monotonic())
-    part_of_tuning(place, ["read", "--windows", str(windows)], end - time.monotonic())
-    record = place.work / "tuning.json"
-    part_of_tuning(place, ["record", "--record", str(record)], 120.0)
-    return {"kind": "tuning", "result": json.loads(record.read_text(encoding="utf-8"))}
-
-
-def part_of_tuning(place: Place, part: list[str], seconds: float) -> None:
-    """Run one part of `tuning.py`, which resumes."""
-    command = [sys.executable, str(CHECKOUT / "benchmarks" / "tuning.py"), *part]
-    command += ["--out", str(place.work / "tuning"), "--plan", json.dumps(plan_of(place))]
-    started(command, place, seconds, place.work / f"tuning-{part[0]}.log")
-
-
-def plan_of(place: Place) -> dict[str, Any]:
-    """Return the fields of tuning's plan that differ from its defaults."""
-    packaged = CHECKOUT / "src" / "ropewalk" / "builtin" / "text"
-    if place.interpreter:
-        stretches = [str(packaged / "stretches" / f"{name}.txt.gz") for name in ("middlemarch", "bleak_house")]
-        return {"model": "tiny", "trained": 32, "target": 64, "block": 16, "precision": "float32",
-                "tuned_on": str(packaged / "moby_dick.txt.gz"), "read_on": stretches}  # fmt: skip
-    texts = place.texts or Path(os.environ.get("ROPEWALK_DATA", "../shared/data"))
-    files = {
-        name: next(iter(sorted(texts.glob(f"{name}.txt*"))), None)
-        for name in ("middlemarch", "moby_dick", "bleak_house")
-    }
-    absent = [name for name, file in files.items() if file is None]
-    if absent:
-        raise Skip(f"no text of {', '.join(absent)} in {texts}: pass --texts")
-    return {"model": model_of(place), "device": place.device, "tuned_on": str(files["middlemarch"]),
-            "read_on": [str(files["moby_dick"]), str(files["bleak_house"])]}  # fmt: skip

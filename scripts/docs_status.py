@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
 TIMED = ("rotation", "attention", "forward", "decode", "training")  # records of the CPU, NAME.jsonl
-STEPS = ("tests", "rotation", "attention", "decode", "doctor", "tuning")  # records of a GPU, gpu-NAME.jsonl
+STEPS = ("tests", "rotation", "attention", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
 MARKED = re.compile(r"<!-- status -->.*?<!-- /status -->", re.DOTALL)
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
@@ -139,13 +139,6 @@ def _models(results: Path) -> Iterator[str]:
         if one["status"] == "done":
             sentence = one["result"]["verdict"]["sentence"]
             yield f"Doctor on {one['model']} at {one['target']:,} tokens, {one['place']}: {sentence}"
-    for one in on_gpus("tuning", results):
-        if one.get("kind") == "tuning":
-            for arm, row in one["result"]["arms"].items():
-                gain = row["tuned_minus_its_crop_beyond"]
-                low, high = gain["ci"]
-                yield (f"Tuning on {one['place']}, `{arm}`: beyond the trained length {gain['nats']:+.3f} [{low:+.3f}, "
-                       f"{high:+.3f}] nats per token less the tuned model's own crop.")  # fmt: skip
 
 
 def written(text: str, sentence: str) -> str:

@@ -4,7 +4,7 @@
     python scripts/gpu.py --small                                        # Triton's interpreter, tiny sizes, no GPU
     python scripts/gpu.py --pack FOLDER --model FILE.gguf --texts FOLDER # parts of 30 MB, for a machine without network
 
-The steps are tests, rotation, attention, decode, doctor and tuning. It needs a checkout, torch, Triton and
+The steps are tests, rotation, attention, decode and doctor. It needs a checkout, torch, Triton and
 transformers, and no network. Every timing follows a comparison with float64; a wrong result is recorded with its
 reason, and the next job runs. Records go to benchmarks/results/gpu-STEP.jsonl (with --small to build/gpu), and a copy
 to $OUT if that is set. On SIGINT and SIGTERM, and when the time is up, finished results stay.
@@ -34,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, BUILD = ROOT / "benchmarks" / "results", ROOT / "build" / "gpu"
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT)]
-SHARES = {"tests": 70, "rotation": 110, "attention": 150, "decode": 45, "doctor": 120, "tuning": 60}
+SHARES = {"tests": 70, "rotation": 110, "attention": 150, "decode": 45, "doctor": 120}
 PART = 30 * 2**20  # bytes
 MANIFEST = "manifest.json"
 PACKAGES = ("gguf",)  # pure Python, which a machine may lack
@@ -228,7 +228,6 @@ def run_step(options: argparse.Namespace) -> int:
     jobs = {
         "tests": gpu_models.tests, "rotation": gpu_rotation.jobs, "decode": gpu_models.decoding,
         "attention": lambda where: gpu_attention.jobs(where, records), "doctor": gpu_models.doctor,
-        "tuning": gpu_models.tuning,
     }[options.child](place)  # fmt: skip
     pending = records.pending(jobs, place.name, options.run, source_digest())
     try:

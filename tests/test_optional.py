@@ -34,12 +34,12 @@ def come_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
 
 def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a checkout the command installs the checkout: no index holds a release yet."""
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(RopeError, match="the package `peft` is needed here") as missing:
-        need("peft", extra="tune")
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(RopeError, match="the package `scipy` is needed here") as missing:
+        need("scipy", extra="doctor")
     command = shlex.split(missing.value.cure.removeprefix("Install it: "))
     root = Path(__file__).parents[1]
-    assert command == ["pip", "install", "-e", f"{root}[tune]"]
+    assert command == ["pip", "install", "-e", f"{root}[doctor]"]
 
 
 @pytest.mark.parametrize(("found", "old"), [("4.57.6", True), ("5.16.1", True), ("5.17.0", False), ("6.0.0", False)])

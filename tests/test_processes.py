@@ -6,19 +6,17 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed import HashStore
 
 from ropewalk import processes
 from ropewalk.cli import app
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
-from ropewalk.processes import ALONE, Exchange, Launch, current, group_closed, joined
+from ropewalk.processes import ALONE, Exchange, Launch, current, joined
 from tests.launch.ranks import free_port
 
 TORCHRUN = {
@@ -232,26 +230,3 @@ def test_an_error_of_all_ranks_is_printed_once(words, message, monkeypatch, caps
     finally:
         torch.set_num_threads(threads)
     assert printed.count(message) == 1
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_group_that_is_left_open_is_closed(fails):
-    """Also after an error; without a group nothing happens."""
-    with group_closed(ALONE):
-        pass
-    with suppress(KeyError), group_closed(ALONE):
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        if fails:
-            raise KeyError
-    assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize(("code", "ends"), [(None, True), (0, True), (2, False)])
-def test_one_of_several_processes_ends_after_its_exit_functions(code, ends, monkeypatch):
-    """Only after success: an error goes its usual way."""
-    happened = []
-    monkeypatch.setattr(processes.atexit, "_run_exitfuncs", lambda: happened.append("exit functions"))
-    monkeypatch.setattr(processes.os, "_exit", happened.append)
-    with pytest.raises(SystemExit), group_closed(Launch(rank=1, ranks=2)):
-        raise SystemExit(code)
-    assert happened == (["exit functions", 0] if ends else [])

@@ -8,12 +8,10 @@ the decisions, and a key-value store of torch.distributed transports them. Proce
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -299,35 +297,6 @@ def process_group(launch: Launch) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-@contextmanager
-def group_closed(launch: Launch) -> Iterator[None]:
-    """Close torch's process group after the block, if a library such as accelerate has opened one and left it open.
-
-    The threads of an open gloo group can abort the interpreter when it exits (SIGABRT), after all work is done. If the
-    block succeeds in one of several processes, this process ends here, after Python's exit functions and before the
-    destructors of C++ libraries.
-    """
-    try:
-        yield
-    except SystemExit as end:
-        if launch.several and end.code in (None, 0):
-            _close_group()
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-        raise
-    finally:
-        _close_group()
-
-
-def _close_group() -> None:
-    dist = sys.modules.get("torch.distributed")  # imported by whatever has opened a group
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        with suppress(RuntimeError, ValueError):
-            dist.destroy_process_group()
 
 
 def from_first(value: Any) -> Any:

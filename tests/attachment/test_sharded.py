@@ -62,15 +62,3 @@ def test_two_processes_give_what_one_does(tmp_path):
             assert row["losses"] < EXACT, (method, row)  # off by 0.02 where attach left the head's weights gathered
         assert [found[f"trainer {method}"]["rope"] for method in TRAINED] == list(TRAINED)
         assert max(found[f"trainer {method}"]["saved"] for method in TRAINED) < 1e-4
-
-
-@pytest.mark.slow
-def test_the_example_runs_under_accelerate_launch(tmp_path):
-    """Two processes: the loss falls, and config.json says YaRN. On a CPU accelerate replicates the model."""
-    folder = tmp_path / "out"
-    printed = launched(tmp_path, str(ROOT / "examples" / "finetune_accelerate.py"), "--out", str(folder))
-    first, last = (float(line.split("loss ")[1].split()[0]) for line in printed.splitlines() if "loss" in line)
-    assert "on 2 processes" in printed
-    assert last < first - 0.3
-    parameters = json.loads((folder / "config.json").read_text())["rope_parameters"]
-    assert (parameters["rope_type"], parameters["factor"]) == ("yarn", 4.0)

@@ -289,19 +289,6 @@ def test_a_missing_model_skips_with_its_reason(tmp_path: Path) -> None:
     gpu = Place("cuda", False, tmp_path)
     with pytest.raises(Skip, match="no model"):
         gpu_models.model_of(gpu)
-    with pytest.raises(Skip, match="pass --texts"):
-        gpu_models.plan_of(replace(gpu, model="x.gguf", texts=tmp_path))
-
-
-def test_the_plan_of_tuning_is_what_its_script_takes(place: Place) -> None:
-    """Every field exists; texts are files; arms are known."""
-    import tuning
-
-    plan = tuning.Plan.of(gpu_models.plan_of(place))
-    assert plan.tuned_on.is_file()
-    assert all(path.is_file() for path in plan.read_on)
-    assert (plan.reach.trained, plan.reach.target) == (32, 64)
-    assert tuning.Plan().of_arm("dca") == {"method": "dca", "window": 8192}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

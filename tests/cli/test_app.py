@@ -157,7 +157,7 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
     assert with_a_command - {"__init__", "options", "command_line"} == {name.replace("-", "_") for name in COMMANDS}
 
 
-SUBCOMMANDS = ["extend apply", "extend tune", "classify train", "classify predict"]
+SUBCOMMANDS = ["extend apply", "classify train", "classify predict"]
 
 
 def test_help_and_version_import_no_torch() -> None:
@@ -259,7 +259,6 @@ def test_a_command_has_few_options(command: str) -> None:
     [
         ("inspect", "target trained-length"),
         ("extend apply", "target trained-length length"),
-        ("extend tune", "target trained-length window"),
         ("train", "seq-len"),
         ("classify train", "max-length"),
         ("compare", "seq-len tokens"),

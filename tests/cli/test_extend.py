@@ -1,11 +1,9 @@
-"""`ropewalk extend apply` and `tune`: files, output, refusals before the work, and real processes that are stopped."""
+"""`ropewalk extend apply`: files, output, refusals before the work, and an interruption."""
 
 from __future__ import annotations
 
 import json
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,13 @@ import pytest
 import torch
 
 from ropewalk import load
-from ropewalk.builtin.texts import read_text
 from ropewalk.cli import app
-from ropewalk.cli.training_progress import TrainingProgress
 from ropewalk.extend.card import plain_text
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import LongRoPE
-from ropewalk.training import Event
 from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
 from tests.training.material import prose
-
-TUNED = ["--steps=6", "--lr=3e-3"]
-
-
-Filed = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -38,27 +28,11 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> list[str]:
-    """Two texts to tune on and one to measure on."""
+    """Three texts; the last is measured on."""
     paths = [tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "held out.txt"]
     for seed, path in enumerate(paths):
         path.write_text(prose(600, seed))
     return [str(path) for path in paths]
-
-
-@pytest.fixture
-def filed(tmp_path: Path) -> Filed:
-    """Return a function that writes settings into a TOML file and returns the option that names it."""
-
-    def write(**values: Any) -> list[str]:
-        lines = [
-            f"{name} = {json.dumps(value)}"
-            for name, value in {"precision": "float32", "device": "cpu", **values}.items()
-        ]
-        path = tmp_path / "settings.toml"
-        path.write_text("\n".join(lines))
-        return ["--settings", str(path)]
-
-    return write
 
 
 def run(command: str, *arguments: str | Path) -> int:
@@ -84,7 +58,7 @@ def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
 
 
-def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path, filed: Filed) -> None:
+def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path) -> None:
     """Named in the protocol and on the card; the rope that is written has them."""
     out = tmp_path / "out"
     (tmp_path / "s.toml").write_text("unscaled_tokens = 4\nwindows = 2")
@@ -113,7 +87,6 @@ def test_measured_without_tuning(
     assert [method["name"] for method in document["methods"]] == ["plain", "crop", "pi"]
     assert (document["trained_length"], document["target"]) == (TRAINED, TARGET)
     assert document["verdict"]["action"] == "unfit"  # the weights are random
-    assert record["tuning"] is None
     headline, card = document["verdict"]["headline"], (out / "README.md").read_text()
     assert f"applied: {headline}" in capsys.readouterr().out
     assert plain_text(headline) in card
@@ -131,9 +104,6 @@ def test_measured_without_tuning(
         (["apply", "--method", "nonsense"], "unknown method"),
         (["apply", "--target", "8"], "needs a target beyond the trained length"),
         (["apply", "--dtype", "int4"], "unknown dtype"),
-        (["tune", "--steps", "3"], "--text"),
-        (["tune", "--text", "nowhere.txt", "--steps", "3"], "cannot be read"),
-        (["tune", "--text", "nowhere.txt", "--steps", "3", "--train", "everything"], "must be parts of the model"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(
@@ -156,50 +126,6 @@ def test_an_output_that_holds_something(source: Path, tmp_path: Path, capsys: py
     assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
 
 
-def stopped(source: Path, text: str, out: Path, monkeypatch: pytest.MonkeyPatch, filed: Filed) -> list[str]:
-    """A tuning stopped by Ctrl-C after its third step; the command."""
-    in_file = filed(batch_size=2, measure=False, checkpoint_every=1, log_every=1)
-    words = ["--steps=6", *in_file, "--text", text]
-
-    def stop(_: TrainingProgress, event: Event) -> None:
-        if event.step >= 3:
-            raise KeyboardInterrupt("stopped")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ropewalk.cli.training_progress.TrainingProgress.__call__", stop)
-        assert run("tune", source, "--out", out, *words) == 130
-    assert (out.with_name(f"{out.name}.tuning") / "trainer" / "run" / "checkpoint-2").is_dir()
-    return words
-
-
-def test_another_command_leaves_a_stopped_tuning(
-    source: Path,
-    texts: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    filed: Filed,
-) -> None:
-    """Applying the method does not touch it; measuring and another tuning are refused; its own command goes on."""
-    out, folder = tmp_path / "out", tmp_path / "out.tuning"
-    words = stopped(source, texts[0], out, monkeypatch, filed)
-    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert run("apply", source, "--out", out, "--method", "pi") == 0
-    (tmp_path / "s.toml").write_text("windows = 2")
-    measuring = ["--overwrite", "--measure", "--validation", texts[2], "--settings", tmp_path / "s.toml"]
-    capsys.readouterr()
-    assert run("apply", source, "--out", out, *measuring) == 2
-    assert "a stopped tuning of a different command" in capsys.readouterr().err
-    assert run("tune", source, "--out", out, *words, "--overwrite", "--lr=1e-3") == 2
-    assert "a stopped tuning with other settings" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
-    assert run("tune", source, "--out", out, *words, "--overwrite") == 0
-    assert not folder.exists()
-    stopped(source, texts[0], tmp_path / "two", monkeypatch, filed)
-    assert run("apply", source, "--out", tmp_path / "two", *measuring, "--restart") == 0
-    assert not (tmp_path / "two.tuning").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -217,7 +143,6 @@ def test_a_folder_that_is_not_ours_stays(
     texts: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    filed: Filed,
     name: str,
     content: str,
 ) -> None:
@@ -227,10 +152,9 @@ def test_a_folder_that_is_not_ours_stays(
     (folder / name).write_text(content)
     assert run("apply", source, "--out", out) == 0
     measuring = ["apply", "--measure", "--validation", texts[2]]
-    tuning = ["tune", *TUNED, *filed(measure=False), "--text", texts[0]]
-    for command, *work in (measuring, tuning):
-        assert run(command, source, "--out", out, "--overwrite", "--restart", *work) == 2
-        assert "contains other files" in capsys.readouterr().err
+    command, *work = measuring
+    assert run(command, source, "--out", out, "--overwrite", "--restart", *work) == 2
+    assert "contains other files" in capsys.readouterr().err
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [(str(path.relative_to(folder)), path.read_text()) for path in files] == [(name, content)]
 
@@ -243,38 +167,11 @@ def test_an_empty_folder_and_what_comes_in_stay(source: Path, texts: list[str], 
     assert list(folder.iterdir()) == []
 
 
-def test_a_held_out_text_that_was_tuned_on_is_refused(
-    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], filed: Filed
-) -> None:
-    """The same file, one that contains it, and the packaged Moby-Dick that is measured on by default."""
-    both = tmp_path / "both.txt"
-    both.write_text("Loomings.\n" + Path(texts[1]).read_text())
-    whale = tmp_path / "whale.txt"
-    whale.write_text("\n" + read_text(None)[1])
-    for text, more, in_file in (
-        (texts[0], ["--validation", texts[0]], {}),
-        (texts[1], ["--validation", str(both)], {"measure": False}),
-        (str(whale), [], {}),
-    ):
-        words = [*TUNED, "--text", text, *more, *filed(**in_file)]
-        assert run("tune", source, "--out", tmp_path / "out", *words) == 2
-        err = capsys.readouterr().err
-        assert "passages with the texts to tune on" in err
-        assert "32-token runs in them  " in err
-    assert not list(tmp_path.glob("out*"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["apply", "--rank=4"], "No such option"),
-        (["apply", "--train=norms"], "No such option"),
-        (["apply", "--train=all"], "No such option"),
-        (["apply", "--lr=1e-3"], "No such option"),
-        (["apply", "--checkpoint-every=3"], "No such option"),
         (["apply", "--restart"], "applies only to work that can be resumed"),
         (["apply", "--validation=TEXT", "--no-measure"], "apply only to measuring"),
-        (["tune", "--steps=3", "--text=TEXT", "--lr=0"], "`lr` must be a finite number above 0"),
     ],
 )
 def test_an_option_is_not_ignored(
@@ -286,45 +183,6 @@ def test_an_option_is_not_ignored(
     assert run(command, source, "--out", tmp_path / "out", *words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
-
-
-def test_ctrl_c_and_the_same_command_continues(
-    source: Path,
-    texts: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    filed: Filed,
-) -> None:
-    """Ctrl-C while it tunes: status 130, no output folder; the same command ends as one that was never stopped."""
-    words = [str(source), *TUNED[1:], "--steps", "20", "--text", texts[0], "--validation", texts[2]]
-    words += filed(batch_size=2, windows=3, checkpoint_every=8, log_every=8)
-
-    def stop(_: TrainingProgress, event: Event) -> None:
-        if event.kind == "step" and event.step == 11:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "__call__", stop)
-        assert run("tune", *words, "--out", tmp_path / "stopped") == 130
-    assert "To resume, rerun the command" in capsys.readouterr().err
-    assert not (tmp_path / "stopped").exists()
-    assert run("tune", *words, "--out", tmp_path / "stopped") == 0
-    assert "continues after step" in capsys.readouterr().err
-    assert run("tune", *words, "--out", tmp_path / "whole") == 0
-    weights = [load(tmp_path / name).state_dict() for name in ("stopped", "whole")]
-    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
-    losses = [
-        [
-            method["loss_by_window_and_block"]
-            for found in json.loads((tmp_path / name / "extend.json").read_text())["diagnoses"].values()
-            for method in found["methods"]
-        ]
-        for name in ("stopped", "whole")
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 6
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["source", "stopped", "whole"]
 
 
 def test_ctrl_c_while_it_is_measured(
@@ -359,7 +217,7 @@ def test_ctrl_c_while_it_is_measured(
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out", "source"]
 
 
-@pytest.mark.parametrize("command", ["extend apply", "extend tune", "serve-config", "verify"])
+@pytest.mark.parametrize("command", ["extend apply", "serve-config", "verify"])
 def test_the_help_lists_at_most_fifteen_options_in_groups(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Headings for groups; --help itself is not counted."""
     with pytest.raises(SystemExit):
@@ -367,16 +225,3 @@ def test_the_help_lists_at_most_fifteen_options_in_groups(command: str, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("  --")]) <= 15
     assert "Output:" in lines
-
-
-def test_a_missing_extra_is_said_before_any_work(tmp_path, monkeypatch, capsys):
-    """Not after the checkpoint was read and measured; and nothing is left behind."""
-    arguments = ("tune", "--out", "never", "--steps", "1", "--train", "lora")
-    monkeypatch.setitem(sys.modules, "peft", None)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("words " * 50)
-    with pytest.raises(SystemExit) as ended:
-        app.main(["extend", *arguments, str(tmp_path / "no-such-model"), "--text", "text.txt"])
-    assert ended.value.code == 2
-    assert "`peft` is needed" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

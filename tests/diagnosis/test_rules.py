@@ -114,19 +114,6 @@ def test_one_window_decides_a_clear_difference(copies: MadeCopies | None) -> Non
     assert (close.action, close.next is not None) == ("undecided", True)
 
 
-@pytest.mark.parametrize(("plain", "untuned"), [(-0.3, "keep"), (1.5, "cut")])
-def test_what_tuning_forgot_does_not_keep_or_cut_the_untuned_model(plain: float, untuned: str) -> None:
-    """crop is the tuned model: that it is worse or better than plain on a text shows nothing of plain's context."""
-    table = made({"plain": plain, "yarn": 0.5}, within={"yarn": 0.01})
-    assert decide(table, NO).action == untuned
-    tuned = decide(table, NO, RunFacts(tuned=True))
-    assert (tuned.action, tuned.next) == ("undecided", None)
-    assert tuned.headline == "Tuning under yarn does not extend the model beyond 256 tokens."
-    assert not any("holds there" in reason for reason in tuned.reasons)
-    able = decide(made({"plain": plain + 0.5, "yarn": -0.3}), NO, RunFacts(tuned=True))
-    assert (able.action, able.method) == ("extend", "yarn")
-
-
 def test_at_the_means_intervals_have_no_width() -> None:
     """What noise leaves open is then decided."""
     table = made({**BROKEN, "yarn": 0.05}, spread=0.8)

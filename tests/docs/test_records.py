@@ -371,7 +371,7 @@ def test_every_command_has_its_options():
     page = (DOCS / "commands.md").read_text()
     for name in names:
         assert f"\n## ropewalk {name}\n" in f"\n{text}"
-    assert "### ropewalk extend tune" in text
+    assert "### ropewalk extend apply" in text
     for option in ("--target TOKENS", "--windows INTEGER", "--report PATH", "--minutes FLOAT"):
         assert f"| `{option}` |" in text.split("## ropewalk extend")[0]
     assert COMMANDS["with_commands"](page).endswith(text + "\n")

@@ -100,12 +100,10 @@ def test_what_jobs_record_is_drawn(tmp_path: Path) -> None:
           microseconds={"ropewalk, new output": {"p50": 50.0}, "copy": {"p50": 46.3}}))  # fmt: skip
     verdict = {"verdict": {"sentence": "Extend."}}
     write(tmp_path, "gpu-doctor", on_gpu("doctor", model="SmolLM2", target=32768, result=verdict))
-    gain = {"tuned_minus_its_crop_beyond": {"nats": -0.02, "ci": [-0.03, -0.01]}}
-    write(tmp_path, "gpu-tuning", on_gpu("read", kind="tuning", result={"arms": {"yarn": gain}}))
     drawn = STATUS["gpu"](tmp_path)
     for line in (
         "| NVIDIA H100 | window | 1 | 0.50 | 1.40 | 0.70 |", "| NVIDIA H100 | softcap: wrong |  |  |  |  |",
         "NVIDIA H100: R. Decision: keep, because B.", "| NVIDIA H100 | sweep, C | ropewalk, new output | 0.05 | 1.08 |",
-        "Doctor on SmolLM2 at 32,768 tokens, NVIDIA H100: Extend.", "-0.020 [-0.030, -0.010] nats per token",
+        "Doctor on SmolLM2 at 32,768 tokens, NVIDIA H100: Extend.",
     ):  # fmt: skip
         assert line in drawn, line

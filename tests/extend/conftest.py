@@ -1,4 +1,4 @@
-"""Nothing is said by transformers; a text and a small checkpoint to tune."""
+"""Nothing is said by transformers; a text to measure on."""
 
 from __future__ import annotations
 

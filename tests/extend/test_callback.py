@@ -15,7 +15,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.extend import DoctorCallback, SkipCollator
-from ropewalk.extend.windows import TuningWindows
+from ropewalk.models.training import held_out_windows
 from tests.extend.material import TARGET, TRAINED, checkpoint
 from tests.training.material import prose
 
@@ -30,14 +30,14 @@ def held_out(tmp_path: Path) -> Path:
 
 def trainer(folder: Path, model: Any, callback: DoctorCallback, *, steps: int = 4, lr: float = 1e-2) -> Any:
     """A Trainer of windows of the trained length."""
-    tokenizer = TextTokenizer.bytes()
-    windows = TuningWindows([prose(900)], tokenizer.encode, None, count=2 * steps, length=TRAINED)
+    windows = held_out_windows([TextTokenizer.bytes().encode(prose(900))], length=TRAINED, limit=2 * steps)
+    rows = [{"input_ids": window[:-1]} for window in windows]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "run"), max_steps=steps, use_cpu=True, per_device_train_batch_size=2, report_to="none",
         remove_unused_columns=False, learning_rate=lr, disable_tqdm=True, save_strategy="no", logging_steps=100,
     )  # fmt: skip
     made = transformers.Trainer(
-        model=model, args=arguments, train_dataset=windows, data_collator=SkipCollator(target=TARGET),
+        model=model, args=arguments, train_dataset=rows, data_collator=SkipCollator(target=TARGET),
         callbacks=[callback],
     )  # fmt: skip
     made.remove_callback(transformers.trainer_callback.PrinterCallback)

@@ -14,15 +14,13 @@ import torch
 import ropewalk as rw
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis import Protocol
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.run import DoctorRun
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card, record
-from ropewalk.extend.diagnoses import APPLIED, TUNED, UNTUNED, diagnose
-from ropewalk.extend.held_out import refuse_seen, seen_share
+from ropewalk.extend.diagnoses import APPLIED, diagnose
 from ropewalk.measure.estimate import Outlook
 from ropewalk.methods import Reach
 from ropewalk.readers.decoder import DecoderReader
@@ -161,9 +159,8 @@ def written(diagnoses: dict[str, Diagnosis] | None = None, **changes: Any) -> st
 def test_the_card_has_the_verdict_and_the_table(text: Path, tmp_path: Path) -> None:
     """Of each diagnosis: its words, and the cells of its own table."""
     found = diagnose(tiny(), method="pi", reach=REACH, text=text, windows=2, state=tmp_path / "state")
-    said = written({UNTUNED: found, TUNED: found})
-    assert said.index("## Before tuning") < said.index("## After tuning")
-    assert said.count(f"**{found.verdict.headline}**".replace("_", r"\_")) == 2
+    said = written({APPLIED: found})
+    assert said.count(f"**{found.verdict.headline}**".replace("_", r"\_")) == 1
     row = next(line for line in found.table().splitlines() if line.startswith("pi"))
     cells = next(line for line in said.splitlines() if line.startswith("| pi |"))
     assert cells.replace("|", " ").split() == row.split()
@@ -212,27 +209,3 @@ def test_a_yarn_with_keys_of_its_own_is_not_called_the_same() -> None:
         said = written(config={"rope_parameters": BLOCK | keys, "max_position_embeddings": 32})
         assert said.count("the same frequencies and temperature.") == same
         assert ("Compare outputs" in said) == (same < 2)
-
-
-# The held-out text
-
-
-def test_the_share_of_a_text_that_was_seen() -> None:
-    """Counted by hand: 69 runs of 32 in 100 tokens; those of the first 50 tokens are 19."""
-    tokens = list(range(100))
-    assert seen_share(tokens, [tokens[:50]]) == 19 / 69
-    assert seen_share(tokens, [tokens[:50], tokens[40:]]) == (19 + 29) / 69
-    assert seen_share(tokens, [tokens[:31], tokens[::-1]]) == 0
-    assert seen_share(tokens[:9], [tokens]) == 1  # a text of fewer tokens is one run
-
-
-def test_a_text_that_shares_a_twentieth_is_refused() -> None:
-    """Just below it passes; the facts name the files."""
-    tokenizer = tiny().tokenizer
-    assert isinstance(tokenizer, TextTokenizer)
-    whale = read_text(None)[1]
-    held_out = ("whale", whale[:20000])
-    refuse_seen(held_out, [("other", whale[30000:60000])], tokenizer)
-    refuse_seen(held_out, [("a little", whale[:700])], tokenizer)
-    with pytest.raises(RopeError, match=r"with the texts to tune on(?s:.*)more"):
-        refuse_seen(held_out, [("more", whale[:3000])], tokenizer)

@@ -1,4 +1,4 @@
-"""Extending knows readers alone: nothing else names our decoder, and a reader of another kind is applied and tuned."""
+"""Extending knows readers alone: nothing else names our decoder, and a reader of another kind is applied."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 import ropewalk
 from ropewalk import extend, load
-from ropewalk.extend.writable import WritableDecoder, writable
+from ropewalk.extend.writable import WritableDecoder
 from ropewalk.readers.reader import Reader, WritableReader
-from tests.extend.material import TARGET, TRAINED, checkpoint
+from tests.extend.material import TARGET, checkpoint
 from tests.training.material import prose
 
 ROOM = Path(ropewalk.__file__).parent / "extend"
@@ -81,25 +81,6 @@ def test_a_reader_of_another_kind_is_applied(tmp_path: Path) -> None:
     assert records[0] == records[1]
     assert len(records[0]) == 3
     assert load(tmp_path / "other").config.ropes == load(tmp_path / "ours").config.ropes
-
-
-def test_a_reader_of_another_kind_is_tuned(tmp_path: Path) -> None:
-    """To the same bits as ours."""
-    folder = checkpoint(tmp_path / "source")
-    (tmp_path / "text.txt").write_text(prose(600))
-    settings = extend.TuneSettings(
-        text=(str(tmp_path / "text.txt"),), steps=2, method="pi", target=TARGET, measure=False, precision="float32",
-        device="cpu", train="norms",
-    )  # fmt: skip
-    weights = []
-    for name, kind in (("ours", writable), ("other", OtherReader)):
-        reader = kind(WritableDecoder(load(folder, dtype=torch.float32), "m"))
-        done = extend.tune(reader, tmp_path / name, settings)
-        assert done is not None
-        assert done.record["tuning"]["tokens"] == 2 * TRAINED
-        weights.append(load(tmp_path / name).state_dict())
-    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
-    assert not torch.equal(weights[0]["norm.weight"], load(folder).state_dict()["norm.weight"])
 
 
 @pytest.mark.parametrize("unknown", ["a reader", object()])

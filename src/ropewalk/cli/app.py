@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
 from ropewalk.optional import install_command
-from ropewalk.processes import Launch, group_closed, joined
+from ropewalk.processes import Launch, joined
 
 if TYPE_CHECKING:
     import typer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "doctor": "Measure how far a checkpoint's context really reaches, and what would extend it.",
-    "extend": "Extend a checkpoint's context: apply a method, or tune under one.",
+    "extend": "Extend a checkpoint's context: apply a method.",
     "report": "Write the doctor's report from its record; runs no model.",
     "inspect": "Describe the rope of a config and its known traps; runs no model.",
     "serve-config": "Print the commands, flags and files to serve an extended model, and the engine's caveats.",
@@ -47,11 +47,9 @@ TRACEBACK = "ROPEWALK_TRACEBACK"
 
 SHARED = (("doctor",), ("compare",))
 """The commands that several processes of a launcher, such as torchrun, may share."""
-_OF_TRAINER = (("extend", "tune"),)
-"""The commands whose processes transformers' Trainer joins."""
 _NOT_SHARED = (
     "ropewalk: this command runs in one process. Start it without torchrun. Several processes can share "
-    + ", ".join(" ".join(one) for one in (*SHARED, *_OF_TRAINER))
+    + ", ".join(" ".join(one) for one in SHARED)
     + "."
 )
 
@@ -135,8 +133,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         launch = Launch.of_environment(os.environ)
         if launch.several and not _is_shared(words):
             return _fail(_NOT_SHARED) if launch.is_first else 2
-        trains = _begins(words, _OF_TRAINER)
-        with group_closed(launch) if trains else joined(launch):
+        with joined(launch):
             try:
                 with _quiet(launch), _short_warnings():
                     build(_command(words))(args=words, prog_name="ropewalk")
@@ -187,7 +184,7 @@ def _short_warnings() -> Iterator[None]:
 
 def _is_shared(words: Sequence[str]) -> bool:
     """Return whether several processes may run this command line; rank 0 always prints help."""
-    return not words or bool({"-h", "--help"} & set(words)) or _begins(words, (*SHARED, *_OF_TRAINER))
+    return not words or bool({"-h", "--help"} & set(words)) or _begins(words, SHARED)
 
 
 def _begins(words: Sequence[str], commands: Sequence[tuple[str, ...]]) -> bool:

@@ -1,4 +1,4 @@
-"""The commands `ropewalk extend apply` and `ropewalk extend tune`."""
+"""The command `ropewalk extend apply`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropewalk.cli.options import with_options
-from ropewalk.extend.settings import METHOD, OUTPUT, ApplySettings, TuneSettings
+from ropewalk.extend.settings import METHOD, OUTPUT, ApplySettings
 
 if TYPE_CHECKING:
     from ropewalk.extend.job import Extended
 
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
-OUT = typer.Option(help="The folder to write.", show_default=False, rich_help_panel=OUTPUT)
-OUT_OR_FILE = typer.Option(
-    help="The folder to write, or a file MODEL.gguf.", show_default=False, rich_help_panel=OUTPUT
-)
+OUT = typer.Option(help="The folder to write, or a file MODEL.gguf.", show_default=False, rich_help_panel=OUTPUT)
 OVERWRITE = typer.Option("--overwrite", help="Replace an earlier export at --out.", rich_help_panel=OUTPUT)
 RESTART = typer.Option("--restart", help="Discard the stopped run next to --out.", rich_help_panel=OUTPUT)
 
@@ -41,13 +38,9 @@ def print_extended(done: Extended) -> None:
     else:
         config = done.exported.config
         written = config.get("rope_parameters") or config.get("rope_scaling")
-        if written is not None and done.call is None:
+        if written is not None:
             console.print(f"rope_parameters: {json.dumps(written)[:300]}", markup=False, soft_wrap=True)
     console.print(f"extend: wrote {done.exported.folder}", markup=False, soft_wrap=True)
-    if done.call is not None:
-        console.print(
-            f"The files do not apply the method. To load them with it:\n{done.call}", markup=False, soft_wrap=True
-        )
 
 
 def stopped(reason: object = "") -> typer.Exit:
@@ -60,7 +53,7 @@ def apply(
     *,
     context: typer.Context,
     model: Annotated[str, MODEL],
-    out: Annotated[Path, OUT_OR_FILE],
+    out: Annotated[Path, OUT],
     settings: ApplySettings,
     record: Annotated[
         Path | None,
@@ -102,43 +95,10 @@ def apply(
     print_extended(done)
 
 
-def tune(
-    model: Annotated[str, MODEL],
-    out: Annotated[Path, OUT],
-    settings: TuneSettings,
-    overwrite: Annotated[bool, OVERWRITE] = False,
-    restart: Annotated[bool, RESTART] = False,
-) -> None:
-    """Apply a method, tune the model under it, and write the result.
-
-    The model is trained with transformers' Trainer and measured before and after. To resume a stopped run, rerun the
-    command. On several devices or machines: accelerate launch -m ropewalk extend tune MODEL ...
-    """
-    import os
-
-    from ropewalk.cli.training_progress import TrainingProgress
-    from ropewalk.extend import tune as run
-    from ropewalk.progress import ProgressBar
-
-    first = int(os.environ.get("RANK", 0)) == 0
-    try:
-        with ProgressBar("extend", every=10) as progress:
-            report = TrainingProgress("extend", progress) if first else None
-            done = run(
-                model, out, settings, overwrite=overwrite, restart=restart, report=report,
-                progress=progress if first else None,
-            )  # fmt: skip
-    except KeyboardInterrupt as stop:
-        raise stopped(stop) from None
-    if done is not None:
-        print_extended(done)
-
-
 extend = typer.Typer(
     name="extend",
-    help="Extend a checkpoint's context: apply a method, or tune under one.",
+    help="Extend a checkpoint's context: apply a method.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for command in (apply, tune):
-    extend.command()(with_options(command))
+extend.command()(with_options(apply))

@@ -153,8 +153,6 @@ class Evidence:
     - `runs`: the methods that the engine can run; None: all.
     - `between_texts`: whether the units of the intervals are texts, so they apply to texts like these; else windows,
       so they apply to the measured texts only.
-    - `tuned`: whether plain is an untuned model and crop a tuned one (`readers.tuned`). Their difference then includes
-      the effect of tuning on the text, so it shows nothing about plain's context.
 
     Intervals are those of `statistics.moderated_interval` at 98 %, which corrects for five looks.
     """
@@ -165,7 +163,6 @@ class Evidence:
     at_means: bool = False
     confidence: float = LOOK_CONFIDENCE
     between_texts: bool = False
-    tuned: bool = False
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
@@ -284,12 +281,8 @@ class Evidence:
 
     @cached_property
     def plain_stretches(self) -> int:
-        """Return the number of stretches over which plain is shown to hold; 0 if crop is a different model."""
-        return (
-            0
-            if self.tuned
-            else self._before(self.holds(number).result == "shown" for number in range(len(self.table.stretches)))
-        )
+        """Return the number of stretches over which plain is shown to hold."""
+        return self._before(self.holds(number).result == "shown" for number in range(len(self.table.stretches)))
 
     def stretches_of(self, method: str) -> int:
         """Return the number of stretches over which a method is shown to extend, from the first on.
@@ -306,7 +299,7 @@ class Evidence:
     def reach_loss(self, method: str) -> int:
         """Return the length in tokens up to which a method's loss is shown to be little higher than crop's."""
         compare = self.holds if method == PLAIN else lambda number: self.near_crop(method, number)
-        unknown = CROP not in self.table.losses or (method == PLAIN and self.tuned)
+        unknown = CROP not in self.table.losses
         count = 0 if unknown else len(self.table.stretches)
         return self.length(self._before(compare(number).result == "shown" for number in range(count)))
 
@@ -426,8 +419,6 @@ def apply_rules(evidence: Evidence) -> Decision:
         return Decision("extend", best, reached, final=not _further(evidence, best, reached))
     plain_open = evidence.holds(kept).result == "open"
     others = [name for name in evidence.candidates if not evidence.refuted(name)]
-    if evidence.tuned:
-        return Decision("undecided", final=not others)
     if kept:
         return Decision("keep", stretches=kept, final=not plain_open and not others)
     if not plain_open and not others:
@@ -478,7 +469,7 @@ def open_comparisons(evidence: Evidence, decision: Decision) -> tuple[Comparison
         if not evidence.refuted(name):
             stretch = min(evidence.stretches_of(name), len(evidence.table.stretches) - 1)
             found += _open((*_extending(evidence, name, stretch), evidence.cost(name), evidence.gain(name)))
-    return tuple(found) if evidence.tuned else (*found, *_open((evidence.holds(kept),)))
+    return (*found, *_open((evidence.holds(kept),)))
 
 
 def _extending(evidence: Evidence, method: str, stretch: int) -> tuple[Comparison, ...]:
@@ -494,7 +485,7 @@ def every_comparison(evidence: Evidence) -> tuple[Comparison, ...]:
     if CROP not in evidence.table.losses or not evidence.table.beyond:
         return (evidence.fit,)
     stretches = range(len(evidence.table.stretches))
-    found = [evidence.fit, *(evidence.holds(number) for number in stretches if not evidence.tuned)]
+    found = [evidence.fit, *(evidence.holds(number) for number in stretches)]
     for name in evidence.methods:
         found += [evidence.gain(name), evidence.cost(name), evidence.against_crop(name)]
         for number in stretches:

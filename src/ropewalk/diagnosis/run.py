@@ -34,7 +34,6 @@ from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
-from ropewalk.readers.tuned import Tuned
 from ropewalk.statistics import LOOKS
 
 SAFETY = 1.1  # of an estimate of time
@@ -433,11 +432,10 @@ class DoctorRun:
             runs=self.runs,
             default_texts=self.default_texts,
             vocab_size=self.vocab_size,
-            tuned=isinstance(self.reader, Tuned),
         )
 
     def _evidence(self, look: RunLook) -> Evidence:
-        return Evidence(LossTable.of(look.measurement), look.copies, tuned=isinstance(self.reader, Tuned))
+        return Evidence(LossTable.of(look.measurement), look.copies)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -52,8 +52,7 @@ class RunFacts:
     - `engine`: that must run the method, and `runs`: the methods that it can run; None: all.
     - `config_of`: returns the config that expresses a method for a length, or None. `call_of`: the
       lines of Python that apply a method.
-    - `default_texts`: whether the texts were chosen by the doctor. `vocab_size`: number of tokens, or None. `tuned`:
-      whether all but plain are a tuned model.
+    - `default_texts`: whether the texts were chosen by the doctor. `vocab_size`: number of tokens, or None.
     """
 
     texts: tuple[str, ...] = ("this text",)
@@ -68,7 +67,6 @@ class RunFacts:
     call_of: Callable[[str], str] | None = None
     default_texts: bool = False
     vocab_size: int | None = None
-    tuned: bool = False
 
 
 def nats(value: float) -> str:
@@ -245,17 +243,7 @@ def headline_and_reasons(
         sentences = _undecided(evidence, still_open)
     if table.beyond and CROP in table.losses and decision.action in ("extend", "keep") and not decision.final:
         sentences += [f"Still open: {_question(one)}." for one in still_open[:1]]
-    tuned = [_tuned(evidence)] if run.tuned and evidence.methods else []
-    return [*sentences[:1], *tuned, *sentences[1:], _scope(decision, evidence, run)]
-
-
-def _tuned(evidence: Evidence) -> str:
-    """Return which of the two models of `readers.tuned.Tuned` each name refers to."""
-    method, trained = evidence.methods[0], evidence.table.trained
-    return (
-        f"Here {method} and crop are the tuned model, crop with {method} in fresh windows of {trained:,} tokens. The "
-        "model as it is (plain) is not tuned."
-    )
+    return [*sentences, _scope(decision, evidence, run)]
 
 
 def _unfit(evidence: Evidence, vocab_size: int | None) -> list[str]:
@@ -385,13 +373,6 @@ def _refuted(evidence: Evidence) -> list[str]:
 
 def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str]:
     table = evidence.table
-    if evidence.tuned and not still_open and evidence.candidates and evidence.fit.result == "shown":
-        name = evidence.candidates[0]
-        if evidence.refuted(name):
-            return [
-                f"Tuning under {name} does not extend the model beyond {table.trained:,} tokens.",
-                *_refuted(evidence),
-            ]
     if table.beyond and CROP not in table.losses:
         return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
     first = still_open[0] if still_open else None
@@ -404,14 +385,13 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
         lines.append(f"Its loss (how badly it predicts the text) is {better_or_worse(first)} nats per token.")
     if not table.beyond or evidence.fit.result != "shown":
         return lines
-    if not evidence.tuned:
-        holds = evidence.holds(evidence.plain_stretches)
-        shown = {"refuted": "does not hold there", "open": "is not shown to hold there"}
-        lines.append(
-            f"At positions {holds.where} the loss of the model as it is (how badly it predicts the text) is "
-            f"{better_or_worse(holds)} nats per token than that of {_crop(table)}: it "
-            f"{shown.get(holds.result, 'holds there')}."
-        )
+    holds = evidence.holds(evidence.plain_stretches)
+    shown = {"refuted": "does not hold there", "open": "is not shown to hold there"}
+    lines.append(
+        f"At positions {holds.where} the loss of the model as it is (how badly it predicts the text) is "
+        f"{better_or_worse(holds)} nats per token than that of {_crop(table)}: it "
+        f"{shown.get(holds.result, 'holds there')}."
+    )
     if evidence.candidates:
         best = evidence.candidates[0]
         lines.append(
@@ -455,8 +435,6 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
        no better and does not copy.
     5. "undecided": `next` says what would settle it.
 
-    A tuned model (`run.tuned`) is never kept or cut: plain is then the untuned model, whose crop is not in the table.
-
     **Arguments:**
     - `table`: each method's losses; crop among them if the target exceeds the trained length.
     - `copies`: the measurement of copies, or None. `run`: names, times and functions for the sentences.
@@ -469,7 +447,7 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
     'keep'
     """
     run = run or RunFacts()
-    evidence = Evidence(table, copies, run.runs, tuned=run.tuned)
+    evidence = Evidence(table, copies, run.runs)
     decision = apply_rules(evidence)
     still_open = open_comparisons(evidence, decision)
     settling = next_run(evidence, still_open, run) if still_open else None

@@ -1,4 +1,4 @@
-"""Extend a checkpoint's context: apply a method, tune under it, and write a checkpoint."""
+"""Extend a checkpoint's context: apply a method, write a checkpoint, and tune it with transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.extend.callback import DoctorCallback
+    from ropewalk.extend.collator import SkipCollator
     from ropewalk.extend.runs import apply
-    from ropewalk.extend.settings import ApplySettings, TuneSettings
-    from ropewalk.extend.tuning import tune
-    from ropewalk.extend.windows import SkipCollator
+    from ropewalk.extend.settings import ApplySettings
     from ropewalk.serving.serve import serve_config
 
-__all__ = ["ApplySettings", "DoctorCallback", "SkipCollator", "TuneSettings", "apply", "serve_config", "tune"]
+__all__ = ["ApplySettings", "DoctorCallback", "SkipCollator", "apply", "serve_config"]
 
 _HOMES = {
     "ApplySettings": "ropewalk.extend.settings",
     "DoctorCallback": "ropewalk.extend.callback",
-    "SkipCollator": "ropewalk.extend.windows",
-    "TuneSettings": "ropewalk.extend.settings",
+    "SkipCollator": "ropewalk.extend.collator",
     "apply": "ropewalk.extend.runs",
     "serve_config": "ropewalk.serving.serve",
-    "tune": "ropewalk.extend.tuning",
 }
 
 if not TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ropewalk.attachment import attachment_of
+from ropewalk.diagnosis.doctor import doctor
 from ropewalk.diagnosis.document import Diagnosis
+from ropewalk.diagnosis.settings import Protocol
 from ropewalk.errors import RopeError
-from ropewalk.extend.diagnoses import diagnose
 from ropewalk.methods import METHODS, Reach
 from ropewalk.optional import need
 from ropewalk.readers.adapters import fast_copy, reader_of
-from ropewalk.readers.tuned import Tuned
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -48,12 +49,12 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Measure the attached model with the doctor before, during and after training.
 
     **Arguments:**
-    - `tokenizer`: the model's. `text`: a file to measure on; None: Moby-Dick.
+    - `tokenizer`: the model's. `text`: a file to measure on; None: passages of books and of code.
     - `every`: updates between two measurements; None: only before and after. `windows`: number of windows of the
       target length.
 
-    The model must be attached to a method (`rw.attach`); its target is the measured length. crop is the same model
-    under the method in fresh windows of the trained length. `readings` contains each diagnosis. Its metrics are added
+    The model must be attached to a method (`rw.attach`); its target is the measured length. plain and crop are the same
+    weights under the positions from before the method. `readings` contains each diagnosis. Its metrics are added
     to the state's `log_history`, and passed to `log` if set: `callback.log = trainer.log` sends them to the Trainer's
     own loggers.
 
@@ -102,12 +103,18 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         reach = Reach(handle.trained_length, handle.target)
         reader: Any = reader_of((fast_copy(_of_one_dtype(model))[0], self.tokenizer))
-        own = reader.under(METHODS["plain"].positions(handle.own, reach))
         with tempfile.TemporaryDirectory() as folder:
-            found = diagnose(
-                Tuned(own, own), method=method.name, reach=reach, text=self.text, windows=self.windows,
-                state=Path(folder),
-            )  # fmt: skip
+            found = doctor(
+                reader.under(METHODS["plain"].positions(handle.own, reach)),
+                methods=[method.name],
+                target=reach.target,
+                trained_length=reach.trained,
+                text=self.text,
+                minutes=math.inf,
+                state=folder,
+                progress=False,
+                protocol=Protocol(windows=self.windows),
+            )
         self.readings.append(Reading(state.global_step, found))
         metrics = self.readings[-1].metrics()
         if self.log is not None:

@@ -9,12 +9,11 @@ from typing import Any
 
 from ropewalk.atomic_io import finite
 from ropewalk.diagnosis.document import Diagnosis, how_measured, standing_rows
-from ropewalk.extend.diagnoses import APPLIED, TUNED, UNTUNED
+from ropewalk.extend.diagnoses import APPLIED
 from ropewalk.report.formatting import shareable
 from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 
-_NO_CONFIG = "transformers loads the weights, but config.json cannot express the method. FOLDER is this folder:"
-TITLES = {APPLIED: "Measured by the doctor", UNTUNED: "Before tuning, by the doctor", TUNED: "After tuning"}
+TITLES = {APPLIED: "Measured by the doctor"}
 
 
 def record(
@@ -24,12 +23,11 @@ def record(
     config: Mapping[str, Any],
     environment: Mapping[str, Any],
     diagnoses: Mapping[str, Diagnosis] | None = None,
-    tuning: Mapping[str, Any] | None = None,
     unscaled_tokens: int = 0,
 ) -> dict[str, Any]:
     """Return the extension and the doctor's documents as JSON: losses in nats per token, lengths in tokens.
 
-    `diagnoses`: by `TITLES`. `tuning`: its settings and log, or None.
+    `diagnoses`: by `TITLES`.
     """
     measured = {name: shareable(found.to_json()) for name, found in (diagnoses or {}).items()}
     document: dict[str, Any] = finite(
@@ -38,7 +36,6 @@ def record(
             "method": method,
             "unscaled_tokens": unscaled_tokens,
             "config": dict(config),
-            "tuning": None if tuning is None else dict(tuning),
             "diagnoses": measured,
             "environment": dict(environment),
         }
@@ -52,35 +49,25 @@ def card(
     *,
     figure: str | None = None,
     numbers: str | None = None,
-    call: str | None = None,
 ) -> str:
     """Return the model card in Markdown, from a `record` and its diagnoses.
 
     - `figure`, `numbers`: the names of a picture and of the record in the same folder.
-    - `call`: the Python lines that apply the method, if config.json does not contain it.
     """
-    tuning = record["tuning"]
     config = record["config"].get("text_config") or record["config"]
     block = config.get("rope_parameters")
     name, method = plain_text(record["model"]), plain_text(record["method"])
     first = record.get("unscaled_tokens")
     method += f" (the first {first:,} tokens unscaled)" if first else ""
-    block = None if call else block
-    where = "written to config.json" if block else "applied by the lines below" if call else "in ropewalk's own form"
+    where = "written to config.json" if block else "in ropewalk's own form"
     work = f"{method}, {where}"
-    if tuning is not None:
-        settings = tuning["settings"]
-        work += (
-            f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) in windows of {tuning['window']:,} "
-            f"tokens{' whose positions skip' if tuning['skips'] else ''}, training {plain_text(settings['train'])}"
-        )
     rope: list[str] = []
     if block is not None:
         keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
         rope = ["```json", json.dumps(keys, indent=2), "```", ""]
     lines = [
         "---",
-        f"library_name: {'transformers' if block or call else 'ropewalk'}",
+        f"library_name: {'transformers' if block else 'ropewalk'}",
         "pipeline_tag: text-generation",
         "tags: [ropewalk, long-context]",
         "---",
@@ -93,7 +80,7 @@ def card(
         *_measured(diagnoses or {}, figure),
         "## Programs that load it",
         "",
-        *(_readers(block) if call is None else [_NO_CONFIG, "", "```python", call, "```"]),
+        *_readers(block),
         "",
         f"All settings and every number are in {numbers}."
         if numbers

@@ -1,4 +1,4 @@
-"""Measure an extension with the doctor: the checkpoint under the method, and the tuned model."""
+"""Measure an extension with the doctor: the checkpoint under the method."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ropewalk.methods import Reach
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import Reader
 
-APPLIED, UNTUNED, TUNED = "applied", "untuned", "tuned"
-"""The diagnoses of an extension: of an applied method; before and after a tuning."""
+APPLIED = "applied"
+"""The diagnosis of an applied method."""
 
 
 def diagnose(
@@ -37,8 +37,7 @@ def diagnose(
     """Measure plain, crop and one method with the doctor: losses, copies and the verdict.
 
     **Arguments:**
-    - `reader`: the model on its device, under its own positions; a `readers.tuned.Tuned` compares a tuned model with
-      the untuned one.
+    - `reader`: the model on its device, under its own positions.
     - `method`, `reach`: its name, and the lengths in tokens.
     - `engine`: the engine for the method: "python" for a folder that only ropewalk loads; None: any.
     - `text`: to measure on; None: Moby-Dick. `windows`: most windows of it (None: 16); fewer if the verdict is final

@@ -1,4 +1,4 @@
-"""One extension, applied or tuned: the source model, the folder of unfinished work, and the output folder."""
+"""One extension: the source model, the folder of unfinished work, and the output folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SourceModel:
         return cls(reader=reader, name=reader.name, place=place, stored=stored)
 
     def in_float32(self, device: str, dtype: torch.dtype = torch.float32) -> SourceModel:
-        """Return a copy on a device, in float32 or a different dtype, to measure and tune."""
+        """Return a copy on a device, in float32 or a different dtype, to measure."""
         return replace(self, reader=self.reader.to(device=device, dtype=dtype))
 
     def tokenizer(self, work: str) -> Tokenizer:
@@ -408,24 +408,21 @@ class Extended:
     """A finished extension.
 
     - `exported`: the output. `record`: the content of extend.json.
-    - `diagnoses`: the doctor's, by `diagnoses.APPLIED`, `UNTUNED` and `TUNED`.
-    - `call`: the Python lines that load the folder and apply the method; None if the folder contains the method.
+    - `diagnoses`: the doctor's, by `diagnoses.APPLIED`.
     """
 
     exported: Exported
     record: Mapping[str, Any]
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
-    call: str | None = None
 
 
 class ExtendJob:
     """One extension. The constructor makes all checks.
 
-    - `source`: the model. `adapted`: the model under its method. Both are in float32 if they are measured or tuned.
+    - `source`: the model. `adapted`: the model under its method. Both are in float32 if they are measured.
     - `length`: the stated length in tokens; None: the target.
     - `out`: the output folder. `work`: the folder of unfinished work.
-    - `diagnoses`: the doctor's diagnoses so far. `tuning`: settings and log of the tuning, for the record. `files`:
-      further files to write, by name.
+    - `diagnoses`: the doctor's diagnoses so far.
     """
 
     def __init__(
@@ -440,7 +437,7 @@ class ExtendJob:
         progress: Progress | None = None,
     ) -> None:
         self.length, self.settings, self.overwrite, self.progress = length, settings, overwrite, progress
-        works = settings.tunes or settings.measures
+        works = settings.measures
         if restart and not works:
             raise RopeError(
                 "extend: --restart applies only to work that can be resumed, and would be ignored.",
@@ -450,7 +447,7 @@ class ExtendJob:
         is_path = isinstance(model, str | os.PathLike)
         self.out = check_out(out, source=model if is_path else None, overwrite=overwrite)
         self.work = WorkFolder(self.out)
-        if works and not settings.tunes:
+        if works:
             self.work.check(None, restart=restart)
         self.device, _ = on_machine(settings.device, "float32")
         self.source = SourceModel.open(model, settings.trained_length)
@@ -460,26 +457,21 @@ class ExtendJob:
         if not settings.native:
             hub_of(self.adapted, settings.method, self.reach, length)  # raises before the work, not after it
         self.diagnoses: dict[str, Diagnosis] = {}
-        self.tuning: Mapping[str, Any] | None = None
-        self.files: dict[str, str | bytes] = {}
         if works:
             self.source = self.source.in_float32(self.device)
             self.adapted = self._under_method()
-            self.source.tokenizer("measured or tuned on")
+            self.source.tokenizer("measured")
 
     def _under_method(self) -> WritableReader:
         reader = self.source.reader
         return reader.under(METHODS[self.settings.method].positions(reader.positions, self.reach))
 
-    def diagnose(self, name: str, reader: Reader | None = None) -> None:
-        """Store the doctor's diagnosis under a name (`diagnoses.TITLES`), if the settings measure.
-
-        `reader`: None for the source, or a `readers.tuned.Tuned`.
-        """
+    def diagnose(self, name: str) -> None:
+        """Store the doctor's diagnosis under a name (`diagnoses.TITLES`), if the settings measure."""
         settings = self.settings
         if settings.measures:
             self.diagnoses[name] = diagnose(
-                self.source.reader if reader is None else reader,
+                self.source.reader,
                 method=settings.method,
                 reach=self.reach,
                 engine="python" if settings.native else None,
@@ -503,7 +495,6 @@ class ExtendJob:
                     config=exported.config,
                     environment=environment_of(self.device, self.source.reader.parameters),
                     diagnoses=self.diagnoses,
-                    tuning=self.tuning,
                     unscaled_tokens=self.reach.unscaled_tokens,
                 )
             )
@@ -524,17 +515,16 @@ class ExtendJob:
         return Extended(exported=exported, record=records[0], diagnoses=self.diagnoses)
 
     def _files(self, document: Mapping[str, Any]) -> dict[str, str | bytes]:
-        """Return README.md, and if something was measured or tuned, extend.json and the doctor's figure."""
-        recorded = bool(self.diagnoses) or self.tuning is not None
-        files = dict(self.files)
+        """Return README.md, and if something was measured, extend.json and the doctor's figure."""
+        files: dict[str, str | bytes] = {}
         if self.diagnoses and find_spec("matplotlib"):
             files[FIGURE] = render([*self.diagnoses.values()][-1].figure("loss"), "png")
         files[CARD] = card(
             document,
             self.diagnoses,
             figure=FIGURE if FIGURE in files else None,
-            numbers=RECORD if recorded else None,
+            numbers=RECORD if self.diagnoses else None,
         )
-        if recorded:
+        if self.diagnoses:
             files[RECORD] = json.dumps(document, indent=1, allow_nan=False) + "\n"
         return files

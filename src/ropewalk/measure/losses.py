@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.ledger import Ledger
 from ropewalk.measure.copies import WindowSpans
 from ropewalk.measure.engine import Job, check_finite, run_jobs
-from ropewalk.measure.plan import LossProtocol, Plan
+from ropewalk.measure.plan import LossProtocol, Plan, shared_tokens
 from ropewalk.methods import METHODS, ConfigForm
 from ropewalk.models.config import Positions
 from ropewalk.optional import need
@@ -260,7 +260,7 @@ def run(
     beginnings, stops = None, spans[0].stops("plain") if spans else ()
     as_plain = reader.under(plan.positions["plain"]) if "plain" in plan.positions else None
     if isinstance(as_plain, ReadingOn):
-        shared = {name: plan.shared_tokens(name, chunk) for name in plan.methods}
+        shared = {name: shared_tokens(name, protocol, chunk) for name in plan.methods}
         beginnings = Beginnings(as_plain, shared, jobs, chunk=chunk, stops=stops)
 
     def measure(job: Job, advance: Advance) -> dict[str, Any]:
@@ -268,17 +268,14 @@ def run(
         variant, ids = reader.under(plan.positions[job.method]), windows[job.window]
         asking = spans[job.window].asking(job.method, answers) if spans else {}
         if METHODS[job.method].crops:
-            beginning = None
-            if plan.crop_under is None:
-                first = plain.get(job.window)
-                beginning = _beginning(as_plain, ids, protocol, chunk, stops) if first is None else first
+            first = plain.get(job.window)
+            beginning = _beginning(as_plain, ids, protocol, chunk, stops) if first is None else first
             losses = cropped_losses(
                 variant,
                 ids,
                 trained_length=protocol.trained_length,
                 stride=protocol.stride,
                 beginning=beginning,
-                seq_len=plan.crop_seq_len,
                 chunk=chunk,
                 advance=advance,
             )

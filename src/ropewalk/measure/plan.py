@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, cast
@@ -20,7 +20,6 @@ from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, unsettl
 from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
-from ropewalk.readers.tuned import Tuned
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 from ropewalk.rope.values import MOST_SEED, check_whole
 from ropewalk.statistics import LOOK_CONFIDENCE, LOOKS
@@ -253,8 +252,6 @@ class Plan:
     """The methods of a run in order, the positions of each, and the methods that share numbers.
 
     - `same_as`: maps a method to an earlier one with equal frequencies at this length. `own`: the model's positions.
-    - `crop_under`: the method whose frequencies for the target crop uses, if crop's weights are not plain's
-      (`readers.tuned`); none of plain's results are then reused.
     - `config_form`: the form of the ropes in the model's config.
     """
 
@@ -262,7 +259,6 @@ class Plan:
     own: Positions
     positions: dict[str, Positions]
     same_as: dict[str, str]
-    crop_under: str | None = None
     config_form: ConfigForm = dataclasses.field(default_factory=ConfigForm)
 
     @property
@@ -272,17 +268,7 @@ class Plan:
 
     def key(self, method: str, window: int) -> str:
         """Return a job's key in the ledger, which contains a digest of the method's positions."""
-        at = "" if self.crop_under is None or not METHODS[method].crops else f"@{self.protocol.target}"
-        return f"{method}/{_digest_of(self.positions[method])}{at}/{window}"
-
-    @property
-    def crop_seq_len(self) -> int | None:
-        """Return the length for the frequencies of crop's windows; None: their own."""
-        return None if self.crop_under is None else self.protocol.target
-
-    def shared_tokens(self, method: str, chunk: int) -> int:
-        """Return the number of a window's leading tokens that a method other than crop takes over from plain."""
-        return shared_tokens(method, self.protocol, chunk) if self.crop_under is None else 0
+        return f"{method}/{_digest_of(self.positions[method])}/{window}"
 
     def due(
         self,
@@ -300,10 +286,10 @@ class Plan:
         """
         protocol = self.protocol
         windows = range(protocol.windows) if windows is None else windows
-        reusable = "plain" in self.positions and self.crop_under is None
+        reusable = "plain" in self.positions
         plain = {window for window in windows if reusable and self.key("plain", window) not in ledger}
         chosen = [name for name in self.methods if name not in self.same_as and (methods is None or name in methods)]
-        chosen.sort(key=lambda name: METHODS[name].crops or self.shared_tokens(name, chunk) > 0)
+        chosen.sort(key=lambda name: METHODS[name].crops or shared_tokens(name, protocol, chunk) > 0)
         return due(
             (
                 Job(
@@ -313,7 +299,7 @@ class Plan:
                     description=f"{name}, window {window + 1}",
                     tokens=tokens_of(name, protocol, reuse=window in plain),
                     work=workload_of(name, protocol, chunk=chunk, reuse=window in plain, asked=asked),
-                    part=self.shared_tokens(name, chunk),
+                    part=shared_tokens(name, protocol, chunk),
                 )
                 for window in windows
                 for name in chosen
@@ -343,10 +329,6 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
             cure=f"Pass a longer --target, or leave out {crops[0]}.",
         )
     positions = {name: METHODS[name].positions(own, reach) for name in chosen}
-    crop_under = None
-    if isinstance(reader, Tuned):
-        crop_under = _tuned_method(positions)
-        positions |= dict.fromkeys(crops, positions[crop_under])
     same_as: dict[str, str] = {}
     seen: dict[object, str] = {}
     for name in chosen:
@@ -359,21 +341,8 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
         own=own,
         positions=positions,
         same_as=same_as,
-        crop_under=crop_under,
         config_form=reader.config_form,
     )
-
-
-def _tuned_method(positions: Mapping[str, Positions]) -> str:
-    """Return the method under which a model was tuned; raise `RopeError` if it is not one, or equal to plain."""
-    methods = [name for name in positions if name != "plain" and not METHODS[name].crops]
-    if len(methods) != 1 or positions[methods[0]] == positions["plain"]:
-        raise RopeError(
-            "plan: a tuned model is compared with the untuned one under one method, with positions other than plain's.",
-            facts={"methods": methods},
-            cure="Pass the method of the tuning; measure a model tuned under plain without the untuned one.",
-        )
-    return methods[0]
 
 
 def _angles(positions: Positions, seq_len: int) -> object:

@@ -43,8 +43,7 @@ class Method:
       computed again; 0 if every token may differ.
     - `on_request`: measured only by name or with "all". The default choice stays small, because simultaneous intervals
       grow with the number of methods.
-    - `needs_tuning`: the method does not work without tuning. `tuned_at_trained_length`: its tuning windows have the
-      trained length, and its extension is left out during tuning.
+    - `needs_tuning`: the method does not work without tuning.
 
     Description
     - `changes`, `costs`: one line each. `source`: an arXiv number, or empty.
@@ -73,7 +72,6 @@ class Method:
     forgets: bool = False
     on_request: bool = False
     needs_tuning: bool = False
-    tuned_at_trained_length: bool = False
 
     @property
     def scales_frequencies(self) -> bool:

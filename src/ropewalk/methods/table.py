@@ -278,7 +278,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         extension=lambda reach: DroPE(factor=reach.factor),
         removes_rope=True,
         needs_tuning=True,
-        tuned_at_trained_length=True,
         look=Look("#117733", "-", "d"),
     ),
     # The baseline that only forgets: fresh windows of the trained length.
