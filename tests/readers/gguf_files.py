@@ -1,4 +1,4 @@
-"""GGUF files of families that are not built here, by gguf's own writer and table of names, as llama.cpp's are."""
+"""GGUF files of many families, by gguf's own writer and table of names, as llama.cpp's are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from ropewalk.checkpoints.tokenizer import byte_alphabet
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "starcoder2": "starcoder2",
-                 "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "falcon": "falcon"}  # fmt: skip
+                 "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "falcon": "falcon", "llama": "llama",
+                 "mistral": "llama", "smollm3": "smollm3", "qwen2": "qwen2", "qwen3": "qwen3"}  # fmt: skip
 
 
 def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = None, **tensors: Tensor) -> Path:
@@ -56,7 +57,7 @@ def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = N
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for of_file, values in _as_stored(name, tensor, arch):
+        for of_file, values in _as_stored(name, tensor, arch, config):
             stem, _, suffix = of_file.rpartition(".")
             stem, suffix = (of_file, "weight") if suffix not in ("weight", "bias") else (stem, suffix)
             found = names.get_name(stem)
@@ -71,9 +72,13 @@ def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = N
     return path
 
 
-def _as_stored(name: str, tensor: Tensor, arch: str) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    """As llama.cpp's converter writes it: Gemma's norms with their one, the experts' gate and up apart."""
+def _as_stored(name: str, tensor: Tensor, arch: str, config: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """As llama.cpp's converter writes it: Llama's pairs interleaved, Gemma's norms with their one, experts apart."""
     values = np.ascontiguousarray(tensor.detach().float().numpy())
+    if arch in ("llama", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
+        return [(name, np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape)))]
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return [(name, values + 1)]
     if name.endswith("shared_expert_gate.weight"):

@@ -97,7 +97,7 @@ def test_weights_are_whole_or_refused(gemma: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({key: value for key, value in weights.items() if key != name}, folder / "model.safetensors")
-    with pytest.raises(RopeError, match="tensors are missing") as refused:
+    with pytest.raises(RopeError, match=r"tensors .* are missing") as refused:
         open_reader(folder)
     assert name in str(refused.value)
     save_file({**weights, name: weights[name][:3].contiguous()}, folder / "model.safetensors")

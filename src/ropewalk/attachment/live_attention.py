@@ -6,6 +6,7 @@ Transformers calls attention functions by name. An attached layer gets its own c
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import re
@@ -241,10 +242,8 @@ def check_module(module: nn.Module, config: Any) -> None:
     function as an option that ours does not support: every token would be visible. Flash attention loads a kernel by
     the name.
     """
-    try:
-        depends = _DEPENDS_ON_NAME.search(inspect.getsource(type(module))) is not None
-    except (OSError, TypeError):
-        depends = False
+    kind: Any = type(module)
+    depends = _depends_on_name(kind)
     if depends or "flash" in str(config._attn_implementation):
         raise RopeError(
             "attach: this attention depends on the name of its function, which attaching changes.",
@@ -252,6 +251,15 @@ def check_module(module: nn.Module, config: Any) -> None:
             cure="Choose a method that scales frequencies, without `kernels`"
             + ("." if depends else ', or call model.set_attn_implementation("sdpa") first.'),
         )
+
+
+@functools.cache
+def _depends_on_name(kind: Any) -> bool:
+    """Return whether the source of a class compares the name of its attention function."""
+    try:
+        return _DEPENDS_ON_NAME.search(inspect.getsource(kind)) is not None
+    except (OSError, TypeError):
+        return False
 
 
 def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:

@@ -13,6 +13,7 @@ from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of
 from ropewalk.audit.traps import lint
 from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.gguf import foreign_config
+from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.learned import read_alpha
 from ropewalk.checkpoints.load import builds, read_config, write_config
 from ropewalk.checkpoints.sources import display_name, find
@@ -79,7 +80,7 @@ def read_source(source: str | Path) -> Source:
         path = path / "config.json"
     ours = path.suffix == ".gguf" and builds(path)
     if path.suffix == ".gguf":
-        config = write_config(read_config(path)) if ours else foreign_config(path).to_dict()
+        config = write_config(read_config(path)) if ours else foreign_config(GGUFFile(path)).to_dict()
     else:
         config = read_json(path)
     if config.get("model_type") == NATIVE:

@@ -233,7 +233,10 @@ class LiveModel:
 
     @torch.inference_mode()
     def check(self) -> list[tuple[int, int | None]]:
-        """Compare logits from two chunks with the model's own forward, and return `held_bytes` of one token."""
+        """Compare logits from two chunks with the model's own forward, and return `held_bytes` of one token.
+
+        The second chunk is processed twice, as two branches, if that is possible.
+        """
         vocab = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
@@ -244,21 +247,24 @@ class LiveModel:
             logits = self.logits(torch.cat(parts, 1)[0])
             return float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
 
-        start = self.hidden(ids[:, :half], cache, 0)
+        start, found = self.hidden(ids[:, :half], cache, 0), float("nan")
         if self.branches:
             doubled = torch.cat((ids[:, half:], ids[:, half:]), 1)  # the rest of the text, twice
             tree = Branches([*range(-1, half - 1), -1, *range(half, 2 * half - 1)], self.device)
             with restored(cache):
                 both = torch.split(self.hidden(doubled, cache, half, tree), half, 1)
-            self.branches = all(difference(start, one) <= allowed for one in both)
-        found = difference(start, self.hidden(ids[:, half:], cache, half))
+            found = max(difference(start, one) for one in both)
+            self.branches = found <= allowed
+        if not self.branches:
+            found = difference(start, self.hidden(ids[:, half:], cache, half))
         if not found <= allowed:
             raise RopeError(
                 "transformers: in chunks, this model's logits differ from its own forward.",
                 facts={"model": type(self.model).__name__, "largest difference": found, "largest logit": most},
                 cure="Choose a different model: this one cannot be measured.",
             )
-        return [(size // CHECKED, window) for size, window in held_bytes(cache)]
+        tokens = half if self.branches else CHECKED
+        return [(size // tokens, window) for size, window in held_bytes(cache)]
 
 
 class _Given(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.gguf import foreign_config, gguf_tokenizer
+from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.sources import no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer, has_token
@@ -72,14 +72,19 @@ def load_live(
     """
     if path.is_file():
         with quietly():
-            config = foreign_config(path)
-        model = _loaded(path.parent, config, str(path), dtype=dtype or torch.float32, gguf_file=path.name)
-        return model.to(device).eval(), gguf_tokenizer(GGUFFile(path))
+            file = GGUFFile(path)
+            config = foreign_config(file)
+
+        def tensors() -> dict[str, torch.Tensor]:
+            return foreign_tensors(file, config, dtype or torch.float32)
+
+        model = _loaded(None, config, str(path), tensors, dtype=dtype or torch.float32)
+        return model.to(device).eval(), gguf_tokenizer(file)
     config = config_of(path)
     if not any(path.glob("*.safetensors")):
         raise no_safetensors(path)
     stored = "auto" if dtype is None else dtype
-    model = _loaded(path, config, str(path), dtype=stored, use_safetensors=True, **options).eval()
+    model = _loaded(path, config, str(path), None, dtype=stored, use_safetensors=True, **options).eval()
     return model if options else model.to(device), _tokenizer_of(path, model)
 
 
@@ -106,30 +111,38 @@ def config_of(folder: Path) -> Any:
         ) from error
 
 
-def _loaded(folder: Path, config: Any, where: str, **options: Any) -> Any:
-    """Return the model from transformers' own loader, with every tensor checked; `where` names it in errors."""
+def _loaded(
+    folder: Path | None,
+    config: Any,
+    where: str,
+    tensors: Callable[[], Mapping[str, torch.Tensor]] | None,
+    **options: Any,
+) -> Any:
+    """Return the model from transformers' own loader, with every tensor checked; `where` names it in errors.
+
+    `tensors`: returns the weights, without a copy, if they are not those of the folder.
+    """
     kit = need("transformers")
     try:
         with quietly():
-            model, report = kit.AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                **options,
-            )
+            options |= {"config": config, "local_files_only": True, "output_loading_info": True}
+            if tensors is None:
+                model, report = kit.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
+            else:
+                kind = kit.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+                model, report = kind.from_pretrained(None, state_dict=tensors(), **options)
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
         raise RopeError(
             "load: transformers cannot load this checkpoint as a causal language model.",
             facts={"checkpoint": where, "model_type": config.model_type, "error": str(error).strip()[:400]},
             cure="Load it yourself, and pass the model with its tokenizer: rw.doctor(model, tokenizer=...).",
         ) from error
-    wrong = {key: sorted(map(str, report.get(key, ())))[:8] for key in ("missing_keys", "mismatched_keys")}
+    checked = ("missing_keys", "mismatched_keys", *(() if tensors is None else ("unexpected_keys",)))
+    wrong = {key: sorted(map(str, report.get(key, ())))[:8] for key in checked}
     wrong = {key: names for key, names in wrong.items() if names}
     if wrong:  # transformers fills them with random numbers
         raise RopeError(
-            "load: tensors are missing from the checkpoint, or their shapes differ from its config.",
+            "load: tensors of the checkpoint are missing or unknown, or their shapes differ from its config.",
             facts={"checkpoint": where, **wrong},
             cure="Download it again, or correct its config.json.",
         )

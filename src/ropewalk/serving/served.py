@@ -69,7 +69,7 @@ class Served:
             content = {} if stated is None else llama_fields(stated)
         else:
             content = (
-                foreign_config(path).to_dict()
+                foreign_config(GGUFFile(path)).to_dict()
                 if is_gguf
                 else read_json(path if path.is_file() else path / "config.json")
             )
