@@ -29,7 +29,6 @@ from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.readers.adapters import open_reader
 from ropewalk.training.classification.score import predict
 from tests.readers.random_models import folder_of, random_model
-from tests.training.material import prose
 
 SLOW = "bfloat16 products are slow on this CPU"
 PRODUCTS = ("mm", "matmul", "__matmul__", "__rmatmul__", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "linear",
@@ -219,27 +218,14 @@ def test_apply_writes_what_is_stored(own: Path, foreign: Path, tmp_path: Path) -
     with no_half_products():
         for folder, name in ((own, "a"), (foreign, "b")):
             done = extend.apply(folder, tmp_path / name, extend.ApplySettings(method="yarn", target=1024))
-            assert done.exported.dtype == torch.bfloat16
+            assert done.dtype == torch.bfloat16
             assert stored_dtype(tmp_path / name) == torch.bfloat16
         model = random_model("phi3").bfloat16()
         done = extend.apply(
             (model, TextTokenizer.bytes()), tmp_path / "c", extend.ApplySettings(method="yarn", target=128)
         )
-        assert done.exported.dtype == torch.bfloat16
+        assert done.dtype == torch.bfloat16
     assert dtypes(load(tmp_path / "a", dtype=None)) == {torch.float32}
-
-
-@pytest.mark.thorough
-def test_apply_measures_in_float32(foreign: Path, tmp_path: Path) -> None:
-    """`extend apply --measure`, and the doctor on a live model."""
-    text = tmp_path / "text.txt"
-    text.write_text(prose(4000))
-    with no_half_products():
-        settings = extend.ApplySettings(method="yarn", target=64, measure=True, windows=2, validation=text)
-        assert extend.apply(foreign, tmp_path / "out", settings).diagnoses
-        model = random_model("phi3").bfloat16()
-        found = rw.doctor((model, TextTokenizer.bytes()), target=64, methods=["yarn"], text=text, windows=1)
-        assert found.environment["dtype"] == "float32"
 
 
 def test_attach_warns_and_keeps_the_dtype() -> None:

@@ -63,7 +63,7 @@ def test_the_doctors_choice_is_applied(
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     done = apply(source, tmp_path / "three", ApplySettings(dtype="float32"), record=found)
-    assert done.exported.config["max_position_embeddings"] == 48
+    assert done.config["max_position_embeddings"] == 48
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_stated_length_says_whether_the_scaling_belongs_to_the_model(length: i
     with pytest.raises(RopeError, match="not known whether this model was trained with the scaling"):
         apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET))
     done = apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET, trained_length=length))
-    assert done.exported.config["rope_parameters"]["rope_type"] == rule
+    assert done.config["rope_parameters"]["rope_type"] == rule
 
 
 def test_a_wrong_block_would_be_seen(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_tiny_under_every_method(method: str, tmp_path: Path) -> None:
     """Real weights, by the command's own call: transformers' logits are ours, within the trained length and beyond."""
     done = apply("tiny", tmp_path / "out", ApplySettings(method=method, target=1024, dtype="float32"))
     exact = under(load("tiny", dtype=torch.float32), method, Reach(256, 1024))
-    assert furthest(done.exported.folder, exact, (50, 256, 257, 600)) < 1e-3
+    assert furthest(done.folder, exact, (50, 256, 257, 600)) < 1e-3
 
 
 def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
@@ -386,9 +386,9 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C while files are written: neither the folder nor its temporary one stays."""
     source = checkpoint(tmp_path / "source")
 
-    def stop(found: object) -> dict[str, str]:
+    def stop(found: object) -> str:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, more_files=stop, **HOW)
+        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, card=stop, **HOW)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

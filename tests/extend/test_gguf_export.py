@@ -33,7 +33,7 @@ SAID = [name for name, method in METHODS.items() if method.config is not None an
 def written(source: Path | str, out: Path, **settings: Any) -> Path:
     """The file that `extend apply` writes."""
     how = {"method": "yarn", "target": TARGET, **settings}
-    return apply(source, out / "longer.gguf", ApplySettings(**how)).exported.folder
+    return apply(source, out / "longer.gguf", ApplySettings(**how)).folder
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_a_file_computes_what_the_folder_does(family: str, tmp_path: Path) -> No
     changes = {"no_rope_layers": None, "num_hidden_layers": 4} if family == "smollm3" else {}
     source = checkpoint_with_merges(tmp_path / "source", family, **changes)
     made = load(written(source, tmp_path, quantization="f32"), dtype=torch.float32)
-    folder = apply(source, tmp_path / "folder", ApplySettings(method="yarn", target=TARGET)).exported.folder
+    folder = apply(source, tmp_path / "folder", ApplySettings(method="yarn", target=TARGET)).folder
     assert furthest(folder, made) < 1e-3
     assert furthest(source, made) > 0.02  # and not what the source computes
 
@@ -250,7 +250,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "in attention": ({"method": "rerope"}, "cannot be exported"),
     "native": ({"native": True}, "apply only to folders"),
     "dtype": ({"dtype": "float16"}, "apply only to folders"),
-    "measure": ({"measure": True}, "apply only to folders"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import ropewalk as rw
 from ropewalk import extend
-from ropewalk.checkpoints.stored_dtype import stored_dtype
-from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend.writable import WritableLive
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.transformers import TransformersReader
 from tests.readers.random_models import folder_of, random_model
-from tests.training.material import prose
 
 IDS = torch.randint(3, 256, (1, 120), generator=torch.Generator().manual_seed(4))
 REACH = Reach(32, 128)
@@ -56,7 +51,7 @@ def test_a_written_folder_computes_the_same(family: str, method: str, length: in
     folder = folder_of(family, tmp_path / "source")
     settings = extend.ApplySettings(method=method, target=128, length=length)
     done = extend.apply(folder, tmp_path / "out", settings)
-    assert done.exported.config["max_position_embeddings"] == (length or 128)
+    assert done.config["max_position_embeddings"] == (length or 128)
     reader = open_reader(folder)
     under = reader.under(METHODS[method].positions(reader.positions, REACH))
     wanted = under.window_losses(IDS[0])
@@ -65,24 +60,8 @@ def test_a_written_folder_computes_the_same(family: str, method: str, length: in
     written = open_reader(tmp_path / "out")
     assert abs(written.window_losses(IDS[0]) - wanted).max() < 1e-4
     assert written.tokenizer is not None
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == done.exported.config
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == done.config
     assert "rope_parameters" in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_it_is_measured_and_written_in_another_dtype(tmp_path: Path) -> None:
-    """The losses in the record are those of the reader; the weights are bfloat16."""
-    folder = folder_of("granite", tmp_path / "source")
-    (tmp_path / "text.txt").write_text(prose(600))
-    settings = extend.ApplySettings(target=128, validation=tmp_path / "text.txt", windows=2, dtype="bfloat16")
-    done = extend.apply(folder, tmp_path / "out", settings)
-    measured = done.diagnoses["applied"].measurement
-    reader = open_reader(folder, dtype=torch.float32)
-    own = rw.doctor(
-        reader, methods="yarn", target=128, text=tmp_path / "text.txt", minutes=math.inf, protocol=Protocol(windows=2)
-    ).measurement
-    assert list(measured.results) == ["plain", "crop", "yarn"]
-    assert measured.block_means("yarn") == own.block_means("yarn")
-    assert stored_dtype(tmp_path / "out") == torch.bfloat16
 
 
 def test_what_no_config_says_is_refused(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_file(
     folder = tmp_path / "a folder"
     folder.mkdir()
     source = checkpoint_with_merges(tmp_path / "source")
-    file = apply(source, folder / "small.gguf", ApplySettings(method="plain")).exported.folder
+    file = apply(source, folder / "small.gguf", ApplySettings(method="plain")).folder
     monkeypatch.chdir(tmp_path)
     command = setting_command(engine, Path("a folder/small.gguf"), method, target=TARGET, length=48)
     assert str(file) in shlex.split(command)
@@ -229,7 +229,7 @@ def test_python(method: str) -> None:
 def test_python_for_a_file(method: str, tmp_path: Path) -> None:
     """A .gguf file is loaded by ropewalk, whose model is put under the method."""
     source = checkpoint_with_merges(tmp_path / "source")
-    file = apply(source, tmp_path / "small.gguf", ApplySettings(method="plain")).exported.folder
+    file = apply(source, tmp_path / "small.gguf", ApplySettings(method="plain")).folder
     scope: dict[str, Any] = {}
     exec(compile(setting_command("python", file, method, target=TARGET), "lines", "exec"), scope)
     positions = scope["model"].config.positions

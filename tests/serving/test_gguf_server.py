@@ -69,7 +69,7 @@ def misfits(
 def exported(source: str | Path, folder: Path, method: str, target: int, **settings: Any) -> Path:
     """The file of a method, in float32 unless it says otherwise."""
     how = {"method": method, "target": target or None, "quantization": "f32", **settings}
-    return apply(source, folder / "model.gguf", ApplySettings(**how)).exported.folder
+    return apply(source, folder / "model.gguf", ApplySettings(**how)).folder
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_the_flags_that_serve_config_prints(tmp_path: Path) -> None:
 def test_smollm2_copied_block_by_block(method: str, tmp_path: Path) -> None:
     """A published 4-bit file under YaRN 2 and linear 2: its error is that of 4-bit weights, plain lies further off."""
     source = smollm2()
-    file = apply(source, tmp_path / "model.gguf", ApplySettings(method=method, target=16384)).exported.folder
+    file = apply(source, tmp_path / "model.gguf", ApplySettings(method=method, target=16384)).folder
     found = misfits(source, file, method, Reach(8192, 16384), (100, 300, 600))
     assert found[method] < 0.2
     assert found["plain"] > 2 * found[method]

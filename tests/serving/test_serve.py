@@ -78,7 +78,7 @@ def test_llama_cpp_and_ollama_get_a_file(tmp_path: Path) -> None:
     )
     found = serve_config(source, "ollama", method="yarn", target=TARGET)
     assert found.file == ("Modelfile", f"FROM ./longer.gguf\nPARAMETER num_ctx {TARGET}\n")
-    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder
+    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).folder
     flags = serve_config(made, "llama.cpp", method="yarn", target=TARGET).steps
     assert flags == (
         f"llama-server -m {made} --ctx-size {TARGET} --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 16",
@@ -90,7 +90,7 @@ def test_llama_cpp_and_ollama_get_a_file(tmp_path: Path) -> None:
 def test_as_the_checkpoint_is(tmp_path: Path) -> None:
     """A folder that an export wrote needs its length alone."""
     source = apply(checkpoint(tmp_path / "source"), tmp_path / "longer", ApplySettings(method="yarn", target=TARGET))
-    folder = source.exported.folder
+    folder = source.folder
     assert serve_config(folder, "vllm").steps == (f"vllm serve {folder} --max-model-len {TARGET}",)
     assert serve_config(folder, "sglang").steps[0].endswith(f"--context-length {TARGET}")
     assert serve_config(folder, "vllm").block["rope_type"] == "yarn"
@@ -260,6 +260,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="unknown whether the model was trained"):
         serve_config(scaled, "vllm", method="yarn", target=TARGET)
     assert serve_config(scaled, "vllm", method="yarn", target=TARGET, trained_length=4).block["factor"] == 16.0
-    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder
+    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).folder
     with pytest.raises(RopeError, match="but the model is a"):
         serve_config(made, "vllm", method="yarn")

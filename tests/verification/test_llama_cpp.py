@@ -27,7 +27,7 @@ CASES = [
 def tiny(tmp_path_factory):
     """The built-in model, its GGUF file, and a folder for our predictions, which all tests share."""
     folder = tmp_path_factory.mktemp("llama_cpp")
-    file = apply("tiny", folder / "tiny.gguf", ApplySettings(method="plain", quantization="f32")).exported.folder
+    file = apply("tiny", folder / "tiny.gguf", ApplySettings(method="plain", quantization="f32")).folder
     return load_decoder("tiny").float(), file, folder / "state"
 
 

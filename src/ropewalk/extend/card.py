@@ -1,4 +1,4 @@
-"""The record of an extension (extend.json) and its model card (README.md)."""
+"""The model card of an extension (README.md)."""
 
 from __future__ import annotations
 
@@ -7,60 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.atomic_io import finite
-from ropewalk.diagnosis.document import Diagnosis, how_measured, standing_rows
-from ropewalk.extend.diagnoses import APPLIED
-from ropewalk.report.formatting import shareable
 from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 
-TITLES = {APPLIED: "Measured by the doctor"}
 
-
-def record(
-    *,
-    model: str,
-    method: str,
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    diagnoses: Mapping[str, Diagnosis] | None = None,
-    unscaled_tokens: int = 0,
-) -> dict[str, Any]:
-    """Return the extension and the doctor's documents as JSON: losses in nats per token, lengths in tokens.
-
-    `diagnoses`: by `TITLES`.
-    """
-    measured = {name: shareable(found.to_json()) for name, found in (diagnoses or {}).items()}
-    document: dict[str, Any] = finite(
-        {
-            "model": model,
-            "method": method,
-            "unscaled_tokens": unscaled_tokens,
-            "config": dict(config),
-            "diagnoses": measured,
-            "environment": dict(environment),
-        }
-    )
-    return document
-
-
-def card(
-    record: Mapping[str, Any],
-    diagnoses: Mapping[str, Diagnosis] | None = None,
-    *,
-    figure: str | None = None,
-    numbers: str | None = None,
-) -> str:
-    """Return the model card in Markdown, from a `record` and its diagnoses.
-
-    - `figure`, `numbers`: the names of a picture and of the record in the same folder.
-    """
-    config = record["config"].get("text_config") or record["config"]
+def card(model: str, method: str, config: Mapping[str, Any], *, unscaled_tokens: int = 0) -> str:
+    """Return the model card of an extension in Markdown, from the names of model and method and the written config."""
+    config = config.get("text_config") or config
     block = config.get("rope_parameters")
-    name, method = plain_text(record["model"]), plain_text(record["method"])
-    first = record.get("unscaled_tokens")
-    method += f" (the first {first:,} tokens unscaled)" if first else ""
-    where = "written to config.json" if block else "in ropewalk's own form"
-    work = f"{method}, {where}"
+    name, work = plain_text(model), plain_text(method)
+    work += f" (the first {unscaled_tokens:,} tokens unscaled)" if unscaled_tokens else ""
+    work += ", written to config.json" if block else ", in ropewalk's own form"
     rope: list[str] = []
     if block is not None:
         keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
@@ -77,14 +33,11 @@ def card(
         f"Made from {name} by `ropewalk extend`: {work}. Its licence is that of {name}.",
         "",
         *rope,
-        *_measured(diagnoses or {}, figure),
         "## Programs that load it",
         "",
         *_readers(block),
         "",
-        f"All settings and every number are in {numbers}."
-        if numbers
-        else "Nothing was measured. To measure it, run `ropewalk doctor`.",
+        "Nothing was measured. To measure it, run `ropewalk doctor`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -114,17 +67,3 @@ def plain_text(text: str) -> str:
     a\*b \# \<c\>
     """
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(str(text).split()))
-
-
-def _measured(diagnoses: Mapping[str, Diagnosis], figure: str | None) -> list[str]:
-    """Return the doctor's verdict and table of each diagnosis, and how it measured."""
-    lines: list[str] = []
-    for name, found in diagnoses.items():
-        heads, rows = standing_rows(found)
-        lines += [f"## {TITLES[name]}", "", f"**{plain_text(found.verdict.headline)}** "
-                  + plain_text(" ".join((*found.verdict.reasons, *found.left_out))), ""]  # fmt: skip
-        lines += ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
-        lines += ["| " + " | ".join((plain_text(label), *row)) + " |" for label, row in rows.items()] + [""]
-    if diagnoses:
-        lines += [plain_text(how_measured([*diagnoses.values()][-1].measurement)), ""]
-    return [*lines, *([f"![Loss by position]({figure})", ""] if figure else [])]

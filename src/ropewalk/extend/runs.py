@@ -17,22 +17,13 @@ from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_g
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.extend.card import record as record_of
-from ropewalk.extend.diagnoses import APPLIED
-from ropewalk.extend.job import (
-    Exported,
-    Extended,
-    ExtendJob,
-    Model,
-    SourceModel,
-    hub_of,
-    reach_of,
-)
+from ropewalk.extend.card import card
+from ropewalk.extend.job import Exported, Model, SourceModel, check_out, export, hub_of, reach_of
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.writable import decoder_of, outline_of_gguf
-from ropewalk.methods import METHODS
+from ropewalk.methods import METHODS, Reach
+from ropewalk.models.precision import dtype_named
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import WritableReader
 from ropewalk.report.record import read_record, stated_length, understood
 
@@ -134,9 +125,8 @@ def apply(
     *,
     record: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    restart: bool = False,
     progress: Progress | None = None,
-) -> Extended:
+) -> Exported:
     """Apply an extension method to a checkpoint, and write a folder for transformers or a GGUF file.
 
     **Arguments:**
@@ -144,47 +134,58 @@ def apply(
     - `out`: the folder, or a file name with the ending .gguf; it appears when it is complete. `overwrite`: replace an
       earlier export.
     - `record`: the doctor's record with the method and the lengths, a file or `Diagnosis.to_json()`.
-    - `restart`: discard a stopped tuning next to `out`.
 
-    **Returns:** an `Extended`.
+    **Returns:** an `Exported`.
     **Raises:** `RopeError`, before any work, for settings that conflict with the model, methods that config.json (or
     llama.cpp) cannot express, and a record of a different model or without a recommendation to extend.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     done = apply("tiny", folder + "/longer", ApplySettings(method="ntk"))
-    ...     done.exported.config["max_position_embeddings"]
+    ...     done.config["max_position_embeddings"]
     1024
     """
     choice = None if record is None else Choice.read(record)
     chosen = settings or ApplySettings()
     chosen = chosen if choice is None else choice.over(chosen)
     if Path(out).suffix == ".gguf":
-        return apply_gguf(
-            model, out, chosen, choice, overwrite=overwrite, restart=restart, progress=progress or SilentProgress()
-        )
+        return apply_gguf(model, out, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress())
     if chosen.quantization is not None:
         raise RopeError(
             "extend: --quantization applies only to .gguf files, and would be ignored.",
             facts={"out": str(out), "quantization": chosen.quantization},
             cure="Pass --out MODEL.gguf, or --dtype for a folder.",
         )
-    job = ExtendJob(
-        model,
-        out,
-        chosen,
-        length=chosen.length,
+    is_path = isinstance(model, str | os.PathLike)
+    place = check_out(out, source=model if is_path else None, overwrite=overwrite)
+    source, reach, adapted = _adapted(model, chosen, choice)
+
+    def readme(exported: Exported) -> str:
+        return card(source.name, chosen.method, exported.config, unscaled_tokens=reach.unscaled_tokens)
+
+    return export(
+        adapted.to(device="cpu"),
+        place,
+        method=chosen.method,
+        reach=reach,
+        source=source.place,
+        dtype=source.stored if chosen.dtype is None else dtype_named(chosen.dtype),
         overwrite=overwrite,
-        restart=restart,
-        progress=progress,
+        native=chosen.native,
+        length=chosen.length,
+        card=readme,
     )
+
+
+def _adapted(model: Model, settings: ApplySettings, choice: Choice | None) -> tuple[SourceModel, Reach, WritableReader]:
+    """Return the source, the lengths, and the model under its method; raise `RopeError` for what cannot be applied."""
+    source = SourceModel.open(model, settings.trained_length)
     if choice is not None:
-        choice.check_model(job.source.reader, job.source.name)
-    if not chosen.measures:
-        return job.export(job.adapted)
-    with job.work.claimed(None, restart=restart):
-        job.diagnose(APPLIED)
-        return job.export(job.adapted)
+        choice.check_model(source.reader, source.name)
+    reach = reach_of(source.reader, settings)
+    check_length(settings.length, settings.method, reach)
+    own = source.reader.positions
+    return source, reach, source.reader.under(METHODS[settings.method].positions(own, reach))
 
 
 def apply_gguf(
@@ -194,9 +195,8 @@ def apply_gguf(
     choice: Choice | None,
     *,
     overwrite: bool,
-    restart: bool,
     progress: Progress,
-) -> Extended:
+) -> Exported:
     """Write a GGUF file under a method; arguments as for `extend.apply`.
 
     Weights of a GGUF source are copied block by block, not dequantised; the largest tensor must fit into memory.
@@ -209,8 +209,6 @@ def apply_gguf(
         for name, value in {
             "native": settings.native,
             "dtype": settings.dtype,
-            "measure": settings.measures,
-            "restart": restart,
             "unscaled_tokens": settings.unscaled_tokens,
         }.items()
         if value
@@ -241,13 +239,8 @@ def apply_gguf(
             cure="Leave out --quantization, or pass the Hugging Face folder.",
         )
     needs_weights = choice is not None or original is None  # a record is compared with the weights
-    source = SourceModel.open(model if needs_weights else outline_of_gguf(original), settings.trained_length)
-    if choice is not None:
-        choice.check_model(source.reader, source.name)
-    reach = reach_of(source.reader, settings)
-    check_length(settings.length, settings.method, reach)
-    adapted = source.reader.under(METHODS[settings.method].positions(source.reader.positions, reach))
-    decoder = decoder_of(adapted)
+    source, reach, adapted = _adapted(model if needs_weights else outline_of_gguf(original), settings, choice)
+    decoder_of(adapted)  # raises for a model of another library
     hub = hub_of(adapted, settings.method, reach, settings.length)
     if original is not None:
         file = GGUFFile(original)
@@ -271,12 +264,4 @@ def apply_gguf(
         )
     written: dict[str, Any] = {f"{arch}.{key}": value for key, value in rope.keys.items()}
     written |= {f"{name}.weight": list(divisors) for name, divisors in rope.divisors.items()}
-    return Extended(
-        exported=Exported(folder=place, config=written, rope=None, dtype=source.stored),
-        record=record_of(
-            model=source.name,
-            method=settings.method,
-            config=written,
-            environment=environment_of("cpu", decoder.num_parameters()),
-        ),
-    )
+    return Exported(folder=place, config=written, rope=None, dtype=source.stored)

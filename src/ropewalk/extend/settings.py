@@ -7,12 +7,11 @@ quick.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from ropewalk.errors import RopeError
 
-METHOD, MEASURING, OUTPUT, MACHINE = "Method", "Measuring", "Output", "Machine"
+METHOD, OUTPUT = "Method", "Output"
 """The headings of the options."""
 
 
@@ -25,10 +24,16 @@ def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputSettings:
-    """The lengths of an extension, in tokens, and the form of the output.
+class ApplySettings:
+    """Settings of `extend.apply`: one method, the lengths in tokens, and the form of the output.
+
+    - `target`: sets the frequencies. `length`: to state in the config; the frequencies are always those of the target.
+    - `quantization`: None: "f16", or as in a .gguf source.
 
     **Raises:** `RopeError` for settings that conflict.
+
+    >>> ApplySettings(method="ntk", target=32768).length is None
+    True
     """
 
     target: int | None = setting(
@@ -52,32 +57,26 @@ class OutputSettings:
         default=False,
         group=OUTPUT,
     )
-
-    def __post_init__(self) -> None:
-        if self.dtype not in (None, *DTYPES):
-            raise RopeError(
-                "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodSettings(OutputSettings):
-    """One method, and settings of the doctor's measurement of its effect on a held-out text."""
-
     method: str = setting("Extension method, with the name used by `ropewalk doctor`.", default="yarn", group=METHOD)
-    measure: bool | None = setting("Measure plain, crop and the method.", default=None, group=MEASURING)
-    validation: Path | None = field(
+    length: int | None = setting(
+        "Length to state in the config, if it is less than the target [default: the target].",
         default=None,
-        metadata={"help": "Text to measure on [default: Moby-Dick].", "metavar": "FILE", "group": MEASURING},
+        unit="tokens",
+        group=METHOD,
     )
-    windows: int | None = setting("Most windows to measure [default: 16].", default=None, file=True)
-    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
-    seed: int = setting("Seed of the measured windows.", default=0, file=True)
+    quantization: Literal["f32", "f16", "q8_0"] | None = setting(
+        "Form of the matrices in a .gguf file [default: f16; blocks of a .gguf source are copied].",
+        default=None,
+        group=OUTPUT,
+    )
 
     def __post_init__(self) -> None:
         from ropewalk.methods import METHODS, method_named
 
-        super().__post_init__()
+        if self.dtype not in (None, *DTYPES):
+            raise RopeError(
+                "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
+            )
         method = method_named(self.method)
         if self.unscaled_tokens and not method.scales_frequencies:
             able = [name for name, other in METHODS.items() if other.scales_frequencies]
@@ -92,44 +91,3 @@ class MethodSettings(OutputSettings):
                 facts={"unscaled_tokens": self.unscaled_tokens},
                 cure="Set `native` to write a folder that only ropewalk loads, or leave out `unscaled_tokens`.",
             )
-        if self.measures:
-            return
-        fields = type(self).__dataclass_fields__
-        names = ("windows", "validation", "seed")
-        unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
-        if unused:
-            raise RopeError(
-                "extend: these settings apply only to measuring, and would be ignored.",
-                facts=unused,
-                cure="Set `measure` (--measure), or leave these settings out.",
-            )
-
-    @property
-    def measures(self) -> bool:
-        """Return whether the doctor measures."""
-        return self.validation is not None if self.measure is None else self.measure
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApplySettings(MethodSettings):
-    """Settings of `extend.apply`: one method, with unchanged weights.
-
-    - `measure`: None: only if there is a `validation` text.
-    - `length`: the stated length; None: the target. The frequencies are always those of the target.
-    - `quantization`: None: "f16", or as in a .gguf source.
-
-    >>> ApplySettings(method="ntk", target=32768).measures
-    False
-    """
-
-    length: int | None = setting(
-        "Length to state in the config, if it is less than the target [default: the target].",
-        default=None,
-        unit="tokens",
-        group=METHOD,
-    )
-    quantization: Literal["f32", "f16", "q8_0"] | None = setting(
-        "Form of the matrices in a .gguf file [default: f16; blocks of a .gguf source are copied].",
-        default=None,
-        group=OUTPUT,
-    )
