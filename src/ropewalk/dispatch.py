@@ -12,29 +12,39 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable[..., object])
+is_compiling = torch.compiler.is_compiling  # bound here, because each look-up of an attribute costs time in every call
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_jit_trace = torch._C._get_tracing_state
+_has_storage = torch._C._has_storage
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def reasons_for_mathematics(x: Tensor) -> list[str]:
     """Return the reasons why `x` needs plain expressions, visible to compilers and transforms; [] if it is plain."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return ["a compiler is tracing: it fuses the plain expression with its neighbours"]
     reasons = []
     if type(x) not in PLAIN:
         reasons.append(f"{type(x).__name__} is a tensor subclass")
-    if torch._C._len_torch_dispatch_stack():
+    if _dispatch_modes():
         reasons.append("a dispatch mode is active")
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transforms() is not None:
         reasons.append("a function transform (torch.func) is active")
     if forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation is active")
-    if torch._C._get_tracing_state() is not None:
+    if _jit_trace() is not None:
         reasons.append("torch.jit is tracing")
     if not reasons and x.is_neg():
         reasons.append("it is a lazily negated view, such as freqs_cis.conj().imag")
-    if not reasons and not torch._C._has_storage(x):
+    if not reasons and not _has_storage(x):
         reasons.append("it has no memory of its own, like gradients under is_grads_batched=True")
     return reasons
+
+
+def differentiates_forward() -> bool:
+    """Return whether forward-mode differentiation is active, outside of compilers."""
+    return not is_compiling() and forward_ad._current_level >= 0
 
 
 def reasons_for_torchs_product(x: Tensor, others: Sequence[Tensor | None]) -> list[str]:

@@ -66,7 +66,10 @@ def describe(value: object) -> str:
     if torch is not None and isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         where = "" if value.device.type == "cpu" else f" {value.device}"
-        return f"{dtype}{list(value.shape)}{where}"
+        kind = "" if value.layout is torch.strided else f" {str(value.layout).removeprefix('torch.')}"
+        if value.is_nested:  # its shape may have no numbers
+            return f"{dtype} nested{where}"
+        return f"{dtype}{list(value.shape)}{kind}{where}"
     if torch is not None and isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     text = repr(value)

@@ -12,7 +12,7 @@ from ropewalk.backends.autograd import norm_rotated
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.dispatch import PLAIN, reasons_for_mathematics
 from ropewalk.errors import RopeError
-from ropewalk.rotation.checks import Layout, are_apart, check_both, extents_meet, overlaps_itself
+from ropewalk.rotation.checks import Layout, are_apart, check_both, check_single, extents_meet, overlaps_itself
 from ropewalk.shapes import Float
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
@@ -66,6 +66,7 @@ def qk_norm_rotate(
     True
     """
     turn, _ = check_both(q, k, cos, sin, Turn(interleaved, scale, False, layout), rotary_dim)
+    check_single(cos)
     _check_norm(q, k, q_weight, k_weight, eps, joint, layout)
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
@@ -111,6 +112,7 @@ def rotate_store(
     """
     turn = Turn(interleaved, scale, False, layout)
     turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks)
+    check_single(cos)
     if q.dtype != k.dtype or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise RopeError(
             "rotate_store: `q` and `k` must have one dtype, batch and head_dim.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -214,6 +214,7 @@ def mrope_positions(
     frame_intervals: float | Sequence[float] | Tensor = 1.0,
     split_frames: bool = False,
     attention_mask: Tensor | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
 ) -> tuple[Int[Tensor, "*batch seq axes"], Int[Tensor, "*batch"]]:
     """Return (time, height, width) of each token of text with images and videos, and the offset for decoding.
 
@@ -226,10 +227,12 @@ def mrope_positions(
       Qwen2.5-VL: `tokens_per_second` times the seconds between frames. Others use 1.
     - `split_frames`: treat each frame of a video as a separate picture, with text in between (Qwen3-VL, GLM-4V).
     - `attention_mask`: 0 for padding on any side; its positions are 0. None: no padding.
+    - `cu_seqlens`: for packed tokens `[tokens]`, as in `positions_from`: int32 or int64 `[sequences + 1]`, cumulative
+      lengths that start at 0. Each sequence starts at position 0; tokens after the last one have position 0.
 
-    **Returns:** int64 `[..., seq, 3]`, and int64 `[...]`: the next token of a row with n tokens (without padding) has
-    position n plus this number on every axis. Text advances all three axes; after an image or a video it continues
-    after the larger of height and width.
+    **Returns:** int64 `[..., seq, 3]`, and int64 `[...]`, or `[sequences]` of packed ones: the next token of a row with
+    n tokens (without padding) has position n plus this number on every axis. Text advances all three axes; after an
+    image or a video it continues after the larger of height and width.
     **Raises:** `RopeError` if tokens and grids do not fit each other, and under a compiler, which cannot read them.
     **Source:** Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers 5.23, `get_rope_index` of Qwen2-VL,
     Qwen2.5-VL, Qwen3-VL and GLM-4V.
@@ -253,9 +256,9 @@ def mrope_positions(
         intervals = [1.0] * len(moving)
     waiting = {_IMAGE: [(grid, 1.0) for grid in stills], _VIDEO: list(zip(moving, intervals, strict=True))}
     rows, deltas = [], []
-    kept = None if attention_mask is None else attention_mask.reshape(types.shape).bool().tolist()
-    for number, row in enumerate(types.tolist()):
-        mask = [True] * len(row) if kept is None else kept[number]
+    real = torch.ones_like(types) if attention_mask is None else attention_mask.reshape(types.shape)
+    for number, begin, end in _sequences(token_types, cu_seqlens):
+        row, mask = types[number, begin:end].tolist(), real[number, begin:end].bool().tolist()
         places = _row([kind for kind, seen in zip(row, mask, strict=True) if seen], waiting)
         largest = max((max(place) for place in places), default=-1)
         remaining = iter(places)
@@ -268,9 +271,27 @@ def mrope_positions(
             facts=left,
             cure="Pass only the grids of this batch, in order.",
         )
-    positions = torch.tensor(rows, dtype=torch.int64, device=token_types.device).reshape(*token_types.shape, 3)
+    numbers = torch.tensor([place for row in rows for place in row], dtype=torch.int64, device=token_types.device)
+    positions = token_types.new_zeros((types.numel(), 3), dtype=torch.int64)
+    positions[: sum(map(len, rows))] = numbers.reshape(-1, 3)
     offsets = torch.tensor(deltas, dtype=torch.int64, device=token_types.device)
-    return positions, offsets.reshape(token_types.shape[:-1])
+    shape = token_types.shape[:-1] if cu_seqlens is None else offsets.shape
+    return positions.reshape(*token_types.shape, 3), offsets.reshape(shape)
+
+
+def _sequences(token_types: Tensor, cu_seqlens: Tensor | None) -> list[tuple[int, int, int]]:
+    """Return (row, begin, end) of each sequence: the rows, or the packed sequences of one row."""
+    tokens = token_types.shape[-1]
+    if cu_seqlens is None:
+        return [(row, 0, tokens) for row in range(1 if token_types.ndim == 1 else token_types.shape[0])]
+    if token_types.ndim != 1:
+        raise RopeError(
+            "mrope_positions: packed tokens have no batch.",
+            facts={"token_types": token_types, "cu_seqlens": cu_seqlens},
+            cure="Pass token_types[0], or flatten the rows and pass the cumulative sum of their lengths.",
+        )
+    positions_from(cu_seqlens, tokens=tokens)  # checks it
+    return [(0, begin, end) for begin, end in pairwise(cu_seqlens.tolist())]
 
 
 def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list[list[int]]:
@@ -321,7 +342,7 @@ def _checked_types(token_types: Any, attention_mask: Any) -> Tensor:
             facts={"token_types": token_types, "attention_mask": attention_mask},
             cure="0 is padding, 1 a token.",
         )
-    types: Tensor = token_types.reshape(-1, token_types.shape[-1])
+    types: Tensor = token_types if token_types.ndim == 2 else token_types[None]
     return types
 
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from ropewalk import RopeConfig, RopeError
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.extensions import ReRoPE
 from ropewalk.attention.forward_inputs import ForwardInputs
+from ropewalk.positions import grid_positions
 from tests.attention import oracle
 
 HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11
@@ -336,3 +338,97 @@ def test_nothing_given_is_ignored() -> None:
         attention(x, inputs=ForwardInputs.of(x, document_ids=torch.tensor([[0, 0, 1, 1]])), bias=bias)
     with pytest.raises(RopeError, match="built for a different shape"):
         attention(x[:, :3], inputs=inputs)
+
+
+@pytest.mark.rejects
+def test_a_cache_of_several_layers_requires_the_layer() -> None:
+    """Without it, every layer would write to layer 0, and no token would ever count."""
+    module, x = make(), torch.zeros(1, 3, HIDDEN, dtype=torch.float64)
+    cache = KVCache(num_layers=2, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    with pytest.raises(RopeError, match=r"(?s)`layer` is required.*layer=i"):
+        module(x, cache=cache)
+    with pytest.raises(RopeError, match="`layer` is required"):
+        module(x, inputs=ForwardInputs.of(x, cache=cache))
+    assert cache.lengths.tolist() == [0]
+
+
+@pytest.mark.rejects
+def test_coordinates_are_not_guessed() -> None:
+    """Axial attention needs each patch's row and column; one number for both axes would be the diagonal."""
+    axial = Attention(32, 4, encoding="axial", causal=False)
+    x, grid = torch.randn(2, 6, 32), grid_positions(2, 3)
+    with pytest.raises(RopeError, match=r"(?s)`position_ids` is required: .*grid_positions"):
+        axial(x)
+    assert torch.equal(axial(x, position_ids=grid), axial(x, position_ids=grid.expand(2, 6, 2)))
+    mrope = make(rope=RopeConfig(DIM, interleaved=False, axes=(0, 1, 2)))  # its text is at equal coordinates
+    x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    close(mrope(x), mrope(x, position_ids=torch.arange(6)[:, None].expand(6, 3)).detach().numpy())
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("changes", [{}, {"rope": None, "encoding": "alibi"}, {"rope": None, "encoding": "sinusoidal"}])
+@pytest.mark.parametrize(
+    "ids", [torch.arange(4), torch.arange(6), torch.zeros(3, 5).long(), torch.zeros(1, 2, 5).long()]
+)
+def test_positions_of_the_wrong_shape_are_named(changes: dict[str, Any], ids: Tensor) -> None:
+    """Not the tables made of them, nor a product that does not fit."""
+    x = torch.zeros(2, 5, HIDDEN, dtype=torch.float64)
+    with pytest.raises(RopeError, match=r"Attention: `position_ids` must have one position for each token"):
+        make(**changes)(x, position_ids=ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "transformer_xl", "xpos", "sinusoidal"])
+def test_narrow_positions_do_not_overflow(encoding: str, dtype: torch.dtype) -> None:
+    """A distance of uint8 would be 255 for -1, and one of int8 wraps beyond 127."""
+    module, x = make(rope=None, encoding=encoding), torch.randn(1, 3, HIDDEN, dtype=torch.float64)
+    ids = torch.tensor([127, 0, 3] if dtype == torch.uint8 else [127, -127, 3])
+    assert torch.equal(module(x, position_ids=ids.to(dtype)), module(x, position_ids=ids))
+
+
+@pytest.mark.rejects
+def test_sparse_and_nested_inputs_are_refused() -> None:
+    """In our words, with the way to pack sequences of different lengths."""
+    x = torch.zeros(2, 3, HIDDEN, dtype=torch.float64)
+    nested = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+    for given in (x.to_sparse(), nested):
+        with pytest.raises(RopeError, match=r"(?s)neither sparse nor nested.*document_ids"):
+            make()(given)
+
+
+FORWARD_MODE: dict[str, dict[str, Any]] = {
+    "plain": {}, "window": {"sliding_window": 2}, "bidirectional": {"causal": False}, "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True, "qk_norm": True}, "rerope": {"extension": ReRoPE(window=2)},
+    "alibi": {"rope": None, "encoding": "alibi"}, "relative": {"rope": None, "encoding": "transformer_xl"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["whole", "padded", "packed"])
+@pytest.mark.parametrize("case", FORWARD_MODE)
+def test_forward_mode_differentiation(case: str, call: str) -> None:
+    """`torch.func.jvp` of every form is the product that reverse mode computes."""
+    module, x = make(**FORWARD_MODE[case]), torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    seen = torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6])
+    given = {"padded": {"attention_mask": seen}, "packed": {"document_ids": torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)}}
+    arguments, weight = given.get(call, {}), torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    if call == "padded":
+        weight[0, 0] = 0
+
+    def loss(x: Tensor) -> Tensor:
+        return (module(x, **arguments) * weight).sum()
+
+    direction = torch.randn_like(x)
+    _, along = torch.func.jvp(loss, (x,), (direction,))
+    x.requires_grad_()
+    loss(x).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(along, (x.grad * direction).sum())
+
+
+@pytest.mark.rejects
+def test_forward_mode_needs_no_cache() -> None:
+    """A cache would drop the tangents of its keys without a word."""
+    cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    x, module = torch.randn(2, 6, HIDDEN, dtype=torch.float64), make()
+    with pytest.raises(RopeError, match="forward-mode differentiation would be wrong"):
+        torch.func.jvp(lambda x: module(x, cache=cache), (x,), (x,))

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk import RopeConfig, RopeError, inverse_frequencies
+from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.extensions import ReRoPE
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 
 DYNAMIC = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(factor=2.0))
@@ -217,3 +219,23 @@ def test_what_is_refused() -> None:
         make(0)
     with pytest.raises(RopeError, match="one entry per layer"):
         make(ropes=[None, None])
+
+
+@pytest.mark.parametrize("case", ["rope", "extension", "rows"])
+def test_a_first_chunk_of_padding_stores_nothing(case: str) -> None:
+    """In a cache of unrotated keys, too, whose tables are empty then; the next chunk is as without it."""
+    rope = RopeConfig(
+        4, interleaved=False, scaling=DynamicNTK(2.0) if case == "rows" else None, max_position_embeddings=9
+    )
+    extension = ReRoPE(window=2) if case == "extension" else None
+    attention = Attention(8, 2, num_key_value_heads=1, rope=rope, extension=extension)
+    seq_len = torch.tensor([12, 20]) if case == "rows" else None
+    cache = KVCache(
+        num_layers=1, batch=2, num_key_value_heads=1, head_dim=4, rotated=False, ropes=(rope,), extensions=(extension,),
+        seq_len=seq_len,
+    )  # fmt: skip
+    x, mask = torch.randn(2, 3, 8), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    assert attention(x, cache=cache, attention_mask=torch.zeros(2, 3, dtype=torch.long)).isfinite().all()
+    assert cache.lengths.tolist() == [0, 0]
+    got, expected = (attention(x, attention_mask=mask, **given) for given in ({"cache": cache}, {"seq_len": seq_len}))
+    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()])

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 import ropewalk as rw
 from ropewalk import encodings
-from ropewalk.encodings import ENCODINGS, ROPE_NAMES
+from ropewalk.encodings import ENCODINGS
 
-NAMES = [*ENCODINGS, *ROPE_NAMES]
+NAMES = [*ENCODINGS, "rope"]
 CAUSAL = {"xpos", "fox", "path"}
 SEQ = 20
 
@@ -41,12 +41,6 @@ def model(request):
 @pytest.fixture
 def ids():
     return torch.randint(0, 50, (2, SEQ))
-
-
-def places(model, position_ids):
-    """The same number on each axis."""
-    axes = 1 if model.config.rope is None else model.config.rope.num_axes
-    return position_ids if axes == 1 else rw.positions.text_positions(position_ids, axes)
 
 
 def test_cached_equals_full(model, ids):
@@ -106,14 +100,14 @@ def test_order_matters(model, ids):
         with pytest.raises(rw.RopeError, match="`position_ids` would be ignored"):
             model(ids, position_ids=torch.arange(SEQ))
         return
-    assert (model(ids, position_ids=places(model, torch.randperm(SEQ))) - model(ids)).abs().max() > 1e-3
+    assert (model(ids, position_ids=torch.randperm(SEQ)) - model(ids)).abs().max() > 1e-3
 
 
 def test_only_absolute_ones_feel_a_shift(model, ids):
     """All tokens 9 later: relative encodings cannot tell."""
     if by_order(model):
         pytest.skip("positions are the order of the tokens")
-    moved = (model(ids, position_ids=places(model, torch.arange(SEQ) + 9)) - model(ids)).abs().max()
+    moved = (model(ids, position_ids=torch.arange(SEQ) + 9) - model(ids)).abs().max()
     encoding = model.config.encoding
     absolute = isinstance(encoding, encodings.Sinusoidal | encodings.LearnedAbsolute)
     assert moved > 1e-3 if absolute else moved < 1e-9

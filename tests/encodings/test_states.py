@@ -157,7 +157,7 @@ def test_refused():
             with pytest.raises(rw.RopeError, match="do not follow from the cache's slots"):
                 model(ids, cache=model.new_cache(rotated=False))
             with pytest.raises(rw.RopeError, match="do not follow from the cache's slots"):
-                model.layers[0].self_attn(torch.zeros(1, 2, 32).double(), cache=model.new_cache(rotated=False))
+                model.layers[0].self_attn(torch.zeros(1, 2, 32).double(), cache=model.new_cache(rotated=False), layer=0)
     with pytest.raises(rw.RopeError, match="one entry per layer"):
         rw.KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4, state_sizes=[3])
     with pytest.raises(rw.RopeError, match="different models"):

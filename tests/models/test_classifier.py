@@ -11,9 +11,9 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_classifier, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.encodings import ENCODINGS, ROPE_NAMES
+from ropewalk.encodings import ENCODINGS
 
-NAMES = [name for name in (*ENCODINGS, *ROPE_NAMES) if name not in ("xpos", "fox", "path")]
+NAMES = [name for name in (*ENCODINGS, "rope") if name not in ("xpos", "fox", "path")]
 SEQ = 13
 
 

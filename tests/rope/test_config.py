@@ -69,6 +69,11 @@ def test_theta_reaches_the_tables():
         ({"axes": 3}, "`axes` must be whole numbers"),
         ({"axes": "abcd"}, "`axes` must be whole numbers"),
         ({"axes": (0.5, 0, 0, 0)}, "`axes` must be whole numbers"),
+        ({"interleaved": None}, "(?s)False .*GPT-NeoX, Hugging Face's Llama.*True .*Meta's Llama, GPT-J, the paper"),
+        ({"scaling": "yarn"}, r"rw\.scaling\.YaRN\(factor, original_max_position_embeddings, \.\.\.\)"),
+        ({"scaling": "su"}, r"rw\.scaling\.LongRoPE\("),
+        ({"scaling": rw.scaling.NTK}, r"rw\.scaling\.NTK\(factor, "),
+        ({"scaling": {"rope_type": "yarn"}}, "from_hf"),
         ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be True or False"),
     ],
 )
@@ -79,6 +84,13 @@ def test_bad_configs(changes, message):
 
 
 @pytest.mark.rejects  # its annotations say Python's numbers: run-time checks would stop it
+@pytest.mark.rejects
+def test_the_pairing_is_required():
+    """Left out, it is no TypeError: the message says how to choose."""
+    with pytest.raises(rw.RopeError, match="`interleaved` must be True or False: models pair features in two ways"):
+        rw.RopeConfig(64)
+
+
 def test_numbers_of_numpy_and_torch_are_numbers():
     """They come out as Python's, so that equal configs are equal and hash alike."""
     built = config(

@@ -70,6 +70,46 @@ def test_like_the_model(model):
         assert torch.equal(next_at, deltas[:, 0]), seed
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_packed_sequences(split):
+    """Packed text, images and videos have the positions of separate calls, also with an empty sequence and a tail."""
+    for seed in range(20):
+        types, mask, images, videos = batch(seed, 2, split)
+        rows = [row[seen.bool()] for row, seen in zip(types, mask, strict=True)]
+        rows.insert(1, rows[0][:0])
+        whole = {"images": images, "videos": videos, "split_frames": split, "frame_intervals": 1.0 if split else 1.5}
+        of_rows, of_deltas = rw.positions.mrope_positions(types, attention_mask=mask, **whole)
+        ends = torch.tensor([0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()], dtype=torch.int32)
+        packed = torch.cat([*rows, torch.zeros(2, dtype=torch.int64)])
+        found, deltas = rw.positions.mrope_positions(packed, cu_seqlens=ends, **whole)
+        apart = torch.cat([each[seen.bool()] for each, seen in zip(of_rows, mask, strict=True)])
+        assert torch.equal(found, torch.cat([apart, apart.new_zeros(2, 3)])), seed
+        assert deltas.tolist() == [of_deltas[0], 0, *of_deltas[1:]], seed
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("types", "ends", "message"),
+    [
+        (torch.zeros(1, 4).long(), torch.tensor([0, 4]), r"(?s)packed tokens have no batch.*token_types\[0\]"),
+        (torch.zeros(4).long(), torch.tensor([0, 5]), "within `max_seqlen` and `tokens`"),
+        (torch.zeros(4).long(), torch.tensor([0.0, 4.0]), "`cu_seqlens` must be int32 or int64"),
+        (torch.ones(4).long(), torch.tensor([0, 2, 4]), "do not fill the next grid"),
+    ],
+)
+def test_packed_sequences_that_do_not_fit(types, ends, message):
+    """Boundaries are checked as everywhere, and no image goes on in the next sequence."""
+    with pytest.raises(rw.RopeError, match=message):
+        rw.positions.mrope_positions(types, images=[(1, 4, 4)], cu_seqlens=ends)
+
+
+def test_no_token_types():
+    """No tokens in a row, or no rows."""
+    for shape in ((0,), (2, 0), (0, 3)):
+        positions, deltas = rw.positions.mrope_positions(torch.zeros(shape, dtype=torch.int64))
+        assert (positions.shape, deltas.shape) == ((*shape, 3), shape[:-1])
+
+
 INTERLEAVED = {
     "qwen3_vl_text": ({"head_dim": 64}, {"mrope_section": [14, 9, 9], "mrope_interleaved": True}),
     "qwen3_5_text": ({"head_dim": 64}, {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.25}),

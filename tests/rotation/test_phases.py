@@ -127,8 +127,8 @@ def test_traced():
     [
         ({}, torch.arange(4.0), "needs integer positions"),
         ({"axes": (0, 1) * 4}, torch.zeros(4, 2, dtype=torch.int64), "needs integer positions"),
-        ({}, torch.arange(5), "4 tokens but `cos` has 5 rows"),
-        ({}, torch.zeros(3, 4, dtype=torch.int64), "batch or heads"),
+        ({}, torch.arange(5), "4 tokens but `position_ids` has 5"),
+        ({}, torch.zeros(3, 4, dtype=torch.int64), "batch of `position_ids`"),
         ({"scaling": rw.scaling.DynamicNTK(), "max_position_embeddings": 8}, torch.arange(4), "depend on the sequence"),
     ],
 )

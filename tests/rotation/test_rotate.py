@@ -230,6 +230,11 @@ def test_qk_equals_two_calls():
 
 X, C = torch.zeros(2, 5, 8, 64), torch.zeros(5, 32)
 BAD = [
+    (r'(?s)8 rows.*If `x` is .batch, heads, seq, head_dim., pass layout="bhsd"',
+     lambda: rw.rotate(X, torch.zeros(8, 32), torch.zeros(8, 32), interleaved=True)),
+    (r"(?s)64 pairs.*cos\[\.\.\., :32\]", lambda: rw.rotate(X, *torch.zeros(2, 5, 64), interleaved=True)),
+    ("must be a tensor", lambda: rw.rotate([1.0], C, C, interleaved=True)),
+    ("neither sparse", lambda: rw.rotate(X.to_sparse(), C, C, interleaved=True)),
     ("5 tokens but `cos` has 4 rows", lambda: rw.rotate(X, C[:4], C[:4], interleaved=True)),
     ("3 tokens but `cos` has 5 rows", lambda: rw.rotate(X[:, :, :3], C, C, interleaved=True, layout="bhsd")),
     ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True)),
@@ -264,6 +269,46 @@ def test_integers_are_refused():
     """Only floating-point features rotate."""
     with pytest.raises(rw.RopeError, match="must be float64, float32, bfloat16 or float16"):
         rw.rotate(X.long(), C, C, interleaved=True)
+
+
+@pytest.mark.parametrize("twice", [lambda x: torch.cat([x, x], -1), lambda x: x.repeat_interleave(2, -1)])
+@pytest.mark.parametrize("name", ["rotate", "rotate_qk", "qk_norm_rotate", "rotate_store"])
+def test_tables_with_each_angle_twice_are_refused(name, twice, monkeypatch):
+    """transformers' tables of a partial rotation can fit the whole head, and rotate the wrong features in silence."""
+    monkeypatch.setattr(checks, "_SINGLE", set())
+    cos, sin = (
+        twice(table) for table in rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False)).cos_sin(torch.arange(5))
+    )
+    x, weight, buffers = torch.randn(2, 5, 1, 32), torch.ones(32), torch.zeros(2, 2, 1, 8, 32)
+    store = rw.fused.Store(*buffers, x, torch.arange(5)[None])
+
+    def call(cos, sin):
+        arguments = {
+            "rotate": (x, cos, sin), "rotate_qk": (x, x, cos, sin), "rotate_store": (x, x, cos, sin, store),
+            "qk_norm_rotate": (x, x, weight, weight, cos, sin),
+        }[name]  # fmt: skip
+        return getattr(rw if name.startswith("rotate") and name != "rotate_store" else rw.fused, name)(
+            *arguments, interleaved=False
+        )
+
+    with pytest.raises(rw.RopeError, match=r"(?s)each angle twice.*cos\[\.\.\., :8\].*cos\[\.\.\., ::2\]"):
+        call(cos, sin)
+    call(*torch.ones(2, 5, 16))  # equal angles say nothing
+    assert not checks._SINGLE
+    single = rw.RotaryEmbedding(rw.RopeConfig(32, interleaved=False)).cos_sin(torch.arange(5))
+    call(*single)
+    assert list(checks._SINGLE) == [16]
+
+
+def test_a_patch_on_the_diagonal_is_no_doubled_table(monkeypatch):
+    """An axial table of one patch whose row and column are equal contains each angle twice, and is right."""
+    monkeypatch.setattr(checks, "_SINGLE", set())
+    axial = rw.RopeConfig(32, interleaved=False, axes=(0,) * 8 + (1,) * 8, axes_restart=True)
+    rope, x = rw.RotaryEmbedding(axial), torch.randn(1, 3, 2, 32)
+    for ids in (torch.full((1, 2), 7), torch.tensor([[0, 0], [0, 1], [1, 0]])):
+        tables = rope.cos_sin(ids)
+        rw.rotate(x[:, : len(ids)], *tables, interleaved=False)
+    rope.rotate(x, torch.tensor([[1, 1], [2, 2], [3, 3]]))  # its own tables are not in doubt
 
 
 def test_the_design_message():

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
 from ropewalk.dispatch import constant_to_compilers
+from ropewalk.rotation import checks
 from tests.launch.ranks import run_forked
 
 pytestmark = pytest.mark.traced
@@ -50,6 +51,48 @@ def test_three_graphs_for_all_lengths(name):
         for got, expected in zip(compiled(*given), turn(*given), strict=True):
             torch.testing.assert_close(got, expected)
     assert len(graphs) <= 3
+
+
+def test_counted_positions_in_a_graph():
+    """Positions that are left out, and an offset that grows with a cache: two graphs, and one exported."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(module, example_inputs):
+        graphs.append(module)
+        return module
+
+    rope = rw.RotaryEmbedding(CONFIGS["half"])
+    compiled = torch.compile(lambda q, k, offset: rope(q, k, offset=offset), fullgraph=True, backend=backend)
+    for seq, offset in ((7, 0), (9, 7), (11, 16), (13, 100)):
+        q, k, ids = inputs(seq)
+        torch.testing.assert_close(compiled(q, k, offset), rope(q, k, ids + offset))
+    assert len(graphs) <= 3
+    seq = torch.export.Dim("seq", min=2, max=4096)
+    q, k, _ = inputs(9)
+    exported = torch.export.export(rope, (q, k), dynamic_shapes=({1: seq}, {1: seq})).module()
+    q, k, ids = inputs(33)
+    torch.testing.assert_close(exported(q, k), rope(q, k, ids))
+
+
+def test_doubled_tables_are_not_looked_for_in_a_graph(monkeypatch):
+    """Eager calls remember the numbers of pairs that they have seen; a graph does not depend on it."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(checks, "_SINGLE", set())
+    graphs = []
+
+    def backend(module, example_inputs):
+        graphs.append(module)
+        return module
+
+    compiled = torch.compile(lambda x, c, s: rw.rotate(x, c, s, interleaved=False), fullgraph=True, backend=backend)
+    q, _, ids = inputs(7)
+    cos, sin = rw.RotaryEmbedding(CONFIGS["half"]).cos_sin(ids)
+    before = compiled(q, cos, sin)
+    torch.testing.assert_close(rw.rotate(q, cos, sin, interleaved=False), before)
+    assert list(checks._SINGLE) == [4]
+    compiled(q, cos, sin)
+    assert len(graphs) == 1
 
 
 @pytest.mark.thorough

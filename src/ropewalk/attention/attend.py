@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ropewalk.attention.masks import Visibility
 from ropewalk.backends import choose_attention
 from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest
+from ropewalk.dispatch import differentiates_forward
 from ropewalk.shapes import Float
 
 
@@ -115,6 +117,16 @@ def attend(
     )
 
 
+def differentiable_kernels() -> AbstractContextManager[None]:
+    """Return the context for forward-mode differentiation, which torch's fused attention does not support."""
+    if not differentiates_forward():
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
+
+
 def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """Attend by torch with a different mask for each head."""
     batch, heads, seq, head_dim = q.shape
@@ -160,7 +172,7 @@ def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
 
 def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Return whether the kernel that also returns softmax denominators can run: CPU, eager, no gradients."""
-    if torch.compiler.is_compiling() or q.device.type != "cpu" or type(q) is not Tensor:
+    if torch.compiler.is_compiling() or differentiates_forward() or q.device.type != "cpu" or type(q) is not Tensor:
         return False
     grads = torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad or values.requires_grad)
     return not grads and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attend import LogitRules, attend, attend_openly
+from ropewalk.attention.attend import LogitRules, attend, attend_openly, differentiable_kernels
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import PackedDocuments, attend_varlen
 from ropewalk.attention.extensions import Extension
@@ -117,6 +116,17 @@ def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: 
             facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
             cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
         )
+
+
+def layer_of(cache: KVCache | None, layer: int | None) -> int:
+    """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
+    if layer is None and cache is not None and cache.num_layers > 1:
+        raise RopeError(
+            "Attention: `layer` is required: the cache has several layers.",
+            facts={"layer": layer, "cache": cache},
+            cure="Pass each layer's own number: attention(x, cache=cache, layer=i).",
+        )
+    return layer or 0
 
 
 def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
@@ -347,7 +357,7 @@ class Attention(nn.Module):
         attention_mask: Shaped[Tensor, "batch seq"] | None = None,
         document_ids: Int[Tensor, "batch seq"] | None = None,
         cache: KVCache | None = None,
-        layer: int = 0,
+        layer: int | None = None,
         seq_len: SeqLen | None = None,
         need_weights: bool = False,
         inputs: ForwardInputs | None = None,
@@ -356,17 +366,19 @@ class Attention(nn.Module):
         Float[Tensor, "batch seq hidden"]
         | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
     ):
-        """Attend within `hidden_states` `[batch, seq, hidden]`, and to the cached tokens of layer `layer`.
+        """Attend within `hidden_states` `[batch, seq, hidden]`, and to the cached tokens of this layer.
 
         **Arguments:**
 
-        - `position_ids`: integers `[seq]` or `[batch, seq]`; None: each token's index among the real tokens of its row,
-          after those in the cache, or of its document.
+        - `position_ids`: integers `[seq]` or `[batch, seq]`, with several axes last; None: each token's index among the
+          real tokens of its row, after those in the cache, or of its document. Required if each axis has its own
+          frequencies (`axes_restart`, such as `encoding="axial"`).
         - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
           covers only the new tokens. The result at padded tokens is finite and has no meaning.
         - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not
           attend to each other.
         - `cache`: keeps no gradients, and counts the tokens as stored after its last layer has written.
+        - `layer`: number of this layer in the cache, required if the cache has several.
         - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
         - `inputs`: built by a model from these arguments for all its layers; omit the others in that case.
@@ -376,13 +388,19 @@ class Attention(nn.Module):
 
         **Raises:** `RopeError` for arguments that contradict each other.
         """
+        if hidden_states.layout is not torch.strided or hidden_states.is_nested:
+            raise RopeError(
+                "Attention: `hidden_states` must be a dense tensor, neither sparse nor nested.",
+                facts={"hidden_states": hidden_states},
+                cure="Sparse: x.to_dense(). Nested: pass x.values()[None], and document_ids for its rows.",
+            )
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise RopeError(
                 "Attention: `hidden_states` must be [batch, seq, hidden].",
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
                 cure="Add the batch dimension with hidden_states[None], or build Attention with this hidden size.",
             )
-        standalone = inputs is None
+        standalone, layer = inputs is None, layer_of(cache if inputs is None else inputs.cache, layer)
         if inputs is None:
             if bias is not None:
                 raise RopeError("Attention: `bias` requires `inputs`.", cure="Omit it: a layer computes its own.")
@@ -411,7 +429,7 @@ class Attention(nn.Module):
                 seq_len=seq_len,
             )
         cache = inputs.cache
-        with torch.no_grad() if cache is not None else nullcontext():
+        with torch.no_grad() if cache is not None else differentiable_kernels():
             if self.encoding is not None:
                 hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
             out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)

@@ -14,8 +14,10 @@ from ropewalk.attention.extensions import Extension
 from ropewalk.attention.masks import Branches, SequenceShard, TokenLayout, Visibility, lay_out
 from ropewalk.attention.remap import Remap
 from ropewalk.attention.tables import SeqLen, tables_at
+from ropewalk.dispatch import differentiates_forward
 from ropewalk.encodings import Encoding, Places
 from ropewalk.errors import RopeError
+from ropewalk.rope.tables import COORDINATES, check_position_numbers
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 
@@ -86,8 +88,16 @@ class ForwardInputs:
                 facts={"cache": cache, "position_ids": position_ids},
                 cure="Pass the cache, and omit position_ids.",
             )
+        if cache is not None and differentiates_forward():
+            raise RopeError(
+                f"{where}: a cache keeps no gradients, so forward-mode differentiation would be wrong.",
+                facts={"cache": cache},
+                cure="Omit the cache: run the whole sequence in one call.",
+            )
         seq_len = _agreed_seq_len(seq_len, cache)
         batch, seq = x.shape[:2]
+        if position_ids is not None:
+            position_ids = _checked_positions(position_ids, batch, seq, where)
         if isinstance(seq_len, Tensor) and seq_len.ndim and seq_len.shape != (batch,):
             raise RopeError(
                 f"{where}: `seq_len` of several rows needs one entry for each row.",
@@ -176,6 +186,12 @@ class ForwardInputs:
         if layout.unrotated:
             return self._tables_of_slots(rotary, length)
         if position_ids is None:
+            if rope.axes_restart:
+                raise RopeError(
+                    "RoPE: `position_ids` is required: the positions of this rope are coordinates.",
+                    facts={"axes": rope.num_axes, "seq": layout.seq},
+                    cure=COORDINATES,
+                )
             position_ids = layout.position_ids()
             if isinstance(length, Tensor) and position_ids.ndim == 1:
                 position_ids = position_ids.expand(layout.batch, -1)
@@ -198,15 +214,17 @@ class ForwardInputs:
 
         assert layout.slot_tables is not None, "a cache of unrotated keys has them"
         rule = (rotary.config, self.table_dtype)
-        cos, sin, scale = layout.slot_tables.of(rule, seq_len, layout.total, layout.capacity, make)
+        total = max(1, layout.total)  # padding has slot 0, also before the first token
+        cos, sin, scale = layout.slot_tables.of(rule, seq_len, total, layout.capacity, make)
+        key_tables = cos[..., : layout.total, :], sin[..., : layout.total, :]
         slots = layout.position_ids()
         if layout.branches is not None:
             keys = layout.key_positions()
             return RotaryTables(cos[slots], sin[slots], scale, (cos[keys], sin[keys]))
         if cos.ndim == 2:
-            return RotaryTables(cos[slots], sin[slots], scale, (cos, sin))
+            return RotaryTables(cos[slots], sin[slots], scale, key_tables)
         rows = torch.arange(layout.batch, device=layout.device)[:, None]
-        return RotaryTables(cos[rows, slots], sin[rows, slots], scale, (cos, sin))
+        return RotaryTables(cos[rows, slots], sin[rows, slots], scale, key_tables)
 
     def _make_documents(self) -> list[ForwardInputs]:
         documents, layout, position_ids = self.documents, self.layout, self.position_ids
@@ -248,6 +266,19 @@ class ForwardInputs:
             if position_ids.ndim == 1:
                 return Places(position_ids, position_ids, run=(layout.start, layout.start), memo=layout.memo)
         return Places(position_ids, position_ids, memo=layout.memo)
+
+
+def _checked_positions(position_ids: Tensor, batch: int, seq: int, where: str) -> Tensor:
+    """Return positions, integers as int64, because differences of narrow or unsigned ones overflow."""
+    check_position_numbers(position_ids, where)
+    sizes = position_ids.shape
+    if seq not in sizes[:2] or (len(sizes) > 1 and sizes[0] != seq and sizes[0] not in (1, batch)):
+        raise RopeError(
+            f"{where}: `position_ids` must have one position for each token.",
+            facts={"position_ids": position_ids, "batch": batch, "seq": seq},
+            cure="Pass [seq] or [batch, seq] for the tokens of this call only, with several axes last.",
+        )
+    return position_ids if position_ids.is_floating_point() else position_ids.to(torch.int64)
 
 
 def masked_bias(bias: Tensor, seen: Visibility) -> Tensor:

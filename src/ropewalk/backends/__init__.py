@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from ropewalk.backends import cpu, reference, triton, widened
 from ropewalk.backends.request import Backend, LinearBackend
-from ropewalk.dispatch import PLAIN
+from ropewalk.dispatch import PLAIN, is_compiling
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
@@ -29,7 +28,7 @@ def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
 
     **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         for other in others:
             if type(other) not in PLAIN or other.is_neg():
                 x = other

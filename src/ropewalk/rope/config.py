@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope import diffusers, hugging_face
-from ropewalk.rope.scaling import Ladder, Scaling
+from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import as_whole, is_number
 
 DEFAULT_THETA = 10_000.0
@@ -68,9 +68,10 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
         )
     if not isinstance(interleaved, bool):
         raise RopeError(
-            "RopeConfig: `interleaved` must be True or False.",
+            "RopeConfig: `interleaved` must be True or False: models pair features in two ways.",
             facts={"interleaved": interleaved},
-            cure="True pairs (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).",
+            cure="False pairs (i, i + rotary_dim/2): GPT-NeoX, Hugging Face's Llama. True pairs (0,1), (2,3), ...: "
+            "Meta's Llama, GPT-J, the paper.",
         )
     if length is not None and length < 1:
         raise RopeError(
@@ -132,6 +133,16 @@ def _check_axis_values(
         )
 
 
+def _named_rule(rule: object) -> str:
+    """Return the cure for a rule's name or class in the place of a rule; "" for anything else."""
+    name = rule.__name__ if isinstance(rule, type) else rule
+    for known, kind in RULES.items():
+        if isinstance(name, str) and name.lower() in (known.lower(), kind.rope_type, *kind.hf_names):
+            required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]  # type: ignore[arg-type]
+            return f"Pass rw.scaling.{known}({', '.join([*required, '...'])})."
+    return ""
+
+
 @dataclass(frozen=True, repr=False)
 class RopeConfig:
     """The frequencies and the pairing of a rotation, for every published variant.
@@ -164,7 +175,7 @@ class RopeConfig:
 
     head_dim: int
     _: KW_ONLY
-    interleaved: bool
+    interleaved: bool = None  # type: ignore[assignment]  # required: the error says how to choose
     theta: float | tuple[float, ...] = DEFAULT_THETA
     rotary_dim: int | None = None
     scaling: Scaling | None = None
@@ -227,7 +238,7 @@ class RopeConfig:
             raise RopeError(
                 "RopeConfig: `scaling` must be a rule of ropewalk.scaling, or None.",
                 facts={"scaling": rule},
-                cure="For a Hugging Face dict use RopeConfig.from_hf(config).",
+                cure=_named_rule(rule) or "For a Hugging Face dict use RopeConfig.from_hf(config).",
             )
         rule.check(head_dim=self.head_dim, rotary_dim=rotary_dim, max_position_embeddings=self.max_position_embeddings)
         rule.check_axes(self.num_axes if self.axes_restart else None)

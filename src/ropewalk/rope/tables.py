@@ -18,6 +18,11 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Int, Real
 
+COORDINATES = (
+    "Pass each token's coordinates, [seq, axes] or [batch, seq, axes]: rw.positions.grid_positions(height, width) for "
+    "an image."
+)
+"""The cure for missing positions if each axis has its own ladder of frequencies."""
 _WITHOUT_FLOAT64 = frozenset({"mps"})
 _TURN_BITS = 256
 _TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EAF7AEF158  # 2^256 / 2 pi, rounded down
@@ -88,7 +93,7 @@ def _compiled_tables(
     """Return the same tables from the extension, which computes both functions in one pass on every core."""
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
-    flat = position_ids.to(wanted).reshape(shape.numel(), -1 if position_ids.numel() else 1)
+    flat = position_ids.to(wanted).reshape(shape.numel(), 1 if axes is None else position_ids.shape[-1])
     given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
     pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
     cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
@@ -112,18 +117,7 @@ def _as_float64(columns: Sequence[float] | Tensor, device: torch.device) -> Tens
 
 def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
     """Raise `RopeError` if positions are not real numbers of one of the documented shapes."""
-    if not isinstance(position_ids, Tensor):
-        raise RopeError(
-            f"{where}: `position_ids` must be a tensor.",
-            facts={"position_ids": position_ids},
-            cure="Pass torch.as_tensor(position_ids), on the device of the queries.",
-        )
-    if position_ids.is_complex() or position_ids.dtype == torch.bool:
-        raise RopeError(
-            f"{where}: `position_ids` must be integers (or real coordinates).",
-            facts={"position_ids": position_ids},
-            cure="A padding mask is not a position: use attention_mask.cumsum(-1) - 1.",
-        )
+    check_position_numbers(position_ids, where)
     allowed = (1, 2) if num_axes == 1 else (2, 3)
     if position_ids.ndim not in allowed or (num_axes > 1 and position_ids.shape[-1] != num_axes):
         shapes = "[seq] or [batch, seq]" if num_axes == 1 else "[seq, axes] or [batch, seq, axes]"
@@ -136,6 +130,31 @@ def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
             f"{where}: `position_ids` has the wrong shape for {num_axes} axis/axes.",
             facts={"position_ids": position_ids, "axes": num_axes},
             cure=cure,
+        )
+
+
+def check_position_numbers(position_ids: object, where: str) -> None:
+    """Raise `RopeError` if positions are not a tensor of integers, or of floats of at least 32 bits."""
+    if not isinstance(position_ids, Tensor):
+        number = as_whole(position_ids)
+        raise RopeError(
+            f"{where}: `position_ids` must be a tensor.",
+            facts={"position_ids": position_ids},
+            cure="Pass torch.as_tensor(position_ids), on the device of the queries."
+            if number is None
+            else f"To start at position {number} pass offset={number}; for one token pass torch.tensor([{number}]).",
+        )
+    if position_ids.is_complex() or position_ids.dtype == torch.bool:
+        raise RopeError(
+            f"{where}: `position_ids` must be integers (or real coordinates).",
+            facts={"position_ids": position_ids},
+            cure="A padding mask is not a position: use attention_mask.cumsum(-1) - 1.",
+        )
+    if position_ids.is_floating_point() and position_ids.dtype.itemsize < 4:
+        raise RopeError(
+            f"{where}: `position_ids` must be integers, or float32 and wider: 16 bits round positions above 256.",
+            facts={"position_ids": position_ids},
+            cure="Build them as integers, torch.arange(tokens), and do not cast them with the model's inputs.",
         )
 
 

@@ -5,21 +5,24 @@ A public function calls `check_one` or `check_both` once; everything below them 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.backends.request import Turn
-from ropewalk.dispatch import reasons_for_mathematics
+from ropewalk.dispatch import is_compiling, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import as_whole
 
 Layout = Literal["bshd", "bhsd", "thd"]
 
 _ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+_STRIDED = torch.strided
 _TABLES = frozenset((torch.float32, torch.float64))
+_SINGLE: set[int] = set()  # numbers of pairs of tables that contain each angle once
 _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens and heads
 
 
@@ -67,6 +70,8 @@ def check_both(
 
 def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
     """Return whether every check of `q` covers `k`: they differ only in heads, and the tables have none."""
+    if not isinstance(k, Tensor) or k.layout is not _STRIDED or k.is_nested:
+        refuse_kind_of_tensor(k, "k")
     of_q, of_k = q.shape, k.shape
     return (
         layout == "bshd"
@@ -76,7 +81,7 @@ def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
         and of_k[0] == of_q[0]
         and of_k[3] == of_q[3]
         and k.dtype == q.dtype
-        and k.device == q.device
+        and ((k.is_cpu and q.is_cpu) or k.device == q.device)
     )
 
 
@@ -84,6 +89,8 @@ def check_tables(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, rotary_dim: int | None, layout: str, name: str
 ) -> None:
     """Check that a tensor and its tables fit each other; errors call the tensor `name`."""
+    if not isinstance(x, Tensor) or x.layout is not _STRIDED or x.is_nested:
+        refuse_kind_of_tensor(x, name)
     sizes, rows = x.shape, cos.shape
     dims, table_dims = len(sizes), len(rows)
     if (
@@ -93,32 +100,23 @@ def check_tables(
         or cos.dtype not in _TABLES
         or sin.dtype != cos.dtype
         or sin.shape != rows
-        or not (x.device == cos.device == sin.device)
+        or not ((x.is_cpu and cos.is_cpu and sin.is_cpu) or x.device == cos.device == sin.device)
     ):
         _refuse_kinds(x, cos, sin, interleaved, layout, name)
     packed = layout == "thd"
     if dims != (3 if packed else 4) or not 2 <= table_dims <= dims:
-        raise RopeError(
-            f'rotate: wrong number of dimensions for layout "{layout}".',
-            facts={name: x, "cos": cos},
-            cure="bshd: x [batch, seq, heads, head_dim], cos [seq, pairs], [batch, seq, pairs] or [batch, seq, heads, "
-            "pairs]; thd: x [tokens, heads, head_dim], cos [tokens, pairs] or [tokens, heads, pairs].",
-        )
+        _refuse_dims({name: x, "cos": cos}, layout)
     pairs, head_dim = rows[-1], sizes[-1]
     if 2 * pairs != (head_dim if rotary_dim is None else rotary_dim) or 2 * pairs > head_dim:
-        raise RopeError(
-            f"rotate: `cos` has {pairs} pairs, which is not half of "
-            + ("head_dim." if rotary_dim is None else "rotary_dim, or more than the head has."),
-            facts={name: x, "cos": cos, "rotary_dim": rotary_dim},
-            cure="For partial rotation pass the number of rotated features: rotary_dim=2 * pairs.",
-        )
+        _refuse_pairs(x, cos, interleaved, rotary_dim, name)
     token_axis, head_axis = _AXES[layout]
     tokens, row_axis = sizes[token_axis], 0 if packed or table_dims == 2 else 1
     if rows[row_axis] != tokens:
         raise RopeError(
             f"rotate: `{name}` has {tokens} tokens but `cos` has {rows[row_axis]} rows.",
             facts={name: x, "cos": cos, "layout": layout},
-            cure="Build both from the same positions: rope.cos_sin(position_ids).",
+            cure=other_layout(x, layout, rows[row_axis], name)
+            or "Build both from the same positions: rope.cos_sin(position_ids).",
         )
     if (row_axis == 1 and rows[0] != 1 and rows[0] != sizes[0]) or (
         table_dims == dims and rows[-2] != 1 and rows[-2] != sizes[head_axis]
@@ -130,10 +128,137 @@ def check_tables(
         )
 
 
+def refuse_kind_of_tensor(x: Tensor, name: str) -> NoReturn:
+    """Raise the error for a sparse or nested tensor, or for no tensor."""
+    if not isinstance(x, Tensor):
+        raise RopeError(
+            f"rotate: `{name}` must be a tensor.",
+            facts={name: x},
+            cure="Pass torch.as_tensor(...) of an array or a list.",
+        )
+    raise RopeError(
+        f"rotate: `{name}` must be a dense tensor, neither sparse nor nested.",
+        facts={name: x},
+        cure='Sparse: x.to_dense(). Nested: x.values() are packed tokens, layout="thd", with the positions '
+        "rw.positions.positions_from(x.offsets()).",
+    )
+
+
+def token_count(x: Tensor, name: str, layout: str) -> int:
+    """Return the number of tokens of each row of `x`."""
+    if not isinstance(x, Tensor) or x.layout is not _STRIDED or x.is_nested:
+        refuse_kind_of_tensor(x, name)
+    if layout not in _AXES:
+        _refuse_layout(layout)
+    if x.ndim != (3 if layout == "thd" else 4):
+        _refuse_dims({name: x}, layout)
+    return x.shape[_AXES[layout][0]]
+
+
+def check_rows(
+    where: str, xs: Mapping[str, Tensor], position_ids: Tensor, layout: str, axes: int, cure: str | None = None
+) -> None:
+    """Check that each of `xs` has a token for each position; `cure`: of heads in the place of tokens.
+
+    `check_tables` has found the same fault in tables, which the user has not seen.
+    """
+    ids = position_ids.shape
+    rows = len(ids) - (2 if axes > 1 else 1)  # the dimension of tokens
+    counts = [token_count(x, name, layout) for name, x in xs.items()]
+    heads = [x.shape[_AXES[layout][1]] for x in xs.values()]
+    for tokens, (name, x) in zip(counts, xs.items(), strict=True):
+        facts = {name: x, "position_ids": position_ids, "layout": layout}
+        if layout == "thd" and rows == 1:
+            raise RopeError(
+                f"{where}: packed tokens need positions without a batch.",
+                facts=facts,
+                cure="Pass position_ids[0], or rw.positions.positions_from(cu_seqlens).",
+            ) from None
+        if ids[rows] != tokens:
+            alike = len(set(counts)) > 1 and len(set(heads)) == 1  # grouped queries with heads first
+            swapped = other_layout(x, layout, heads[0] if alike else ids[rows], name)
+            raise RopeError(
+                f"{where}: `{name}` has {tokens} tokens but `position_ids` has {ids[rows]}.",
+                facts=facts,
+                cure=(cure or swapped) if swapped else "Pass one position for each token; None counts from `offset`.",
+            ) from None
+        if rows == 1 and ids[0] != 1 and ids[0] != x.shape[0]:
+            raise RopeError(
+                f"{where}: the batch of `position_ids` is neither 1 nor that of `{name}`.",
+                facts=facts,
+                cure="Give positions as [seq], the same for all rows, or as [batch, seq].",
+            ) from None
+
+
+def other_layout(x: Tensor, layout: str, rows: int, name: str) -> str:
+    """Return the cure for an `x` with its tokens where `layout` has the heads; "" if they are not there either."""
+    swapped = {"bshd": ("bhsd", "batch, heads, seq"), "bhsd": ("bshd", "batch, seq, heads")}.get(layout)
+    if swapped is None or x.shape[_AXES[layout][1]] != rows:
+        return ""
+    return f'If `{name}` is [{swapped[1]}, head_dim], pass layout="{swapped[0]}".'
+
+
+def _refuse_pairs(x: Tensor, cos: Tensor, interleaved: bool, rotary_dim: int | None, name: str) -> None:
+    """Raise the error for a number of pairs that does not fit the head or `rotary_dim`."""
+    pairs, rotated = cos.shape[-1], x.shape[-1] if rotary_dim is None else rotary_dim
+    cure = "For partial rotation pass the number of rotated features: rotary_dim=2 * pairs."
+    if pairs == rotated and pairs % 2 == 0:
+        cure = _once(pairs // 2)
+    raise RopeError(
+        f"rotate: `cos` has {pairs} pairs, which is not half of "
+        + ("head_dim." if rotary_dim is None else "rotary_dim, or more than the head has."),
+        facts={name: x, "cos": cos, "rotary_dim": rotary_dim},
+        cure=cure,
+    )
+
+
+def check_single(cos: Tensor) -> None:
+    """Raise `RopeError` for a table that contains each angle twice, as transformers' do, and yet fits the head.
+
+    The numbers are compared for tables on the CPU, outside of compilers, once for each number of pairs.
+    """
+    pairs = cos.shape[-1]
+    if is_compiling() or pairs in _SINGLE or pairs < 4 or pairs % 2 or not cos.is_cpu:
+        return
+    if cos.numel() == pairs:  # it may be that of a patch whose row and column are equal
+        return
+    if reasons_for_mathematics(cos) or bool((cos == cos[..., :1]).all()):
+        return
+    twice = torch.equal(cos[..., : pairs // 2], cos[..., pairs // 2 :]) or torch.equal(cos[..., ::2], cos[..., 1::2])
+    if twice:
+        raise RopeError("rotate: `cos` contains each angle twice.", facts={"cos": cos}, cure=_once(pairs // 2))
+    _SINGLE.add(pairs)
+
+
+def _once(pairs: int) -> str:
+    return (
+        f"transformers' tables contain each angle twice: pass cos[..., :{pairs}] and sin[..., :{pairs}], or "
+        "cos[..., ::2] and sin[..., ::2] if neighbours are equal."
+    )
+
+
+def _refuse_dims(facts: dict[str, Tensor], layout: str) -> NoReturn:
+    raise RopeError(
+        f'rotate: wrong number of dimensions for layout "{layout}".',
+        facts=facts,
+        cure="bshd: x [batch, seq, heads, head_dim], cos [seq, pairs], [batch, seq, pairs] or [batch, seq, heads, "
+        "pairs]; thd: x [tokens, heads, head_dim], cos [tokens, pairs] or [tokens, heads, pairs].",
+    )
+
+
+def _refuse_layout(layout: str) -> NoReturn:
+    raise RopeError(
+        "rotate: unknown layout.",
+        facts={"layout": layout},
+        cure='Choose "bshd", "bhsd" or "thd". Any strides are supported, so a transposed view costs nothing: for [seq, '
+        'batch, heads, head_dim] pass x.transpose(0, 1) as "bshd".',
+    )
+
+
 def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
     """Raise the error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
     if layout not in _AXES:
-        raise RopeError("rotate: unknown layout.", facts={"layout": layout}, cure='Choose "bshd", "bhsd" or "thd".')
+        _refuse_layout(layout)
     if not isinstance(interleaved, bool):
         raise RopeError(
             "rotate: `interleaved` must be True or False.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,17 @@ from ropewalk.rope.frequencies import (
     columns_of_lengths,
     first_columns_of,
 )
-from ropewalk.rope.tables import check_position_ids, make_tables, turns_of
-from ropewalk.rotation.checks import Layout, check_both, check_one
-from ropewalk.rotation.rotate import rotate, rotate_both, rotate_one, rotate_qk
+from ropewalk.rope.tables import (
+    COORDINATES,
+    check_position_ids,
+    check_position_numbers,
+    make_tables,
+    text_positions,
+    turns_of,
+)
+from ropewalk.rope.values import as_whole
+from ropewalk.rotation.checks import Layout, check_both, check_one, check_rows, token_count
+from ropewalk.rotation.rotate import rotate_both, rotate_one
 from ropewalk.shapes import Float, Int, Real
 
 SeqLen = int | Tensor | None
@@ -38,7 +46,7 @@ class RotaryEmbedding(nn.Module):
 
     >>> rope = RotaryEmbedding(RopeConfig(head_dim=64, interleaved=False))
     >>> q, k = torch.randn(1, 5, 8, 64), torch.randn(1, 5, 2, 64)
-    >>> q, k = rope(q, k, position_ids=torch.arange(5))
+    >>> q, k = rope(q, k)  # positions 0, 1, ...; or rope(q, k, position_ids)
     >>> q.shape, k.shape
     (torch.Size([1, 5, 8, 64]), torch.Size([1, 5, 2, 64]))
     """
@@ -91,14 +99,18 @@ class RotaryEmbedding(nn.Module):
         >>> RotaryEmbedding(RopeConfig(head_dim=8, interleaved=True)).cos_sin(torch.arange(3))[0].shape
         torch.Size([3, 4])
         """
-        config = self.config
-        check_position_ids(position_ids, config.num_axes, "cos_sin")
+        check_position_ids(position_ids, self.config.num_axes, "cos_sin")
         if dtype not in (torch.float32, torch.float64):
             raise RopeError(
                 "cos_sin: tables are float32 or float64: 16 bits lose the angle.",
                 facts={"dtype": dtype},
                 cure="Leave `dtype` out; rotate takes queries of any float dtype.",
             )
+        return self._cos_sin(position_ids, seq_len, dtype)
+
+    def _cos_sin(self, position_ids: Tensor, seq_len: SeqLen, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the tables of checked positions."""
+        config = self.config
         columns = self._columns(position_ids, seq_len)
         axes = None if config.num_axes == 1 else config.axes
         return make_tables(position_ids, columns, axes, first=first_columns_of(config), dtype=dtype)
@@ -131,6 +143,7 @@ class RotaryEmbedding(nn.Module):
         >>> cos.shape
         torch.Size([1, 5, 8, 4])
         """
+        check_position_numbers(position_ids, "cos_sin_by_head")
         axes = position_ids.shape[-1] if position_ids.ndim in (2, 3) else 0
         known = head_axes and all(axis is None or axis in range(axes) for axis in head_axes)
         if self.config.num_axes > 1 or not known or isinstance(seq_len, Tensor):
@@ -192,8 +205,9 @@ class RotaryEmbedding(nn.Module):
         self,
         q: Float[Tensor, "*q_shape head_dim"],
         k: Float[Tensor, "*k_shape key_dim"],
+        position_ids: Real[Tensor, "*positions"] | None = None,
         *,
-        position_ids: Real[Tensor, "*positions"],
+        offset: int = 0,
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
         rotary_offset: int | tuple[int, int] = 0,
@@ -205,7 +219,9 @@ class RotaryEmbedding(nn.Module):
 
         **Arguments:**
         - `q`, `k`, `layout`, `rotary_offset`, `interleaved_out`, `inplace`: as in `rotate_qk`.
-        - `position_ids`, `seq_len`: as in `cos_sin`.
+        - `position_ids`, `seq_len`: as in `cos_sin`. None: `offset`, `offset` + 1, ... for the tokens of each row, on
+          every axis; not for a config with `axes_restart`, whose positions are coordinates.
+        - `offset`: position of the first token, such as the number of tokens in a cache; only without `position_ids`.
         - `tables`: False computes each angle where it is used, from an exact integer phase: on a GPU inside the
           kernel, without tables in memory. It needs integer positions on one axis. The only error of an angle is the
           rounding of its frequency: 2^-65 turns per token, or 2^-12 turns at position 2^53.
@@ -213,23 +229,22 @@ class RotaryEmbedding(nn.Module):
         **Returns:** queries and keys, each in its own shape and dtype.
         **Raises:** `RopeError` as `rotate_qk` and `cos_sin` do, and if `tables=False` does not support the config.
         """
-        if not tables:
-            positions, per_token, turn, table = self._phases(q, position_ids, seq_len, layout, False)
-            turns = check_both(
-                q, k, table, table, turn, self.config.rotary_dim, interleaved_out, rotary_offset, (), inplace
-            )
-            return rotate_both(q, k, positions, per_token, turns, inplace, None)
-        cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(q))
-        return rotate_qk(
-            q, k, cos, sin, layout=layout, interleaved_out=interleaved_out, rotary_offset=rotary_offset,
-            inplace=inplace, **self._keywords(seq_len),
-        )  # fmt: skip
+        position_ids = self._positions(q, "q", position_ids, offset, layout)
+        cos, sin, turn, given = self._prepared(q, position_ids, seq_len, layout, False, tables)
+        dim, blocks = self.config.rotary_dim, self.config.blocks
+        try:
+            turns = check_both(q, k, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace)
+        except RopeError:  # the user passed positions, not tables
+            check_rows("RotaryEmbedding", {"q": q, "k": k}, position_ids, layout, self.config.num_axes)
+            raise
+        return rotate_both(q, k, *given, turns, inplace, None)
 
     def rotate(
         self,
         x: Float[Tensor, "*shape head_dim"],
+        position_ids: Real[Tensor, "*positions"] | None = None,
         *,
-        position_ids: Real[Tensor, "*positions"],
+        offset: int = 0,
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
         rotary_offset: int = 0,
@@ -241,24 +256,65 @@ class RotaryEmbedding(nn.Module):
         tables: bool = True,
     ) -> Tensor:
         """Rotate one tensor as `forward` rotates queries; the other arguments are those of `rotate`."""
-        if not tables:
-            positions, per_token, turn, table = self._phases(x, position_ids, seq_len, layout, inverse)
-            dim = self.config.rotary_dim
-            turn = check_one(x, table, table, turn, dim, interleaved_out, rotary_offset, (), inplace, out)
-            return rotate_one(x, positions, per_token, turn, inplace, out, backend)
-        cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(x))
-        return rotate(
-            x, cos, sin, layout=layout, interleaved_out=interleaved_out, rotary_offset=rotary_offset, inverse=inverse,
-            inplace=inplace, out=out, backend=backend, **self._keywords(seq_len),
-        )  # fmt: skip
+        position_ids = self._positions(x, "x", position_ids, offset, layout)
+        cos, sin, turn, given = self._prepared(x, position_ids, seq_len, layout, inverse, tables)
+        dim, blocks = self.config.rotary_dim, self.config.blocks
+        try:
+            turn = check_one(x, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace, out)
+        except RopeError:  # the user passed positions, not tables
+            check_rows("RotaryEmbedding", {"x": x}, position_ids, layout, self.config.num_axes)
+            raise
+        return rotate_one(x, *given, turn, inplace, out, backend)
 
-    def _phases(
-        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: str, inverse: bool
-    ) -> tuple[Tensor, Tensor, Turn, Tensor]:
-        """Return positions, turns per token, a `Turn` that requires them, and an empty table in the tables' shape."""
+    def _positions(self, x: Tensor, name: str, position_ids: Tensor | None, offset: int, layout: Layout) -> Tensor:
+        """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
+        if position_ids is None:
+            return self._counted(x, name, offset, layout)
+        if offset:
+            raise RopeError(
+                "RotaryEmbedding: `offset` and `position_ids` are mutually exclusive.",
+                facts={"offset": offset, "position_ids": position_ids},
+                cure="Leave `offset` out, or pass position_ids + offset.",
+            )
+        check_position_ids(position_ids, self.config.num_axes, "RotaryEmbedding")
+        return position_ids
+
+    def _counted(self, x: Tensor, name: str, offset: int, layout: Layout) -> Tensor:
+        """Return the positions `offset`, `offset` + 1, ... of the tokens of `x`."""
+        given: Any = offset
+        whole: Any = given if isinstance(given, torch.SymInt) else as_whole(given)
+        if whole is None:
+            raise RopeError(
+                "RotaryEmbedding: `offset` must be a whole number of tokens.",
+                facts={"offset": offset},
+                cure="For rows that start at different positions pass position_ids [batch, seq].",
+            )
+        if self.config.axes_restart:
+            raise RopeError(
+                "RotaryEmbedding: `position_ids` is required: the positions of this config are coordinates.",
+                facts={name: x, "axes": self.config.num_axes},
+                cure=COORDINATES,
+            )
+        tokens = token_count(x, name, layout)
+        position_ids = torch.arange(whole, whole + tokens, device=x.device)
+        return position_ids if self.config.num_axes == 1 else text_positions(position_ids, self.config.num_axes)
+
+    def _prepared(
+        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: Layout, inverse: bool, tables: bool
+    ) -> tuple[Tensor, Tensor, Turn, tuple[Tensor, Tensor]]:
+        """Return the tables to check, a `Turn`, and what to rotate by: the tables, or positions and turns per token."""
+        scale = self.attention_factor_at(seq_len)
+        turn = Turn(self.config.interleaved, scale, inverse, layout, phases=not tables)
+        if not tables:
+            table, phases = self._phases(position_ids, seq_len)
+            return table, table, turn, phases
+        exact = getattr(x, "dtype", None) == torch.float64
+        both = self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32)
+        return *both, turn, both
+
+    def _phases(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return an empty table in the shape of the tables, and positions and turns per token."""
         config = self.config
-        _table_dtype(x)
-        check_position_ids(position_ids, config.num_axes, "RotaryEmbedding")
         columns = self._columns(position_ids, seq_len)
         if (
             isinstance(columns, Tensor)
@@ -271,9 +327,8 @@ class RotaryEmbedding(nn.Module):
                 facts={"position_ids": position_ids, "axes": config.num_axes, "scaling": config.scaling},
                 cure="Leave `tables=False` out.",
             )
-        turn = Turn(config.interleaved, self.attention_factor_at(seq_len), inverse, layout, phases=True)
         table = torch.empty((), device=position_ids.device).expand(*position_ids.shape, len(columns))
-        return position_ids.to(torch.int64), turns_of(columns, position_ids.device), turn, table
+        return table, (position_ids.to(torch.int64), turns_of(columns, position_ids.device))
 
     # A constant, because dynamo hides error messages; a method, because torch 2.11 cannot pass a config to a function.
     @constant_to_compilers
@@ -287,14 +342,6 @@ class RotaryEmbedding(nn.Module):
                 facts={"scaling": self.config.scaling},
                 cure="Pass seq_len as an int: the graph is then compiled for it.",
             ) from error
-
-    def _keywords(self, seq_len: SeqLen) -> _Keywords:
-        return {
-            "interleaved": self.config.interleaved,
-            "rotary_dim": self.config.rotary_dim,
-            "blocks": self.config.blocks,
-            "scale": self.attention_factor_at(seq_len),
-        }
 
 
 def _check_seq_len(seq_len: int | Tensor) -> None:
@@ -315,24 +362,6 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
 def _is_traced(x: Tensor) -> bool:
     """Return whether a tensor's numbers cannot be read, or would become constants of a graph."""
     return x.device.type == "meta" or bool(reasons_for_mathematics(x))
-
-
-class _Keywords(TypedDict):
-    interleaved: bool
-    rotary_dim: int | None
-    blocks: tuple[int, ...]
-    scale: float
-
-
-def _table_dtype(x: Tensor) -> torch.dtype:
-    """Return float64 for the tables of float64 queries, float32 for all others."""
-    if not isinstance(x, Tensor):
-        raise RopeError(
-            "RotaryEmbedding: queries and keys must be tensors.",
-            facts={"x": x},
-            cure="Pass torch.as_tensor(...) of an array or a list.",
-        )
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def apply_rotary_pos_emb(
@@ -373,4 +402,9 @@ def apply_rotary_pos_emb(
             cure="For real coordinates use RotaryEmbedding.",
         )
     config = RopeConfig(x.shape[-1], interleaved=interleaved, theta=theta)
-    return RotaryEmbedding(config).rotate(x, position_ids=position_ids)
+    try:
+        return RotaryEmbedding(config).rotate(x, position_ids)
+    except RopeError:
+        heads_first = "If `x` is [batch, heads, seq, head_dim], pass x.transpose(1, 2), and transpose the result."
+        check_rows("apply_rotary_pos_emb", {"x": x}, position_ids, "bshd", 1, heads_first)
+        raise

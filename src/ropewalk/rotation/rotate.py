@@ -8,7 +8,7 @@ from torch import Tensor
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import note_written, rotated
 from ropewalk.backends.request import Backend, Turn
-from ropewalk.rotation.checks import Layout, check_both, check_one, each_has_its_place, overlap
+from ropewalk.rotation.checks import Layout, check_both, check_one, check_single, each_has_its_place, overlap
 from ropewalk.shapes import Float
 
 
@@ -64,6 +64,7 @@ def rotate(
     """
     turn = Turn(interleaved, scale, inverse, layout)
     turn = check_one(x, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks, inplace, out)
+    check_single(cos)
     return rotate_one(x, cos, sin, turn, inplace, out, backend)
 
 
@@ -100,6 +101,7 @@ def rotate_qk(
     """
     turn = Turn(interleaved, scale, inverse, layout)
     turns = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks, inplace)
+    check_single(cos)
     return rotate_both(q, k, cos, sin, turns, inplace, backend)
 
 

@@ -205,7 +205,7 @@ def test_class_weights_lift_the_rare_class(tmp_path: Path) -> None:
     assert found["balanced"]["calm"][0] == "common"
 
 
-@pytest.mark.parametrize("encoding", ["none", "learned", "t5", "alibi", "axial"])
+@pytest.mark.parametrize("encoding", ["none", "learned", "t5", "alibi"])
 def test_any_encoding_and_a_given_tokenizer(data: str, tmp_path: Path, encoding: str) -> None:
     """One epoch of each; the tokenizer of an earlier run is used as it is."""
     train_classifier(small(data, epochs=1), tmp_path / "first")
