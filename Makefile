@@ -43,7 +43,7 @@ layers: $(READY)
 	$(BIN)/lint-imports
 
 # Compare every rotary class and causal family of transformers with ours, and random configs, drawn from SEED (else the
-# date): the records and docs/models.md. To resume, run it again; several processes can share it. With OLDEST=1: random
+# date): the records and docs/models.md. To resume, run it again. With OLDEST=1: random
 # configs with the oldest transformers that is supported.
 OLDEST_ENV := build/oldest
 parity: $(if $(OLDEST),$(OLDEST_ENV)/.ready,$(READY))

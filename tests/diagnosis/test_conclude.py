@@ -131,8 +131,8 @@ def test_what_was_not_counted_is_said() -> None:
         ("tiny", {"text": [("story", "words")]}, "rw.doctor('tiny', text=text, protocol=Protocol(windows=9))"),
         (
             "tiny",
-            {"seed": 3, "shard_window": True},
-            "ropewalk doctor tiny --windows 9 --shard-window --protocol '{\"seed\": 3}' --resume",
+            {"seed": 3, "device_map": "auto"},
+            "ropewalk doctor tiny --windows 9 --device-map auto --protocol '{\"seed\": 3}' --resume",
         ),
     ],
 )  # fmt: skip

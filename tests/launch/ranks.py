@@ -1,4 +1,4 @@
-"""Start processes as a launcher does: with RANK, WORLD_SIZE and the address of a store in their environment."""
+"""Start processes as a launcher does: with RANK, WORLD_SIZE and the address of rank 0 in their environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -28,19 +27,6 @@ def environment(rank: int, ranks: int, port: int, folder: Path, **more: str) -> 
     ranks_own = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     ours = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     return {**os.environ, **{name: str(value) for name, value in ranks_own.items()}, **ours, **more}
-
-
-def start(
-    code: str, rank: int, ranks: int, port: int, folder: Path, *arguments: str, **more: str
-) -> subprocess.Popen[str]:
-    """Start one rank that runs Python code."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env=environment(rank, ranks, port, folder, **more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def run_all(code: str, ranks: int, folder: Path, *arguments: str, seconds: float = 240) -> list[str]:

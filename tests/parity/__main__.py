@@ -2,8 +2,8 @@
 
     python -m tests.parity [--only NAME ...] [--seed N] [--configs N] [--random] [--page]
 
-The random configs are drawn anew each day (`--seed` is the date); the records say from which seed. Started several
-times at once, the processes share the work; started again after a kill, it goes on where it was. The results are kept
+The random configs are drawn anew each day (`--seed` is the date); the records say from which seed. Started again
+after a kill, it goes on where it was. The results are kept
 under build/parity until something that they depend on changes. `--random` leaves the classes and families out, as
 `make parity OLDEST=1` does with the oldest transformers that is supported; `--page` only makes the page anew.
 """
@@ -65,10 +65,6 @@ def main() -> None:
     if only:
         print("\n".join(json.dumps(row) for kind in rows.values() for row in kind))
         return
-    measured, wanted = sum(map(len, rows.values())), sum(map(len, jobs.values()))
-    if measured < wanted:
-        print(f"parity: {measured} of {wanted} are measured; other processes have the rest", file=sys.stderr)
-        return
     versions = {name: version(name) for name in ("transformers", "torch", "hypothesis")}
     if "random" in rows:
         runs = json.loads(RANDOM.read_text(encoding="utf-8"))["runs"] if RANDOM.exists() else []
@@ -93,19 +89,16 @@ def write_record(content: dict[str, Any]) -> None:
 
 
 def measure(kind: str, jobs: dict[str, Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of these jobs: those that are kept already, and those that this process measures now."""
+    """The rows of these jobs: those that are kept already, and those that are measured now."""
     key = _fingerprint(kind)
     ledger = Ledger(ROOT / "build" / "parity" / key, kind="parity", key=key)
     ledger.resume()
     with ProgressBar(f"parity, {kind}", total=len(jobs), every=50) as bar:
         for job, compute in jobs.items():
             bar.begin(job, 1)
-            with ledger.lease(job) as ours:
-                ledger.refresh()
-                if ours and job not in ledger:
-                    ledger.add(job, compute())
+            if job not in ledger:
+                ledger.add(job, compute())
             bar.advance(1)
-    ledger.refresh()
     return [ledger[job] for job in jobs if job in ledger]
 
 

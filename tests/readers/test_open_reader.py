@@ -23,7 +23,6 @@ from ropewalk.methods.ropes import Reach
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.transformers import TransformersReader
-from tests.launch.ranks import run_all
 from tests.readers.random_models import folder_of
 from tests.readers.test_transformers import CLOSE, ids_of, log_probs
 
@@ -148,9 +147,11 @@ def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:
             for reader in (ours, spread)
         ]
         assert abs(losses[0] - losses[1]).max() < CLOSE
-    with pytest.raises(RopeError, match="and one of `device_map` and `tp_plan`"):
-        open_reader(llama, device_map="cpu", tp_plan="auto")
-    with pytest.raises(RopeError, match="each chooses the devices"):
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(b"GGUF")
+    with pytest.raises(RopeError, match="need a Hugging Face folder"):
+        open_reader(gguf, device_map="cpu")
+    with pytest.raises(RopeError, match="mutually exclusive"):
         DoctorSettings(protocol=Protocol(device_map="auto"), device="cuda")
 
 
@@ -176,36 +177,3 @@ def test_layers_with_the_hooks_of_several_devices(tmp_path: Path) -> None:
             losses.append(variant.window_losses(ids, chunk=16))
         assert carried
         assert abs(losses[0] - losses[1]).max() == 0
-
-
-PARALLEL = """
-import json, sys
-import torch
-from ropewalk.processes import joined
-from ropewalk.methods import METHODS
-from ropewalk.methods.ropes import Reach
-from ropewalk.readers.adapters import open_reader
-from ropewalk.readers.sharded import sharing_windows
-with joined(), sharing_windows(True):
-    reader = open_reader(sys.argv[1], tp_plan="auto")
-    heads = reader.model.model.layers[0].self_attn.q_proj.weight.to_local().shape
-    found = {"digest": reader.digest(), "part": list(heads)}
-    for name in ("plain", "yarn", "rerope", "dca"):
-        variant = reader.under(METHODS[name].positions(reader.positions, Reach(trained=16, target=50)))
-        found[name] = variant.window_losses(torch.tensor(json.loads(sys.argv[2])), chunk=16).tolist()
-json.dump(found, sys.stdout)
-"""
-
-
-@pytest.mark.thorough
-def test_a_tensor_parallel_plan_on_two_processes(tmp_path: Path) -> None:
-    """Each has half of the heads, the digest of the whole, and the losses of one process."""
-    llama, ids, reach = folder_of("llama", tmp_path / "llama"), ids_of(50), Reach(trained=16, target=50)
-    alone = reader_of(AutoModelForCausalLM.from_pretrained(llama))
-    for out in run_all(PARALLEL, 2, tmp_path, str(llama), json.dumps(ids.tolist())):
-        found = json.loads(out)
-        assert found.pop("part") == [16, 32]
-        assert found.pop("digest") == alone.digest()
-        for name, losses in found.items():
-            variant = alone.under(METHODS[name].positions(alone.positions, reach))
-            assert abs(variant.window_losses(ids, chunk=16) - losses).max() < CLOSE

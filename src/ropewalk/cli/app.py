@@ -9,7 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
@@ -45,13 +45,8 @@ imported when the command runs: most commands import torch, which takes seconds.
 TRACEBACK = "ROPEWALK_TRACEBACK"
 """The variable that makes an unexpected exception print its traceback."""
 
-SHARED = (("doctor",), ("compare",))
-"""The commands that several processes of a launcher, such as torchrun, may share."""
-_NOT_SHARED = (
-    "ropewalk: this command runs in one process. Start it without torchrun. Several processes can share "
-    + ", ".join(" ".join(one) for one in SHARED)
-    + "."
-)
+SHARED = "doctor"
+"""The command that several processes of a launcher, such as torchrun, may share."""
 
 
 def build(chosen: str | None = None) -> typer.Typer:
@@ -131,17 +126,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(f"ropewalk: the command line is not installed. Install it: {install_command('cli')}")
     try:
         launch = Launch.of_environment(os.environ)
-        if launch.several and not _is_shared(words):
-            return _fail(_NOT_SHARED) if launch.is_first else 2
-        with joined(launch):
-            try:
-                with _quiet(launch), _short_warnings():
-                    build(_command(words))(args=words, prog_name="ropewalk")
-            except RopeError as error:
-                message = _by_command(str(error), words)
-                return _fail(message) if launch.says_first(message) else 2
+        if launch.several and words and _command(words) != SHARED and not {"-h", "--help"} & set(words):
+            raise RopeError(
+                "ropewalk: this command runs in one process.",
+                facts={"WORLD_SIZE": launch.ranks},
+                cure=f"Start it without torchrun. Several processes can share `ropewalk {SHARED}`.",
+            )
+        with joined(), _short_warnings():
+            build(_command(words))(args=words, prog_name="ropewalk")
     except RopeError as error:
-        return _fail(str(error))
+        return _fail(_by_command(str(error), words)) if os.environ.get("RANK", "0") in ("0", "") else 2
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -153,16 +147,6 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _stopped()
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     return 0
-
-
-@contextmanager
-def _quiet(launch: Launch) -> Iterator[None]:
-    """Discard the output of all processes except rank 0."""
-    if launch.is_first:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
 
 
 @contextmanager
@@ -180,17 +164,6 @@ def _short_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = before
-
-
-def _is_shared(words: Sequence[str]) -> bool:
-    """Return whether several processes may run this command line; rank 0 always prints help."""
-    return not words or bool({"-h", "--help"} & set(words)) or _begins(words, SHARED)
-
-
-def _begins(words: Sequence[str], commands: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether this command line is one of these commands."""
-    named = tuple(word for word in words if not word.startswith("-"))
-    return any(named[: len(one)] == one for one in commands)
 
 
 def _silence() -> None:

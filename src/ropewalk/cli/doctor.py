@@ -54,7 +54,6 @@ def doctor(
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
     from ropewalk.progress import shown
-    from ropewalk.readers.sharded import sharing_windows
     from ropewalk.report.write import RECORD, check_folder, write_report
 
     chosen = options.over({} if protocol is None else read_protocol(protocol))
@@ -66,7 +65,7 @@ def doctor(
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
-        with sharing_windows(settings.together), shown("doctor", None, lines=current().is_first) as display:
+        with shown("doctor", None, lines=current().is_first) as display:
             found = prepare(model, settings, display, kept=kept).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(

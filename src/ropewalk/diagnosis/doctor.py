@@ -13,7 +13,6 @@ from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, Protocol, TextSource
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress
-from ropewalk.readers.sharded import sharing_windows
 
 
 def doctor(
@@ -54,7 +53,7 @@ def doctor(
     - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
       (AVX512-BF16, AMX, CUDA from sm_80), else float32.
     - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
-      the same run, or join it; else it starts over. Several processes may share one folder.
+      the same run; else it starts over.
     - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
       gets the progress (`ropewalk.progress.Progress`).
     - `protocol`: how to measure, a `ropewalk.diagnosis.Protocol`. Lengths are in tokens:
@@ -70,8 +69,7 @@ def doctor(
       | `keep_going` | False | measure every window under every method, even after the verdict is final |
       | `chunk` | 2048 | tokens of one forward pass |
       | `workers` | None: as cores and memory allow | windows measured at the same time |
-      | `device_map`, `tp_plan` | None | transformers' arguments, instead of `device`, for models larger than a device |
-      | `shard_window` | False | under torchrun, split each window over all processes |
+      | `device_map` | None | transformers' argument, instead of `device`, for models larger than a device |
 
     - `moved`: fields of `protocol` that were arguments until version 0.3; they still work, with a DeprecationWarning.
 
@@ -113,5 +111,4 @@ def doctor(
         protocol=protocol,
     )
     chosen = model if tokenizer is None else with_tokenizer(model, tokenizer)
-    with sharing_windows(settings.together):
-        return prepare(chosen, settings, progress).measure(progress)
+    return prepare(chosen, settings, progress).measure(progress)

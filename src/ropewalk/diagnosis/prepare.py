@@ -39,7 +39,7 @@ from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, Reach, default_methods, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.prompts import Tokenizer
-from ropewalk.processes import current
+from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
@@ -134,7 +134,7 @@ def prepare(
         work = _ordered(work, runs)
         windows = take_windows(texts_used.tokens, protocol)
         design = None
-        if "copies" in settings.measured and not settings.protocol.shard_window:
+        if "copies" in settings.measured:
             design = SpanDesign.choose(protocol)
         if minutes is None or protocol.target <= trained:
             break
@@ -148,7 +148,7 @@ def prepare(
         )  # fmt: skip
         if trial is None:
             trial = outlook.try_out(windows[0], jobs, clock)
-        needed = outlook.seconds(jobs, trial) + clock() - began
+        needed = from_first(outlook.seconds(jobs, trial) + clock() - began)
         if needed <= 60 * minutes:
             break
         if shorter is None:
@@ -369,8 +369,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
     """Return the model's config, and its reader on its device."""
     if not isinstance(model, str | Path):
         given = {name: getattr(settings, name) for name in ("dtype", "device") if settings.changes(name)}
-        placed = [name for name in ("device_map", "tp_plan") if name in settings.protocol.changed]
-        given |= {name: getattr(settings.protocol, name) for name in placed}
+        given |= {"device_map": settings.protocol.device_map} if settings.protocol.device_map else {}
         if given:
             raise RopeError(
                 "doctor: `dtype` and `device` do not apply to a model that is passed as an object.",
@@ -379,7 +378,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
             )
         model, note = fast_copy(model)
         reader = reader_of(model)
-        return dataclasses.replace(source_of(reader), dtype_note=note), _sharded(reader, settings)
+        return dataclasses.replace(source_of(reader), dtype_note=note), reader
     source = read_source(model)
     try:
         device = torch.device(settings.device)
@@ -391,18 +390,8 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
             cure="Try --device cpu.",
         ) from error
     dtype, _ = chosen_dtype(settings.dtype, str(device))
-    where = {"device_map": settings.protocol.device_map, "tp_plan": settings.protocol.tp_plan}
-    reader = open_reader(model, name=source.name, dtype=dtype, device=device, **where)
-    return source, _sharded(reader, settings)
-
-
-def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
-    """Return the reader; with shard_window, the one that splits windows over all processes."""
-    if not settings.protocol.shard_window:
-        return reader
-    from ropewalk.readers.sharded import ShardedReader
-
-    return ShardedReader.of(reader)
+    reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.protocol.device_map)
+    return source, reader
 
 
 def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]:

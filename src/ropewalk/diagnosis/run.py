@@ -6,8 +6,7 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from ropewalk.measure.plan import Plan
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS
 from ropewalk.models.precision import chosen_dtype
-from ropewalk.processes import current
+from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
@@ -254,7 +253,7 @@ class DoctorRun:
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure until the verdict is final; `progress` as for `doctor`."""
-        with self.at_work(), shown("doctor", progress) as display:
+        with self.ledger.at_work(), shown("doctor", progress) as display:
             return self._measure(display)
 
     def _measure(self, display: Progress) -> Diagnosis:
@@ -269,7 +268,7 @@ class DoctorRun:
         try:
             trial = self._announce(display, alive)
             for count in self.looks:
-                chosen, gone = self._fitting(count, alive, trial, looks)
+                chosen, gone = from_first(self._fitting(count, alive, trial, looks))
                 left_out = (*left_out, *gone)
                 if set(alive) - set(chosen) and looks and not set(chosen) - set(self.least):
                     stopped = "minutes"
@@ -306,7 +305,7 @@ class DoctorRun:
     def _announce(self, display: Progress, alive: Sequence[str]) -> Trial | None:
         """Print the estimated time of the first answer and of the whole run; return the trial if it was needed."""
         first, whole = self.due(1, alive), self.due(self.looks[-1], alive)
-        if not whole or current().together or not (isinstance(display, Display) or self.minutes is not None):
+        if not whole or not (isinstance(display, Display) or self.minutes is not None):
             if not whole:
                 say(display, "All results are already saved.")
             return self.trial
@@ -367,7 +366,8 @@ class DoctorRun:
 
     def _read(self, count: int, methods: Sequence[str], display: Progress) -> None:
         """Measure the due windows of these methods among the first ones; no job begins after the time limit."""
-        first = self.due(count, methods)
+        due = self.due(count, methods)
+        first = share_of(due)
         expect(display, sum(job.tokens for job in first))
         needed = {job.key for job in first if job.method in self.least} if count == 1 else set()
 
@@ -387,6 +387,7 @@ class DoctorRun:
             spans=self.spans,
             until=over,
         )
+        self.ledger.gather()
 
     def _look(self, count: int) -> RunLook:
         """Return the look after the first `count` windows."""
@@ -436,12 +437,6 @@ class DoctorRun:
 
     def _evidence(self, look: RunLook) -> Evidence:
         return Evidence(LossTable.of(look.measurement), look.copies)
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Allow other processes to join this run during the block, but not to start it over."""
-        with self.ledger.at_work():
-            yield
 
     @property
     def outlook(self) -> Outlook:

@@ -54,21 +54,6 @@ class Protocol:
             "Machine", "transformers' device_map, instead of --device: auto spreads the layers over the devices."
         ),
     )
-    tp_plan: str | None = field(
-        default=None,
-        metadata=_option(
-            "Machine", "transformers' tp_plan, instead of --device: auto gives each process of torchrun its heads."
-        ),
-    )
-    shard_window: bool = field(
-        default=False,
-        metadata=_option(
-            "Machine",
-            "Under torchrun: split each window over all processes, for windows that one device cannot hold. Otherwise "
-            "each process measures different windows.",
-            option=("--shard-window",),
-        ),
-    )
     start_char: int = field(default=0, metadata=_in_file("Character at which each text starts."))
     block: int | None = field(
         default=None, metadata=_in_file("Tokens of a block of positions; an eighth of the tokens beyond.")
@@ -227,14 +212,13 @@ class DoctorSettings:
     )
     resume: bool = field(
         default=False,
-        metadata=_option("Results", "Resume the same run, or join it while it runs."),
+        metadata=_option("Results", "Resume the same run."),
     )
     protocol: Protocol = field(default=Protocol(), metadata={"command_line": False})
 
     def __post_init__(self) -> None:
         check_whole("doctor", target=self.target, trained_length=self.trained_length)
         _ = self.method_names
-        protocol = self.protocol
         if self.dtype not in DTYPES:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
@@ -245,22 +229,11 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: unknown engine.", facts={"engine": self.engine}, cure=f"Choose from {', '.join(ENGINES)}."
             )
-        excluded = [] if protocol.workers is None else ["workers"]
-        excluded += [] if self.minutes is None else ["minutes"]
-        if self.together and excluded:
+        if "device_map" in self.protocol.changed and self.changes("device"):
             raise RopeError(
-                "doctor: processes that share each window measure one window at a time, and shard_window does not "
-                "support retrieval.",
-                facts={"given": excluded},
-                cure="Leave these out, or shard_window and tp_plan.",
-            )
-        placed: list[str] = [name for name in ("device_map", "tp_plan", "shard_window") if name in protocol.changed]
-        placed += ["device"] if self.changes("device") else []
-        if len(placed) > 1 and placed != ["shard_window", "device"]:
-            raise RopeError(
-                "doctor: these settings are mutually exclusive; each chooses the devices.",
-                facts={"given": placed},
-                cure="Pass one of them; shard_window may be combined with device.",
+                "doctor: `device` and `device_map` are mutually exclusive.",
+                facts={"device": self.device, "device_map": self.protocol.device_map},
+                cure="Pass one of them.",
             )
         unknown = [name for name in self.measured if name not in MEASURED]
         if unknown or "loss" not in self.measured:
@@ -269,11 +242,6 @@ class DoctorSettings:
                 facts={"measure": ",".join(self.measured)},
                 cure=f"Choose from {', '.join(MEASURED)}: --measure loss,copies.",
             )
-
-    @property
-    def together(self) -> bool:
-        """Return whether all processes of a launch share each window."""
-        return self.protocol.shard_window or self.protocol.tp_plan is not None
 
     def changes(self, name: str) -> bool:
         """Return whether a setting differs from its default."""

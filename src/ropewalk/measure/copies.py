@@ -567,6 +567,4 @@ def _why_not(protocol: LossProtocol) -> str:
     """Return the reason why no spans are measured."""
     if protocol.target <= protocol.trained_length:
         return "Copies: not measured, because the target lies within the trained length."
-    if SpanDesign.choose(protocol) is not None:
-        return "Copies: not measured, because processes that share a window measure only losses."
     return "Copies: not measured, because these lengths are too short for the spans."

@@ -101,7 +101,7 @@ def run_jobs(
     **Arguments:**
     - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`: the
       time of the call, plus the seconds in the result itself.
-    - `workers`: jobs at one time, each on its share of the cores. The call waits for jobs leased by other processes.
+    - `workers`: jobs at one time, each on its share of the cores.
     - `until`: no job begins after it returns True; the remaining jobs stay due.
 
     A KeyboardInterrupt passes through; finished results are in the ledger.

@@ -249,7 +249,7 @@ def run(
     """Run the jobs of the plan that are due (or those given), and save each result as it is computed.
 
     **Arguments:**
-    - `workers`: jobs at one time, each on its share of the cores. The call waits for jobs leased by other processes.
+    - `workers`: jobs at one time, each on its share of the cores.
     - `spans`: of each window, asked for during its pass, except under crop. Empty: nothing is asked.
     - `until`: no job begins after it returns True.
 
@@ -302,7 +302,7 @@ def _beginning(
 ) -> Losses | None:
     """Return the losses of a window's first tokens, in plain's chunks, equal to the bit to those of its whole pass.
 
-    Crop's numbers therefore do not depend on which process measured plain. The token after the last chunk is used only
+    Crop's numbers therefore do not depend on the process that measured plain. The token after the last chunk is only used
     for the loss of its last row.
     """
     whole = -(-protocol.trained_length // chunk) * chunk

@@ -109,7 +109,6 @@ def open_reader(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     device_map: str | None = None,
-    tp_plan: str | None = None,
 ) -> Reader:
     """Return the reader of a checkpoint: a Hugging Face folder, a .gguf file, a model of the hub, or "tiny".
 
@@ -118,25 +117,24 @@ def open_reader(
     **Arguments:**
     - `name`: in reports; defaults to that of the file or folder.
     - `dtype`: None is that of `load`: the stored one, or float32 if this CPU multiplies the stored one slowly.
-    - `device_map`, `tp_plan`: passed to transformers' `from_pretrained`, in place of `device`, for a model that is
-      larger than one device. "auto" spreads its layers over this machine's devices, or its heads over the processes of
-      a launch. transformers then computes every family.
+    - `device_map`: passed to transformers' `from_pretrained`, in place of `device`, for a model that is larger than one
+      device. "auto" spreads its layers over this machine's devices. transformers then computes every family.
 
     **Raises:** `RopeError` if the checkpoint cannot be loaded.
     """
     path = find(source)
     name = display_name(source, path) if name is None else name
-    options = {key: value for key, value in (("device_map", device_map), ("tp_plan", tp_plan)) if value is not None}
+    options = {} if device_map is None else {"device_map": device_map}
     on_cpu = torch.device(device).type == "cpu" and not (options and torch.accelerator.is_available())
     if dtype is None and on_cpu:
         dtype = fast_dtype_or_warn(path, "open_reader")
     if not options and builds(path):
         return reader_of(load_decoder(path, dtype=dtype).to(device), name)
-    if len(options) > 1 or (options and path.is_file()):
+    if options and path.is_file():
         raise RopeError(
-            "readers: several devices need a Hugging Face folder and one of `device_map` and `tp_plan`.",
+            "readers: several devices need a Hugging Face folder.",
             facts={"path": str(path), **options},
-            cure="Pass device_map or tp_plan, with a folder.",
+            cure="Pass `device_map` with a folder.",
         )
     need("transformers", "transformers")
     from ropewalk.readers.loading import load_live

@@ -65,7 +65,7 @@ def load_live(
 
     **Arguments:**
     - `dtype`: of the weights; None: the stored dtype of a folder, and float32 for GGUF.
-    - `options`: `device_map` or `tp_plan`, instead of `device`, for the model of a folder.
+    - `options`: `device_map`, instead of `device`, for the model of a folder.
 
     **Raises:** `RopeError` for an architecture that is not in transformers, for the checkpoint's own code, for pickled
     weights, and for missing or misshapen weights, which transformers would replace by random numbers.

@@ -12,12 +12,10 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
-from ropewalk.processes import current
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
 
 CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
-POLL_SECONDS = 0.5  # between two checks of jobs that another process has leased
 JobT = TypeVar("JobT")
 
 
@@ -92,7 +90,7 @@ def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
     On an accelerator it is 1. One worker for each core avoids threads waiting for each other, and does not
     change results.
     """
-    if reader.device.type != "cpu" or current().together:
+    if reader.device.type != "cpu":
         return 1
     return max(1, min(torch.get_num_threads(), jobs, CACHE_BYTES // max(1, reader.cache_bytes(target))))
 
@@ -107,43 +105,28 @@ def complete(
     stop: threading.Event | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Complete the ledger: measure every job here, or wait for the process that has leased it.
+    """Measure every job that the ledger lacks, and save each result as it is computed.
 
     **Arguments:**
     - `key`: returns a job's key in the ledger. `measure`: returns its result, a JSON object, in a worker's thread.
     - `until`: no job begins after it returns True.
     - `stop`: set when an error or Ctrl-C ends the run; `measure` should then raise `Stopped` soon.
 
-    Jobs of other processes come last, and are measured here if their process is gone. Results are saved as they are
-    computed.
-
     **Raises:** `RopeError` for `workers` below 1, and the exceptions of `measure`.
     """
     if workers < 1:
         raise RopeError("doctor: `workers` must be at least 1.", facts={"workers": workers}, cure="Pass 1 or more.")
-    stop = stop or threading.Event()
 
     def attempt(job: JobT) -> None:
-        if until():
-            return
-        with ledger.lease(key(job)) as ours:
-            if not ours:
-                return
-            ledger.refresh()  # another process may have just measured it
-            if key(job) not in ledger:
-                ledger.add(key(job), measure(job))
+        if not until():
+            ledger.add(key(job), measure(job))
 
     due = [job for job in jobs if key(job) not in ledger]
-    while due and not until():
-        if workers == 1:
-            for job in due:
-                attempt(job)
-        else:
-            _at_once(due, attempt, workers=workers, stop=stop)
-        ledger.refresh()
-        due = [job for job in due if key(job) not in ledger]
-        if due and not until():
-            stop.wait(POLL_SECONDS)
+    if workers > 1:
+        _at_once(due, attempt, workers=workers, stop=stop or threading.Event())
+        return
+    for job in due:
+        attempt(job)
 
 
 def _at_once(jobs: Sequence[JobT], attempt: Callable[[JobT], None], *, workers: int, stop: threading.Event) -> None:
