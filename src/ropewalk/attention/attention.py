@@ -453,8 +453,6 @@ class Attention(nn.Module):
         elif inputs.cache is not None:
             check_state_size(inputs.cache, layer, 0)
         q, keys, values = self._rotate_and_store(q, k, v, inputs, layer, states)
-        if inputs.layout.shard is not None:
-            keys, values = inputs.layout.shard.keys_and_values(keys, values)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
         if inputs.documents is not None and not need_weights:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import PackedDocuments, find_documents
 from ropewalk.attention.extensions import Extension
-from ropewalk.attention.masks import Branches, SequenceShard, TokenLayout, Visibility, lay_out
+from ropewalk.attention.masks import Branches, TokenLayout, Visibility, lay_out
 from ropewalk.attention.remap import Remap
 from ropewalk.attention.tables import SeqLen, tables_at
 from ropewalk.dispatch import differentiates_forward
@@ -66,7 +66,6 @@ class ForwardInputs:
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
         branches: Branches | None = None,
-        shard: SequenceShard | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
         """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
@@ -74,14 +73,8 @@ class ForwardInputs:
         **Arguments:** those of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
 
         **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, branches without
-        a cache or with position ids, a shard with a cache or a mask, and wrong shapes.
+        a cache or with position ids, and wrong shapes.
         """
-        if shard is not None and (cache is not None or attention_mask is not None):
-            raise RopeError(
-                f"{where}: rows that are split among processes support no cache and no padding.",
-                facts={"cache": cache, "attention_mask": attention_mask},
-                cure="Omit both; pack texts of different lengths with document_ids.",
-            )
         if branches is not None and (cache is None or position_ids is not None):
             raise RopeError(
                 f"{where}: branches need a cache, and their positions count from its end.",
@@ -104,13 +97,7 @@ class ForwardInputs:
                 facts={"seq_len": seq_len, "batch": batch},
                 cure="Pass an int for all rows, or int64 [batch].",
             )
-        if shard is not None:
-            layout = shard.lay_out(batch, seq, x.device, document_ids=document_ids, where=where)
-            if position_ids is not None:
-                shard.check_positions(position_ids, layout, where)
-            if document_ids is None and seq_len is not None:  # packed, it may be that of the longest document
-                shard.check_length(seq_len, where)
-        elif cache is None:
+        if cache is None:
             layout = lay_out(
                 batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where
             )
@@ -130,20 +117,11 @@ class ForwardInputs:
 
     def remap(self, rotary: RotaryEmbedding | None, extension: Extension) -> Remap:
         """Return the positions of an extension under one rope; raise `RopeError` if it does not fit these inputs."""
-        self._refuse_shard(extension)
         rope = None if rotary is None else rotary.config
         return self.layout.memo(
             ("remap", rope, extension),
             lambda: Remap(rotary, extension, self.layout, self.position_ids, self.seq_len, self.table_dtype),
         )
-
-    def _refuse_shard(self, feature: object) -> None:
-        if self.layout.shard is not None:
-            raise RopeError(
-                "Attention: this feature needs whole rows, but each process has only a part of each row.",
-                facts={"feature": feature, "tokens here": self.layout.seq, "tokens of a row": self.layout.total},
-                cure="Pass whole rows to each process (omit --shard-window).",
-            )
 
     @property
     def places(self) -> Places:
@@ -151,7 +129,6 @@ class ForwardInputs:
 
         With a cache, the position of a key is its slot, so `position_ids` raise `RopeError`.
         """
-        self._refuse_shard("an encoding other than a rope")
         return self.layout.memo("key and query places", self._make_places)
 
     @property

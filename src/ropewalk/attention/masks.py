@@ -1,10 +1,10 @@
-"""The layout of one call's tokens (rows, branches, shards of a sequence), and the visible keys of each query."""
+"""The layout of one call's tokens (rows, branches), and the visible keys of each query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -180,10 +180,6 @@ class TokenLayout:
     """int64 `[batch, seq]`: the number of the token's document in its row."""
     document_slots: Tensor | None = None
     """int64 `[batch, seq]`: the token's index in its document."""
-    shard: SequenceShard | None = None
-    """For a call on one process's tokens of rows that are split among processes; `slots` are int64 `[seq]` then."""
-    first_keys: Tensor | None = None
-    """With `shard`, int64 `[batch, seq]`: the slot at which the token's document begins."""
     branches: Branches | None = None
     """For a call with several continuations of the cache's row, stored after it only during the call."""
     lengths: tuple[int, ...] = ()
@@ -255,8 +251,6 @@ class TokenLayout:
         index = self.slots_of_queries() if self.branches is None else self.position_ids()
         if causal:
             low = torch.zeros_like(index) if window is None else (index - (window - 1)).clamp_(min=0)
-            if self.first_keys is not None:
-                low, index = torch.maximum(low, self.first_keys), index.expand_as(self.first_keys)
             return self.bounds(low, index + 1)
         low = torch.zeros_like(index) if window is None else (index - window).clamp_(min=0)
         high = torch.full_like(index, self.total) if window is None else index + window + 1
@@ -313,8 +307,6 @@ class TokenLayout:
                 )
             first = 0 if window is None or whole else max(0, self.start - window + 1)
             return Visibility(mask=self._mask_of_branches(window, first), first_key=first)
-        if self.shard is not None:
-            return Visibility(build=lambda: self._mask_of_shard(window))
         if self.plain and not whole:
             if not causal and window is None:
                 return Visibility()
@@ -353,12 +345,6 @@ class TokenLayout:
             both = self.real[:, None, :, None] & self.real[:, None, None, :]
             seen = (seen & both) | (itself & ~self.real[:, None, :, None])
         return seen
-
-    def _mask_of_shard(self, window: int | None) -> Tensor:
-        """Return the causal mask, bool `[seq, total]`, or `[batch, 1, seq, total]` with documents."""
-        keys = torch.arange(self.total, device=self.device)
-        seen = _in_order(self.slots_of_queries()[:, None], keys, True, window)
-        return seen if self.first_keys is None else seen & (keys >= self.first_keys[:, None, :, None])
 
     def _mask_of_branches(self, window: int | None, first: int) -> Tensor:
         assert self.branches is not None, "only calls with branches have this mask"
@@ -434,95 +420,3 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
         return seen if window is None else seen & (keys > queries - window)
     near = (queries - keys).abs()
     return torch.ones_like(near, dtype=torch.bool) if window is None else near <= window
-
-
-class SequenceShard:
-    """This process's part of rows that are split among processes (context parallelism).
-
-    **Arguments:**
-
-    - `indices`: for each process, in the group's order, the indices of its tokens in a row, int64 `[local]`. All have
-      the same number, and every token belongs to one process. `rank`: this process's index in the group.
-    - `group`: torch's process group, or a mesh of one dimension.
-
-    Masks compare the tokens' indices in the whole row; keys and values are gathered in each layer.
-
-    **Raises:** `RopeError` if the indices are not a permutation.
-    """
-
-    def __init__(self, indices: Sequence[Tensor], rank: int, group: Any) -> None:
-        every = torch.cat(list(indices))
-        self.index, self.total, self.group = indices[rank], len(every), group
-        self._order = every.argsort()
-        numbers = torch.arange(self.total, device=every.device)
-        if len({len(each) for each in indices}) > 1 or not torch.equal(every[self._order], numbers):
-            raise RopeError(
-                "SequenceShard: every token of a row must belong to one process, and all must have the same number.",
-                facts={"lengths": [len(each) for each in indices]},
-                cure="Use rw.positions.positions_for_rank for each rank.",
-            )
-
-    def own(self, x: Tensor) -> Tensor:
-        """Return this process's part of `[batch, total, ...]`."""
-        return x.index_select(1, self.index)
-
-    def whole(self, x: Tensor) -> Tensor:
-        """Return `[batch, local, ...]` of all processes as `[batch, total, ...]`, in order and with gradients."""
-        return self._gathered(x.transpose(0, 1)).transpose(0, 1)
-
-    def keys_and_values(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `[batch, kv_heads, local, head_dim]` of all processes as `[batch, kv_heads, total, head_dim]`."""
-        both = self._gathered(torch.stack([keys, values]).movedim(3, 0)).movedim(0, 3)
-        return both[0], both[1]
-
-    def _gathered(self, x: Tensor) -> Tensor:
-        """Return `[local, ...]` of all processes as `[total, ...]`; gradients of a token are summed over processes."""
-        from torch.distributed import _functional_collectives as collectives
-
-        # The first name exists since torch 2.13.
-        gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-        rows: Tensor = gather(x.contiguous(), 0, self.group)
-        return rows.index_select(0, self._order)
-
-    def lay_out(
-        self, batch: int, seq: int, device: torch.device, *, document_ids: Tensor | None, where: str
-    ) -> TokenLayout:
-        """Return the layout of a call on this process's tokens, with their `document_ids` `[batch, local]`."""
-        if seq != len(self.index):
-            raise RopeError(
-                f"{where}: a call must contain exactly this process's tokens of a row.",
-                facts={"seq": seq, "tokens of this process": len(self.index), "of a row": self.total},
-                cure="Pass shard.own(input_ids).",
-            )
-        layout = TokenLayout(batch, seq, device, total=self.total, shard=self, slots=self.index)
-        if document_ids is not None:
-            if document_ids.shape != (batch, seq):
-                lay_out(batch, seq, device, document_ids=document_ids, where=where)  # raises
-            rows = lay_out(batch, self.total, device, document_ids=self.whole(document_ids), where=where)
-            assert rows.document_slots is not None, "documents have their own positions"
-            layout.document_slots = self.own(rows.document_slots)
-            layout.first_keys = self.index - layout.document_slots
-        return layout
-
-    def check_positions(self, position_ids: Tensor, layout: TokenLayout, where: str) -> None:
-        """Raise `RopeError` unless positions ascend along each document, unlike those of a local length."""
-        theirs = self.whole(position_ids if position_ids.ndim > 1 else position_ids[None])
-        begins = self.whole((self.index if layout.first_keys is None else layout.first_keys).expand(layout.batch, -1))
-        if layout.first_keys is None:
-            begins = torch.zeros_like(begins)
-        if bool(((theirs.diff(dim=1) <= 0) & (begins.diff(dim=1) == 0)).any()):
-            raise RopeError(
-                f"{where}: positions must ascend along the whole row: pass those of this process's tokens.",
-                facts={"position_ids": position_ids, "total": self.total},
-                cure="Use rw.positions.positions_for_rank, not an arange of the local length.",
-            )
-
-    def check_length(self, seq_len: int | Tensor, where: str) -> None:
-        """Raise `RopeError` for a length below that of the whole row, such as the local length."""
-        least = seq_len if isinstance(seq_len, int) else int(seq_len.min())
-        if least < self.total:
-            raise RopeError(
-                f"{where}: `seq_len` must be at least the length of the whole row.",
-                facts={"seq_len": seq_len, "tokens here": len(self.index), "of the row": self.total},
-                cure="Pass at least shard.total.",
-            )

@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 def token_states(encoding: SequentialEncoding, x: Tensor, inputs: ForwardInputs, layer: int) -> TokenStates:
     """Return the states of all keys of a call on hidden states `x` `[batch, seq, hidden]`; store the new ones.
 
-    **Raises:** `RopeError` for position ids, branches and shards, and for a cache without room for the states.
+    **Raises:** `RopeError` for position ids and branches, and for a cache without room for the states.
     """
     layout, cache = inputs.layout, inputs.cache
     _refuse(encoding, inputs)
@@ -53,11 +53,6 @@ def _refuse(encoding: SequentialEncoding, inputs: ForwardInputs) -> None:
         raise RopeError(
             f"{name}: several continuations in one call are not supported: each would need its own sums.",
             cure="Run them in rows of their own: cache.select([0, 0, ...]).",
-        )
-    if inputs.layout.shard is not None:
-        raise RopeError(
-            f"{name}: each process has only a part of the row, and sums need all tokens before.",
-            cure="Give each process whole rows.",
         )
 
 

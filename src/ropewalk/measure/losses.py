@@ -302,7 +302,7 @@ def _beginning(
 ) -> Losses | None:
     """Return the losses of a window's first tokens, in plain's chunks, equal to the bit to those of its whole pass.
 
-    Crop's numbers therefore do not depend on the process that measured plain. The token after the last chunk is only used
+    Crop's numbers therefore do not depend on the process that measured plain. The token after the last chunk is used
     for the loss of its last row.
     """
     whole = -(-protocol.trained_length // chunk) * chunk

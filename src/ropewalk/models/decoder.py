@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ropewalk.attention.attention import Attention, check_unrotated
 from ropewalk.attention.cache import KVCache, StaticCache
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.masks import Branches, SequenceShard
+from ropewalk.attention.masks import Branches
 from ropewalk.attention.norm import multiplied, residual_stream
 from ropewalk.attention.tables import SeqLen
 from ropewalk.errors import RopeError
@@ -83,7 +83,6 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
         branches: Branches | None = None,
-        shard: SequenceShard | None = None,
         head_fn: HeadFunction[ResultT] | None = None,
     ) -> Tensor | ResultT:
         """Return logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
@@ -101,8 +100,6 @@ class Decoder(nn.Module):
           LongRoPE), unless the cache has it.
         - `branches`: the tokens `[1, seq]` are several continuations of the one row of `cache`. Each result equals that
           of a call with only the token's own line. The cache contains the same tokens afterwards.
-        - `shard`: the tokens are this process's part of rows split among processes (context parallelism);
-          `position_ids` and `seq_len` are those of the whole rows. Not with a cache or a mask.
         - `head_fn`: a function to call instead of the product with the head. Its arguments are the hidden states
           `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
           Compute losses in it, because FSDP gathers the weight only during the forward.
@@ -121,7 +118,6 @@ class Decoder(nn.Module):
                 cache=cache,
                 seq_len=seq_len,
                 branches=branches,
-                shard=shard,
                 where="Decoder",
             )
             x = residual_stream(x)
