@@ -1,0 +1,152 @@
+"""Change operators and constants of the package one at a time, and count the changes that its own tests notice.
+
+    python scripts/mutate.py --count 120 [--seed 1] [--packages rope,rotation] [--out build/mutate]
+
+Needs pytest-cov. The first step runs the tests once with coverage, to know which tests execute which line; each change
+then runs only those (at most 60), in a copy of the checkout. Results are appended to OUT/SEED.jsonl; the same
+command resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from coverage.numbits import numbits_to_nums
+
+ROOT = Path(__file__).resolve().parents[1]
+SWAPS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult,
+    ast.Mod: ast.FloorDiv, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or,
+    ast.Or: ast.And, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+MOST_TESTS = 60
+SECONDS = 240
+
+
+def changes(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield each node that can be changed, and the change in words; not those of annotations and error messages."""
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise | ast.AnnAssign | ast.arg):
+            parts = [node] if isinstance(node, ast.Raise) else [node.annotation] if node.annotation else []
+            skipped |= {id(inner) for part in parts for inner in ast.walk(part)}
+        if isinstance(node, ast.FunctionDef) and node.returns:
+            skipped |= {id(inner) for inner in ast.walk(node.returns)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS:
+            yield node, f"{type(node.op).__name__} -> {SWAPS[type(node.op)].__name__}"
+        elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+            yield node, f"{type(node.ops[0]).__name__} -> {SWAPS[type(node.ops[0])].__name__}"
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            yield node, f"{node.value!r} -> {node.value + 1!r}"
+
+
+def changed(source: str, number: int) -> tuple[str, int, str]:
+    """Return the source with one change, its line, and the change in words."""
+    tree = ast.parse(source)
+    node, words = list(changes(tree))[number]
+    if isinstance(node, ast.BinOp | ast.BoolOp):
+        node.op = SWAPS[type(node.op)]()
+    elif isinstance(node, ast.Compare):
+        node.ops[0] = SWAPS[type(node.ops[0])]()
+    elif isinstance(node, ast.Constant):
+        node.value += 1
+    return ast.unparse(tree), node.lineno, words  # type: ignore[attr-defined]
+
+
+def run(words: list[str], folder: Path, **more: str) -> int:
+    """Run pytest in a checkout; return its exit status, 1 if it takes too long."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow and not thorough",
+        *words,
+    ]
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env={**environ, **more},
+            capture_output=True,
+            timeout=float(more.get("SECONDS", SECONDS)),
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def lines_of_tests(data: Path) -> dict[tuple[str, int], list[str]]:
+    """Return the tests that execute each line, by file and line."""
+    found: dict[tuple[str, int], list[str]] = {}
+    rows = sqlite3.connect(data).execute(
+        "select file.path, context.context, numbits from line_bits join file on file.id = file_id "
+        "join context on context.id = context_id where context.context != ''"
+    )
+    for path, context, numbits in rows:
+        for line in numbits_to_nums(numbits):
+            found.setdefault((path, line), []).append(context.partition("|")[0])
+    return found
+
+
+def main() -> None:
+    """Choose the changes, try each, and print the share that was noticed and what was not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--packages", default="rope,rotation,layers,methods,attachment,diagnosis")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutate")
+    given = parser.parse_args()
+    copy, packages = given.out / "copy", given.packages.split(",")
+    if not (given.out / "coverage").exists():
+        shutil.rmtree(copy, ignore_errors=True)
+        ignored = shutil.ignore_patterns(".git", ".venv", "build", "node_modules", "__pycache__")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        folders = [f"tests/{name}" for name in packages if (copy / "tests" / name).is_dir()]
+        run([*folders, "--cov=ropewalk", "--cov-context=test", "--cov-report="], copy, SECONDS="7200")
+        shutil.copy(copy / ".coverage", given.out / "coverage")
+    tests = lines_of_tests(given.out / "coverage")
+    files = [file for name in packages for file in sorted((copy / "src/ropewalk" / name).rglob("*.py"))]
+    every = [(file, number) for file in files for number, _ in enumerate(changes(ast.parse(file.read_text())))]
+    out = given.out / f"{given.seed}.jsonl"
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = {(row["file"], row["number"]) for row in rows}
+    for file, number in random.Random(given.seed).sample(every, given.count):
+        name, source = str(file.relative_to(copy)), file.read_text()
+        if (name, number) in done:
+            continue
+        new, line, words = changed(source, number)
+        chosen = sorted(set(tests.get((str(file), line), [])))
+        chosen = random.Random(0).sample(chosen, MOST_TESTS) if len(chosen) > MOST_TESTS else chosen
+        file.write_text(new)
+        try:
+            noticed = bool(chosen) and run(["-x", "--timeout", "120", *chosen], copy) != 0
+        finally:
+            file.write_text(source)
+        row = {"file": name, "number": number, "line": line, "change": words, "tests": len(chosen), "noticed": noticed}
+        rows.append(row)
+        with out.open("a") as file_of_rows:
+            file_of_rows.write(json.dumps(row) + "\n")
+        print(f"{len(rows)}/{given.count}", "noticed" if noticed else "NOT NOTICED", name, line, words, flush=True)
+    print(f"{sum(row['noticed'] for row in rows)} of {len(rows)} changes were noticed")
+
+
+if __name__ == "__main__":
+    main()
