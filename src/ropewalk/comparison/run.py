@@ -76,7 +76,7 @@ def compare(
     comparison = _Comparison(settings, out)
     waiting = comparison.publish()
     if waiting:
-        tokenizer = Path(current().first(f"compare/{comparison.key}/tokenizer", lambda: str(_tokenizer(settings, out))))
+        tokenizer = _tokenizer(settings, out)
         held_out(settings, TextTokenizer.from_folder(tokenizer.parent))  # raises before the training
         _Pool(comparison, tokenizer, report or (lambda *_: None)).run(waiting, workers)
     return comparison.record
@@ -94,16 +94,10 @@ class _Comparison:
         self.first_line = begin_record(self.record, asked)
         self.key = fingerprint(json.dumps(asked, sort_keys=True))
         self.ledger: Ledger = open_ledger(out, self.key)
-        if not self.ledger.is_shared:
-            raise RopeError(
-                "compare: the processes do not share one folder.",
-                facts={"out": str(out), "processes": current().ranks},
-                cure="Pass an --out on a file system that all machines share, because runs resume from checkpoints.",
-            )
 
     def publish(self) -> list[Job]:
         """Write the record of all finished runs, in the settings' order; return the jobs that are left."""
-        self.ledger.refresh()
+        self.ledger.resume()
         finished = [job for job in self.settings.jobs if job_name(*job) in self.ledger]
         if current().is_first:
             write_record(self.record, self.first_line, [self.ledger[job_name(*job)]["lines"] for job in finished])
@@ -123,7 +117,7 @@ class _Pool:
 
     def run(self, waiting: list[Job], workers: int | None) -> None:
         """Run the jobs to their end; see `compare` for interruptions."""
-        workers = min(workers or current().cores(), len(waiting))
+        workers = min(workers or os.cpu_count() or 1, len(waiting))
         self.pool = ProcessPoolExecutor(
             workers, mp_context=self.context, initializer=start_worker, initargs=(self.events, self.flag)
         )
@@ -398,11 +392,9 @@ def run_job(settings: CompareSettings, out: str, key: str, tokenizer: str, encod
         if _worker.flag.value != CONTINUE:
             raise KeyboardInterrupt
         ledger, job = open_ledger(Path(out), key), job_name(encoding, seed)
-        with ledger.lease(job) as leased:
-            ledger.refresh()  # another process may have finished it just now
-            if leased and job not in ledger:
-                ledger.add(job, {"lines": _train_and_measure(settings, out, tokenizer, encoding, seed)})
-        return leased
+        if job not in ledger:
+            ledger.add(job, {"lines": _train_and_measure(settings, out, tokenizer, encoding, seed)})
+        return True
     except KeyboardInterrupt:
         if _worker.flag.value == CONTINUE:
             os._exit(STOPPED)
