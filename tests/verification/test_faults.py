@@ -23,6 +23,7 @@ from ropewalk.verification.faulty_positions import (
     ShiftedPositions,
 )
 from ropewalk.verification.golden import Golden
+from ropewalk.verification.questions import STEPS
 from ropewalk.verification.verify import our_side
 from tests.verification.fake_server import answer, serving
 from tests.verification.test_verify import under
@@ -171,17 +172,40 @@ def test_a_draft_model_without_the_scaling(accepted, said, verify):
     ("rule", "name"),
     [
         (lambda tokens: ShiftedPositions(tokens, 1), "positions one too far in decoding"),
-        (lambda tokens: ShiftedPositions(tokens, -1), "positions one too few or held in decoding"),
+        (lambda tokens: ShiftedPositions(tokens, -1), "positions one too few in decoding"),
         (lambda tokens: ShiftedPositions(tokens, -tokens), "positions begun again in decoding"),
-        (ClampedPositions, "positions one too few or held in decoding"),
+        (ClampedPositions, "positions held in decoding"),
+        (lambda tokens: ClampedPositions(tokens + 1), "positions held after the first generated token"),
     ],
 )
 def test_wrong_positions_of_generated_tokens(rule, name, verify):
-    """Right in every prompt, wrong from the first generated token on."""
+    """Right in every prompt, wrong from the first or the second generated token on."""
     model = rw.load("tiny").float()
     found = verify(model, Decodes(model, rule))
     assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
-    assert verify(model, OurEngine(model)).outcome.decoding
+    right = verify(model, OurEngine(model))
+    assert right.outcome.decoding
+    assert right.requests <= 27, "several generated tokens cost no more requests than one"
+
+
+@pytest.mark.parametrize("start", range(1, STEPS))
+@pytest.mark.parametrize("by", [1, pytest.param(-1, marks=MORE)])
+def test_wrong_positions_from_a_later_generated_token_on(start, by, verify):
+    """No hypothesis says so: the verdict is that the answers after generated tokens are missed."""
+    model = rw.load("tiny").float()
+    found = verify(model, Decodes(model, lambda tokens: ShiftedPositions(tokens + start, by)))
+    assert found.outcome.kind == "none", found.outcome.sentence
+    assert "misses the answers after generated tokens" in str(found)
+
+
+@pytest.mark.parametrize("by", [-512, pytest.param(-1, marks=MORE), pytest.param(1, marks=MORE)])
+def test_wrong_positions_of_a_token_generated_after_chunks(by, verify):
+    """Right in every prompt, and in decoding after prompts of one chunk of 512 tokens."""
+    model = rw.load("tiny").float()
+    engine = Decodes(model, lambda tokens: ShiftedPositions(tokens, by if tokens > 512 else 0))
+    found = verify(model, engine, up_to=540)
+    assert found.outcome.kind == "none", found.outcome.sentence
+    assert "misses the answers after tokens generated after long prompts" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ import ropewalk as rw
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.verification.engine import NextTokens, OurEngine
+from ropewalk.verification.faulty_positions import ClampedPositions
 from ropewalk.verification.golden import Golden, write_golden
 from tests.verification.fake_server import serving
+from tests.verification.test_faults import Decodes
 from tests.verification.test_verify import CASES, YARN, Noisy, under
 
 SCHEMA = Path(__file__).parents[2] / "src/ropewalk/verification/golden.schema.json"
@@ -112,6 +114,12 @@ def test_an_expected_scaling_is_in_the_file(small, tmp_path):
     assert (found.outcome.kind, found.outcome.applied) == ("other", ("no scaling",))
 
 
+def test_a_position_that_stops_is_found_from_the_file(golden, small):
+    """The file has the answers after each generated token."""
+    found = golden.check(Decodes(small, lambda tokens: ClampedPositions(tokens + 1)))
+    assert found.outcome.applied == ("positions held after the first generated token",), found.outcome.sentence
+
+
 def test_the_same_verdicts_as_with_the_model(golden, small):
     """The file has the hypotheses that a check with the model compares."""
     live = rw.verify(small, OurEngine(small))
@@ -124,7 +132,7 @@ def test_the_same_verdicts_as_with_the_model(golden, small):
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"format": "other"},
         {"hypotheses": []},
         {"questions": [{}]},

@@ -34,7 +34,7 @@ from ropewalk.verification.questions import OurSide, PromptQuestion, different
 from ropewalk.verification.verify import MAX_TOKENS, Check, our_side
 from ropewalk.version import __version__
 
-FORMAT, VERSION = "ropewalk golden predictions", 1
+FORMAT, VERSION = "ropewalk golden predictions", 2
 TOKENS = 24  # tokens of a question whose log-probabilities are written: the likeliest under each hypothesis
 OWN = 12  # of these, the likeliest under the expected hypothesis
 UNIT = 1e-3  # nats: log-probabilities are whole multiples

@@ -456,11 +456,13 @@ def in_decoding(expected: Positions, prompt: int, padding: int = 0) -> list[Hypo
             )
         ]
     return [
-        Hypothesis(f"{name} in decoding", _extended(expected, rule), prompt)
-        for name, rule in (
-            ("positions one too far", ShiftedPositions(prompt, 1)),
-            ("positions one too few or held", ShiftedPositions(prompt, -1)),  # the same for one generated token
-            ("positions begun again", ShiftedPositions(prompt, -prompt)),
+        Hypothesis(f"positions {name}", _extended(expected, rule), first)
+        for name, rule, first in (
+            ("one too far in decoding", ShiftedPositions(prompt, 1), prompt),
+            ("one too few in decoding", ShiftedPositions(prompt, -1), prompt),
+            ("begun again in decoding", ShiftedPositions(prompt, -prompt), prompt),
+            ("held in decoding", ClampedPositions(prompt), prompt),
+            ("held after the first generated token", ClampedPositions(prompt + 1), prompt + 1),
         )
     ]
 

@@ -24,6 +24,19 @@ class Probe:
     answer: Mapping[int, float]
     predictions: Mapping[str, Prediction]
 
+    @classmethod
+    def joined(cls, probes: Sequence[Probe]) -> Probe:
+        """Return the answers to one request as one: errors of its generated tokens are dependent."""
+        answer = dict(enumerate(value for probe in probes for value in probe.given))
+        return cls(
+            probes[-1].tokens,
+            answer,
+            {
+                name: Prediction(list(enumerate(v for probe in probes for v in probe.predictions[name].of(probe.ids))))
+                for name in probes[0].predictions
+            },
+        )
+
     @property
     def ids(self) -> list[int]:
         """Return the tokens of the answer."""

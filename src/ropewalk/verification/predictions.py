@@ -47,10 +47,10 @@ class Prediction:
         return list(self.values)
 
     @property
-    def best_two(self) -> tuple[tuple[int, float], tuple[int, float]]:
-        """Return the two likeliest tokens with their log-probabilities."""
-        first, second = sorted(self.values.items(), key=lambda item: -item[1])[:2]
-        return first, second
+    def lead(self) -> float:
+        """Return the distance in nats from the likeliest token to the next one."""
+        first, second = list(self.values.values())[:2]
+        return first - second
 
     def of(self, tokens: Sequence[int]) -> Values:
         """Return the log-probability of each of these tokens."""

@@ -15,6 +15,7 @@ from ropewalk.progress import Progress, say
 from ropewalk.progress import expect as begin_stage
 from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.hypotheses import (
+    CHUNKS,
     Hypothesis,
     described,
     first_difference,
@@ -38,9 +39,10 @@ ENDS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of a prompt: what an
 ONE_TOKEN = 4  # prompts of a single token
 CHECKED = 2000  # characters of the text for which tokens are compared
 DECODING = 6  # prompts after which tokens are generated
-STEPS = 1  # generated tokens before the answer that is compared: the first follows from the prompt alone
+STEPS = 4  # generated tokens, with an answer compared after each: the first follows from the prompt alone
 PADDING = 24  # tokens by which another prompt of the same request is longer
-SURE = 0.7  # nats by which the likeliest token must lead, so that an engine generates the same one
+AFTER_CHUNKS = 3  # prompts longer than a chunk, after which one token is generated
+SURE, NEXT_SURE = 0.7, 0.3  # nats by which the likeliest token must lead, so that an engine generates it; later ones
 
 
 @dataclass(frozen=True)
@@ -201,8 +203,8 @@ class OurSide:
         return found
 
     def decoding(self, progress: Progress) -> list[PromptQuestion]:
-        """Predict after prompts and generated tokens, at places where the likeliest token leads clearly."""
-        name, found = self.first.name, list[PromptQuestion]()
+        """Predict after each generated token of some prompts, chosen because their likeliest tokens lead clearly."""
+        found, prompts = list[PromptQuestion](), 0
         last = min(96, self.up_to - STEPS - PADDING)
         if last < 8 or not in_decoding(self.positions, 8):
             return found
@@ -210,29 +212,51 @@ class OurSide:
             longer = self.prompt(index / (3 * DECODING + 1), last + PADDING - 5 * index % (last // 2))
             ids = longer[: len(longer) - PADDING]
             progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
-            generated: list[int] = []
-            for _ in range(STEPS):
-                whole = [*ids, *generated]
-                likely, second = self.predictions.of(self.first, whole, [len(whole)])[len(whole)].best_two
-                if likely[1] - second[1] < SURE or likely[0] in self.tokenizer.eos_ids:
-                    break
-                generated.append(likely[0])
+            generated = self._generated(ids, STEPS)
             progress.advance(len(ids))
-            if len(generated) < STEPS:
+            if len(generated) < 2:
                 continue
-            whole = [*ids, *generated]
             faults = (*in_decoding(self.positions, len(ids)), *in_decoding(self.positions, len(ids), PADDING))
-            under = {name: self.first, **{one.name: one for one in faults}}
             try:
-                predicted = {
-                    key: self.predictions.of(one, whole, [len(whole)])[len(whole)] for key, one in under.items()
-                }
+                found += self._after(ids, generated, [self.first, *faults], longer)
             except RopeError:  # this reader does not support the extension
                 return []
-            found.append(PromptQuestion(ids, predicted, generated, longer))
-            if len(found) == DECODING:
+            prompts += 1
+            if prompts == DECODING:
                 break
+        if self.up_to > CHUNKS[0] + 1 and not self.positions.needs_seq_len:
+            ids, lengths = self.prompt(0.5, self.up_to - 1), candidates(CHUNKS[0] + 1, self.up_to - 1, 24)
+            tops = self.predictions.of(self.first, ids, lengths)
+            for length in sorted(lengths, key=lambda length: tops[length].lead)[-AFTER_CHUNKS:]:
+                progress.begin(f"our prediction of a generated token after {length:,} tokens", length)
+                found += self._after(ids[:length], self._generated(ids[:length], 1), [self.first])
         return found
+
+    def _generated(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return the tokens that follow a prompt, as long as the likeliest one leads clearly."""
+        generated: list[int] = []
+        while len(generated) < most:
+            whole = [*ids, *generated]
+            prediction = self.predictions.of(self.first, whole, [len(whole)])[len(whole)]
+            if (
+                prediction.lead < (NEXT_SURE if generated else SURE)
+                or prediction.likeliest[0] in self.tokenizer.eos_ids
+            ):
+                break
+            generated.append(prediction.likeliest[0])
+        return generated
+
+    def _after(
+        self, ids: Sequence[int], generated: Sequence[int], under: Sequence[Hypothesis], beside: Sequence[int] = ()
+    ) -> list[PromptQuestion]:
+        """Predict after each generated token."""
+        whole = [*ids, *generated]
+        lengths = range(len(ids) + 1, len(whole) + 1)
+        tops = {one.name: self.predictions.of(one, whole, lengths) for one in under}
+        return [
+            PromptQuestion(ids, {name: top[length] for name, top in tops.items()}, whole[len(ids) : length], beside)
+            for length in lengths
+        ]
 
     def prompt(self, place: float, length: int) -> list[int]:
         """Return a prompt of `length` tokens from a place in the text."""

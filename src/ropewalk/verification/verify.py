@@ -324,37 +324,53 @@ class Check:
         """
         if not generates(self.engine):
             return outcome
-        questions = [question for question in self.side.decoding(self.progress) if len(question.beside) < self.limit]
-        agrees = None
-        for beside in (False, True):
-            probes = list(self._generated(self.engine, questions, beside=beside))
-            name = self.first.name
+        questions = [
+            one
+            for one in self.side.decoding(self.progress)
+            if max(len(one.input_ids) + len(one.generated), len(one.beside)) <= self.limit
+        ]
+        longer = [question for question in questions if len(question.predictions) == 1]
+        agrees, name = None, self.first.name
+        for asked, beside, where in (
+            ([question for question in questions if question not in longer], False, "generated tokens"),
+            ([question for question in questions if question not in longer], True, "generated tokens of a batch"),
+            (longer, False, "tokens generated after long prompts"),
+        ):
+            rows = list(self._generated(self.engine, asked, beside=beside))
+            probes = [Probe.joined(row) for row in rows]
             faults = {fault for probe in probes for fault in probe.predictions if fault != name}
             names = [name, *sorted(fault for fault in faults if ("batch" in fault) == beside)]
             if len(probes) < 3:
                 continue
             leans = [lean(probes, name, other, comparisons=len(names)) for other in names[1:]]
-            best, error = min(names, key=lambda one: misfit(probes, one)), misfit(probes, name)
+            best = min(names, key=lambda one: misfit(probes, one))
             if best != name and lean(probes, best, name, comparisons=len(names)).refuted:
                 return dataclasses.replace(outcome, kind="other", applied=(best,), detail="")
+            # an error may begin late, so each number of generated tokens counts
+            after = ([row[count] for row in rows if len(row) > count] for count in range(max(map(len, rows))))
+            error = max(misfit(each, name) for each in after if len(each) >= 3)
             if error > max(self._allowed, 2 * misfit(self.questions, name)):
-                where = "generated tokens of a batch" if beside else "generated tokens"
                 detail = (
                     f"{self.expected} explains {len(self.questions)} prompts, but misses the answers after {where} by "
                     f"{error:.3f} nats on average."
                 )
                 return dataclasses.replace(outcome, kind="none", detail=detail)
-            agrees = agrees is not False and all(one.refuted for one in leans)
+            if leans:
+                agrees = agrees is not False and all(one.refuted for one in leans)
         outcome = dataclasses.replace(outcome, decoding=agrees)
         return dataclasses.replace(outcome, detail=f"{outcome.detail} {self._drafted()}".strip())
 
-    def _generated(self, engine: Generates, questions: Sequence[PromptQuestion], *, beside: bool) -> Iterator[Probe]:
-        """Yield the answers after generated tokens if the engine has generated the expected ones."""
-        for question in questions:
-            self.progress.begin(f"generating after {len(question.input_ids):,} tokens", 0)
-            more = {"beside": question.beside} if beside else {}
+    def _generated(
+        self, engine: Generates, questions: Sequence[PromptQuestion], *, beside: bool
+    ) -> Iterator[list[Probe]]:
+        """Yield the answers of each request after each generated token, as long as these are the expected ones."""
+        for _, steps_of_one in itertools.groupby(questions, key=lambda question: list(question.input_ids)):
+            each = list(steps_of_one)
+            ids = each[0].input_ids
+            self.progress.begin(f"generating after {len(ids):,} tokens", 0)
+            more = {"beside": each[0].beside} if beside else {}
             try:
-                steps = engine.generate(question.input_ids, len(question.generated) + 1, **more)
+                steps = engine.generate(ids, len(each[-1].generated) + 1, **more)
             except (NoAnswer, TooLong):
                 continue
             except RopeError:
@@ -362,9 +378,14 @@ class Check:
                     raise
                 return  # the engine refuses two prompts in one request
             self.requests += 1
-            if [step.token for step in steps[:-1]] == list(question.generated):
-                answer = NextTokens(steps[-1].top, by_text=steps[-1].by_text)
-                yield Probe(len(question.input_ids) + len(question.generated), *question.put(answer))
+            tokens = [step.token for step in steps]
+            answers = [
+                Probe(len(ids) + count, *one.put(NextTokens(steps[count].top, by_text=steps[count].by_text)))
+                for one in each
+                if (count := len(one.generated)) < len(steps) and tokens[:count] == list(one.generated)
+            ]
+            if answers:
+                yield answers
 
     def _drafted(self) -> str:
         """Return a sentence if a draft model's tokens are accepted much less after long prompts; else an empty text.
@@ -398,7 +419,8 @@ class Check:
         )
 
     def _short_prompts(self) -> Sequence[PromptQuestion]:
-        return [one for one in self.side.decoding(self.progress) if len(one.input_ids) <= self.up_to // 2]
+        questions = self.side.decoding(self.progress)
+        return [one for one in questions if len(one.input_ids) <= self.up_to // 2 and len(one.generated) == 1]
 
     @property
     def _longest(self) -> int:
