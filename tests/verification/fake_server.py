@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,8 +21,13 @@ Content is text, what JSON can hold, or an iterator of the bytes to send.
 
 
 @contextmanager
-def serving(engine: OurEngine | None, handler: Handler | None = None, *, style: str = "llama.cpp") -> Iterator[str]:
-    """Return the address of a server for the time of a block; `style` names the engine that its answers imitate."""
+def serving(
+    engine: OurEngine | None, handler: Handler | None = None, *, style: str = "llama.cpp", certificate: str = ""
+) -> Iterator[str]:
+    """Return the address of a server for the time of a block; `style` names the engine that its answers imitate.
+
+    `certificate`: a .pem file with a key and a certificate, for https.
+    """
 
     class Requests(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -49,10 +55,14 @@ def serving(engine: OurEngine | None, handler: Handler | None = None, *, style: 
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Requests)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

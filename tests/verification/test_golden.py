@@ -138,6 +138,8 @@ def test_the_same_verdicts_as_with_the_model(golden, small):
         {"questions": [{}]},
         {"passages": []},
         {"lengths": ["a"]},
+        {"up_to": float("inf")},
+        {"left_out": [float("nan")]},
     ],
     ids=str,
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import subprocess
 import time
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
@@ -96,6 +99,26 @@ def test_a_key_that_is_none_is_refused(ours, monkeypatch, key):
         OpenAIEngine("http://localhost", ours.reader.tokenizer)
     assert "sk" not in str(refused.value)
     assert "cret" not in str(refused.value)
+
+
+def test_a_certificate_that_is_not_trusted(ours, tmp_path, monkeypatch):
+    """The cure names SSL_CERT_FILE, which works; https to a server of http names http."""
+    openssl = shutil.which("openssl") or pytest.skip("needs openssl")
+    made = str(tmp_path / "both.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", made, "-out", f"{made}.c", *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    with open(made, "a") as file:
+        file.write(Path(f"{made}.c").read_text())
+    with serving(ours, certificate=made) as url:
+        begun = time.monotonic()
+        assert "not trusted" in failing(url, ours, model="m")
+        assert "SSL_CERT_FILE" in failing(url, ours, model="m")
+        assert time.monotonic() - begun < 5, "it is not tried again"
+        monkeypatch.setenv("SSL_CERT_FILE", made)
+        assert OpenAIEngine(url, ours.reader.tokenizer).ask([1, 2, 3]).prompt_tokens == 3
+    with serving(ours) as url:
+        assert "http://" in failing(url.replace("http", "https"), ours, model="m")
 
 
 def test_without_a_key_none_is_sent(ours, monkeypatch):

@@ -125,6 +125,7 @@ def test_not_told_apart_for_want_of_length(small, verify):
     assert "positions held at 256" in found.outcome.candidates
     assert found.outcome.needs == 257
     assert "needs prompts of 257 tokens" in str(found)
+    assert "--text" in dataclasses.replace(found.outcome, needs=None).sentence, "longer prompts would not help"
 
 
 @MORE
@@ -285,7 +286,7 @@ def test_the_record_is_strict_json(small, verify):
 def test_over_http(small, verify):
     """The whole way through a server, by its URL."""
     with serving(under(small, rope=YARN), style="vllm") as url:
-        found = verify(small, url)
+        found = verify(small, url.replace("http", "HTTP"))
     assert found.outcome.applied == ("yarn 4",)
     assert found.tokenisation.startswith("the same")
     document = json.loads(json.dumps(found.to_json()))

@@ -194,6 +194,8 @@ def _cache() -> Path | None:
 
 def print_verification(console: Console, verification: Verification) -> None:
     """Print the verdict, a table of the best hypotheses, and the cost."""
+    from textwrap import fill
+
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
@@ -206,10 +208,12 @@ def print_verification(console: Console, verification: Verification) -> None:
             f"{standing.misfit:.4f}", f"{standing.log_likelihood or 0.0:.1f}", lean, str(standing.questions)
         ]  # fmt: skip
     heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean", ""), ("prompts", "")]
-    for columns in ((0, 1, 2, 3), (0, 2, 3), (0, 2), (0,)) if rows else ():  # as many as fit; `--json` has all
-        cells = {name: [row[column] for column in columns] for name, row in rows.items()}
+    for columns in ((0, 1, 2, 3), (0, 2, 3), (0, 2)) if rows else ():  # as many as fit; `--json` has all
+        least = len(columns) == 2
+        width = max(8, console.width - 34) if least else 1000  # of the names next to two columns of numbers
+        cells = {fill(name, width): [row[column] for column in columns] for name, row in rows.items()}
         tables = stacked(console, None, [heads[column] for column in columns], cells, names="hypothesis")
-        if len(tables) == 1:
+        if len(tables) == 1 or least:
             console.print(tables[0])
             break
     noise = "" if verification.noise is None else f" Its error after a single token is {verification.noise:.4f} nats."

@@ -36,7 +36,7 @@ def open_engine(
 
     **Raises:** `RopeError` for an unknown engine, or if the engine cannot be opened.
     """
-    if isinstance(engine, str) and engine.startswith(("http://", "https://")):
+    if isinstance(engine, str) and engine.lower().startswith(("http://", "https://")):
         return nullcontext(OpenAIEngine(engine, texts, model=served_name))
     if engine == "transformers":
         return nullcontext(TransformersEngine.load(model))

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.atomic_io import as_path, read_json, write_output
+from ropewalk.atomic_io import as_path, finite, read_json, write_output
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
@@ -112,6 +112,12 @@ class Golden:
                 "verify: this is not a file of golden predictions, or it has a different version.",
                 facts={"format": document.get("format"), "version": document.get("version")},
                 cure=f"Write it again with `ropewalk verify MODEL --write FILE` of ropewalk {__version__}.",
+            )
+        if finite(document) != document:
+            raise RopeError(
+                "verify: this file of golden predictions contains NaN or infinity.",
+                facts={"model": document.get("model")},
+                cure="Write it again with `ropewalk verify MODEL --write FILE`.",
             )
         try:
             self._parse()

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -263,6 +264,18 @@ class OpenAIEngine:
             answer = failure = None
             try:
                 answer = self._exchange(method, path, body, deadline)
+            except ssl.SSLCertVerificationError as error:
+                raise RopeError(
+                    "verify: the server's certificate is not trusted.",
+                    facts={"server": self.root, "error": error.verify_message},
+                    cure="Set SSL_CERT_FILE to a .pem file of it, and use the host name that it contains.",
+                ) from error
+            except ssl.SSLError as error:
+                raise RopeError(
+                    "verify: the server does not answer in https.",
+                    facts={"server": self.root, "error": error.reason},
+                    cure="Check whether the address begins with http:// instead.",
+                ) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 failure = type(error).__name__
             else:

@@ -146,7 +146,7 @@ class EngineVerdict:
     - `up_to`: the longest prompt, in tokens, for which the conclusion holds.
     - `applied`: the hypotheses that explain the answers, the best first.
     - `candidates`: for "undecided", the hypotheses not distinguished from the best.
-    - `needs`: the length of prompts, in tokens, to distinguish them; None if more prompts of this length would do so.
+    - `needs`: the length of prompts, in tokens, to distinguish them; None if longer ones would not help.
     - `detail`: a sentence with a fact about this conclusion.
     - `minor`: small differences, such as the rounding of a table, that the answers do not exclude.
     - `decoding`: whether answers after generated tokens agree, too; None if they were not measured or do not decide.
@@ -185,7 +185,8 @@ class EngineVerdict:
             return f"Neither {self.expected} nor any other hypothesis explains the answers. {self.detail}"
         if self.kind == "tokens":
             return f"Different tokenizer: {self.detail}"
-        cure = "more prompts" if self.needs is None else f"prompts of {self.needs:,} tokens"
+        cure = "the prompts of another --text or an engine with a smaller error"
+        cure = cure if self.needs is None else f"prompts of {self.needs:,} tokens"
         return f"Cannot distinguish {_either(self.applied)} and {_either(self.candidates)}: needs {cure}."
 
 
