@@ -47,13 +47,24 @@ _MARKS = (
 
 
 def as_path(source: object, where: str) -> Path:
-    """Return `source` as a path; raise `RopeError` for an empty string, which would be the current folder."""
+    """Return `source` as a path.
+
+    Raises `RopeError` for an empty string, which would be the current folder, and for a name that is not UTF-8.
+    """
     if not isinstance(source, str | os.PathLike) or not str(source):
         raise RopeError(
             f"{where}: a path must be a non-empty string or a pathlib.Path.",
             facts={"path": source},
             cure='Pass "." for the current folder.',
         )
+    try:
+        os.path.abspath(os.fsencode(source)).decode()
+    except UnicodeError as error:
+        raise RopeError(
+            f"{where}: a path must be UTF-8, as safetensors and JSON are.",
+            facts={"path": str(source)},
+            cure="Rename the file or folder.",
+        ) from error
     return Path(source)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from ropewalk.checkpoints.sources import find
 from tests.cli.doctor_runs import run_command
 from tests.report.records import EXTEND, record
 
@@ -121,6 +126,27 @@ def test_an_empty_path_is_no_folder(
 
 
 HUGE = "9" * 23
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect {}", "doctor {}", "serve-config {} --engine vllm", "vectors tiny --out {}"]
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_utf8(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON, HTML and safetensors cannot contain it; the cure is another name."""
+    folder = os.fsdecode(bytes(tmp_path) + b"/m\xff")
+    shutil.copytree(find("tiny"), folder)
+    assert run_command(*command.format(folder).split()) == 2
+    assert "Rename the file or folder." in capsys.readouterr().err
+
+
+def test_output_that_is_not_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LC_ALL=C without Python's UTF-8 mode, or PYTHONIOENCODING: what cannot be written is escaped."""
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(output, "ascii"))
+    assert run_command("inspect", "missing-\xe9") == 2
+    sys.stderr.flush()
+    assert b"missing-\\xe9" in output.getvalue()
 
 
 @pytest.mark.parametrize(

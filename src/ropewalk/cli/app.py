@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -98,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         raise KeyboardInterrupt
 
     handler = None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # write \xb1 instead of failing if the encoding has no such character
+            stream.reconfigure(errors="backslashreplace")
     try:
         if threading.current_thread() is threading.main_thread():
             handler = signal.signal(signal.SIGTERM, terminate)
