@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.atomic_io import as_path, finite, read_json, write_output
+from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_output
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
@@ -454,6 +454,7 @@ def write_golden(
     >>> golden.check(OurEngine(load("tiny"))).outcome.kind
     'as expected'
     """
+    check_output(path, new_folder=True)
     with shown("verify", progress) as bar:
         golden = Golden.of(our_side(model, **options), progress=bar)
     golden.write(path)
