@@ -87,6 +87,10 @@ def test_every_fixture(engine: str, folder: Path, name: str) -> None:
         else:
             with pytest.raises(RopeError, match=reason):
                 serve_config(folder, engine, method=method)
+    if name != "laguna_s":  # the doctor finds out whether it was trained with its scaling
+        source = Served.open(folder, None)
+        why = source.why_not(engine, "yarn", Reach(source.trained, 4 * source.trained))  # as the doctor recommends
+        assert re.search(reason, why or "") if reason else why is None
 
 
 def overridden(config: Any, keys: dict[str, Any]) -> Any:

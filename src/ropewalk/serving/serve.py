@@ -232,7 +232,7 @@ def _cure(engine: str, source: Served, method: str, reach: Reach, length: int | 
             python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
     for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
         with suppress(_Refused):
-            if other != method and method_named(other).extends:
+            if method_named(other).extends:
                 _Plan.of(engine, source, other, reach, length, stated).steps()
                 return f"Pass --method {other}; or r{python}" if python else f"Pass --method {other}."
     return f"R{python}" if python else "Leave out --method, to serve the model unchanged."
