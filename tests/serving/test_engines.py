@@ -319,6 +319,7 @@ def test_what_does_not_change_needs_no_override(tmp_path: Path) -> None:
     scaled = checkpoint(tmp_path / "scaled", rope_parameters=block, max_position_embeddings=TARGET)
     plain = serve_config(scaled, "vllm", method="plain", trained_length=TRAINED)
     assert '"rope_type": "default"' in plain.steps[0]
+    assert plain.length == TRAINED
     cropped = serve_config("tiny", "vllm", method="crop")
     assert cropped.length == TINY
     assert "last 256 tokens" in str(cropped.note)

@@ -219,6 +219,8 @@ def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any
     extend.apply(source, tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["rope_parameters"] == json.loads(json.dumps(override.block))
+    if family == "phi3":  # vLLM's factor
+        assert override.block["long_mscale"] == override.block["short_mscale"] == override.block["attention_factor"]
     for engine in ("vllm", "sglang", "transformers"):
         found = serve_config(tmp_path / "out", engine)
         assert found.length == 128

@@ -180,21 +180,17 @@ def rope_fields(
     reach = target or 2 * (trained or 2048)
     lengths = sorted({1, trained or 2048, (trained or 2048) + 1, reach, 2 * reach})
     maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
-    # named rules first, then divisors: Phi-3's class takes no other rule
+    # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
     named = {label: _named(rope) for label, rope in ropes.items()}
     divided = {
         label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, target or trained or 0)
         for label, rope in ropes.items()
     }
+    before = {label: (stated.get(label) or {}) if nested else stated for label in ropes}
+    kept = {label: {key: block[key] for key in _KEPT if key in block} for label, block in before.items()}
     for blocks in (named, divided):
         for stated_length in dict.fromkeys(maxima) if None not in blocks.values() else ():
-            # Phi-3's class requires the fraction, also if it is 1.0
-            whole = {
-                str(label): {key: value for key, value in before.items() if key in _KEPT}
-                | with_mscales(block, stated_length)
-                for label, block in blocks.items()
-                if block is not None and isinstance(before := stated.get(label, {}) if nested else stated, Mapping)
-            }
+            whole = {str(one): kept[one] | with_mscales(block or {}, stated_length) for one, block in blocks.items()}
             written: dict[str, Any] = {**stated, **whole} if nested else next(iter(whole.values()))
             at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and key in fields}
             found = {"rope_parameters": written, "max_position_embeddings": stated_length, **at_the_top}

@@ -221,15 +221,12 @@ def with_mscales(block: dict[str, Any], length: int) -> dict[str, Any]:
     sqrt(1 + ln s / ln L), where L is the original length and s is `length` / L. Other blocks do not change.
     """
     trained = block.get("original_max_position_embeddings")
-    if block["rope_type"] != "longrope" or trained is None or "attention_factor" not in block:
+    if block.get("rope_type") != "longrope" or trained is None or "attention_factor" not in block:
         return block
     scale, factor = length / trained, block["attention_factor"]
     assumed = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
-    return (
-        block
-        if math.isclose(assumed, factor, rel_tol=1e-9)
-        else {**block, "short_mscale": factor, "long_mscale": factor}
-    )
+    same = math.isclose(assumed, factor, rel_tol=1e-9)
+    return block if same else {**block, "short_mscale": factor, "long_mscale": factor}
 
 
 def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:

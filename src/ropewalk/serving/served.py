@@ -172,13 +172,7 @@ class Served:
                 raise
             return error.rule.rpartition(": ")[2].rstrip(".")
         fields = rope_fields(
-            self.fields,
-            self.labels,
-            self.own,
-            changed,
-            method=record,
-            target=reach.target if record.extends else None,
-            length=length,
+            self.fields, self.labels, self.own, changed, method=record, target=reach.target, length=length
         )
         return fields if isinstance(fields, str) else (fields["rope_parameters"], fields["max_position_embeddings"])
 
