@@ -104,7 +104,7 @@ docs-serve: $(READY)
 
 # With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes).
 figures: $(READY)
-	$(BIN)/ropewalk figure --all --out docs/figures
+	$(BIN)/python scripts/docs_figures.py
 	$(BIN)/python scripts/front_figure.py
 	$(BIN)/python scripts/docs_status.py --write
 

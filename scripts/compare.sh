@@ -7,6 +7,6 @@ cd "$(dirname "$0")/.."
 out="${1:-compare-runs}"
 data="${ROPEWALK_DATA:-../shared/data}"
 .venv/bin/ropewalk compare --text "$data/middlemarch.txt" --text "$data/bleak_house.txt" \
-  --validation "$data/moby_dick.txt" --out "$out" --figure benchmarks/results/compare "${@:2}"
+  --validation "$data/moby_dick.txt" --out "$out" "${@:2}"
 cp "$out/results.jsonl" benchmarks/results/.compare.jsonl.part
 mv benchmarks/results/.compare.jsonl.part benchmarks/results/compare.jsonl

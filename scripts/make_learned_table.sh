@@ -1,5 +1,5 @@
 #!/bin/sh
-# Train the learned table of positions that `ropewalk figure tables` shows: scripts/make_learned_table.sh
+# Train the learned table of positions that `rw.figures.tables` shows: scripts/make_learned_table.sh
 # A small decoder with learned absolute positions on the packaged Moby-Dick, then its table alone, in float16, with how it
 # came about. About a quarter of an hour on one core; to resume, rerun the command. One thread: sums are rounded
 # in one order.

@@ -17,10 +17,11 @@ PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
     "explain_backends", "convert_pairing", "KVCache", "Attention", "Decoder", "TextClassifier", "load", "save",
     "generate", "attach", "doctor", "verify", "RopeError", "positions", "fused", "encodings", "rotation",
+    "figures",
 }  # fmt: skip
 
 
-MODULES = {"encodings", "fused", "positions", "rotation", "scaling"}
+MODULES = {"encodings", "figures", "fused", "positions", "rotation", "scaling"}
 
 
 def literal_all() -> list[str]:
@@ -45,6 +46,7 @@ LAZY = [
     "ropewalk.checkpoints",
     "ropewalk.comparison",
     "ropewalk.extend",
+    "ropewalk.figures",
     "ropewalk.models",
     "ropewalk.rotation",
     "ropewalk.training",

@@ -11,7 +11,7 @@ from ropewalk.lazy import lazy_names
 from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ropewalk import encodings, fused, positions, rotation
+    from ropewalk import encodings, figures, fused, positions, rotation
     from ropewalk.attachment.handle import attach
     from ropewalk.attention.attention import Attention
     from ropewalk.attention.cache import KVCache
@@ -44,6 +44,7 @@ __all__ = [
     "doctor",
     "encodings",
     "explain_backends",
+    "figures",
     "fused",
     "generate",
     "inverse_frequencies",
@@ -71,6 +72,7 @@ _HOMES = {
     "doctor": "ropewalk.diagnosis.doctor",
     "encodings": "ropewalk.encodings",
     "explain_backends": "ropewalk.backends",
+    "figures": "ropewalk.figures",
     "fused": "ropewalk.fused",
     "generate": "ropewalk.models.generation",
     "inverse_frequencies": "ropewalk.rope.frequencies",
@@ -108,7 +110,7 @@ _MOVED = {
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
-        __name__, _HOMES, modules=("encodings", "fused", "positions", "rotation", "scaling"), moved=_MOVED
+        __name__, _HOMES, modules=("encodings", "figures", "fused", "positions", "rotation", "scaling"), moved=_MOVED
     )
 
 

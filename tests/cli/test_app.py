@@ -225,14 +225,13 @@ OPTIONS = {
     "report": "out",
     "inspect": "target trained-length json",
     "explore": "out",
-    "figure": "out set list all",
     "generate": "max-new-tokens stop echo temperature top-k top-p seed dtype",
     "train": "text validation vocab-size size encoding seq-len batch-size steps epochs lr device seed out restart "
     "settings",
     "classify train": "data text-column label-column validation max-length encoding batch-size epochs lr device seed "
     "test out restart settings",
     "classify predict": "out text-column",
-    "compare": "text validation encodings seeds seq-len steps multiples tokens scalings out quick full workers figure "
+    "compare": "text validation encodings seeds seq-len steps multiples tokens scalings out quick full workers "
     "settings",
 }
 """The options of each command, in the order of its help."""

@@ -1,4 +1,4 @@
-"""`ropewalk compare` as a user types it: tables, record, figures, errors."""
+"""`ropewalk compare` as a user types it: tables, record, errors."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ def compare(*arguments: str | Path) -> int:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every encoding has its row, a learned table has no value beyond its end, and both figures have both kinds."""
+def test_tables_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every encoding has its row, and a learned table has no value beyond its end."""
     given = ["--text=words.txt", "--out=out", "--encodings=rope,learned", "--scalings=pi", "--steps=2", *SMALL]
-    assert compare(*given, "--figure=loss") == 0
+    assert compare(*given) == 0
     printed = capsys.readouterr().out
     assert "rope, pi" in printed
     assert "no value" in printed
     first, *lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert first["settings"]["text"] == ["words.txt"]
     assert f"{lines[0]['loss']:.3f}" in printed
-    written = {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")}
-    assert written == {f"loss{part}.{kind}" for part in ("", "-convergence") for kind in ("png", "svg")}
     assert compare(*given) == 0  # again: nothing is trained, the tables are shown
     assert "rope, pi" in capsys.readouterr().out
 
@@ -60,7 +58,6 @@ def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--encodings=rotary"], "`encodings` must be"),
         (["--seeds=a"], "--seeds must be a whole number"),
         (["--workers=0"], "--workers must be"),
-        (["--figure=loss.pdf"], "a .png or .svg"),
         (["--text=missing.txt"], "the text cannot be read"),
     ],
 )

@@ -63,7 +63,17 @@ def test_the_reference_has_every_public_name(site):
     assert len(names) == 19
     assert [name for name in names if heads.count(name) != 1] == []
     assert sorted({name for name in heads if heads.count(name) > 1}) == []
-    for module in ("checkpoints", "extend", "audit", "attachment", "models", "positions", "rotation", "fused"):
+    for module in (
+        "checkpoints",
+        "extend",
+        "audit",
+        "attachment",
+        "models",
+        "positions",
+        "rotation",
+        "fused",
+        "figures",
+    ):
         own = set(import_module(f"ropewalk.{module}").__all__) - set(rw.__all__)
         assert {
             f"rw.{module}.{name}" for name in own if callable(getattr(import_module(f"ropewalk.{module}"), name))

@@ -314,7 +314,7 @@ def test_relative_attention(names: Names) -> None:
 
 def test_the_figures(names: Names) -> None:
     """Each call in the rows of slides 3, 5, 8, 10, 12 and 14 draws what the row says."""
-    figures = {row: run(call, names) for row, (*_, call) in ROWS.items() if "draw(" in call}
+    figures = {row: run(call, names) for row, (*_, call) in ROWS.items() if "rw.figures." in call}
     assert {int(row.split()[0]) for row in figures} == {3, 5, 8, 10, 12, 14}
     curves = {line.get_label(): line for line in figures["3 visualize_rope_extrapolation"].axes[0].lines}
     for name, part in (("cosine", np.cos), ("sine", np.sin)):
@@ -322,7 +322,7 @@ def test_the_figures(names: Names) -> None:
     for row in ("5 rope_encoding", "14 rope_encoding"):
         table, angles, *_ = drawn(figures[row])
         equal(table, sinusoidal(256, 128), 1e-9)
-        equal(angles[1:], angles_of(256, 64)[1:], 1e-9)
+        equal(angles[1:], angles_of(256, 16)[1:], 1e-9)
     boxes = figures["8 visualize_rope_extrapolation"].axes[0].collections[0].get_paths()
     inv_freq, positions = THETA ** (-np.arange(0, 128, 2) / 128), np.linspace(0, 16_383, 16)
     unseen = (np.outer(positions, inv_freq) % (2 * np.pi) >= 4096 * inv_freq) & (4096 * inv_freq < 2 * np.pi)
@@ -333,7 +333,7 @@ def test_the_figures(names: Names) -> None:
         equal(moved, trained, 1e-3)
         assert np.abs(trained - without).max() > 0.01
     distances, mean = figures["12 rope_attention_decay"].axes[0].lines[0].get_data()
-    equal(mean, np.cos(np.outer(distances, THETA ** (-np.arange(0, 64, 2) / 64))).mean(1), 1e-9)
+    equal(mean, np.cos(np.outer(distances, THETA ** (-np.arange(0, 16, 2) / 16))).mean(1), 1e-9)
     assert np.max(mean[np.asarray(distances) > 1]) < 0.98  # cos n comes back to 1
 
 
@@ -354,7 +354,7 @@ def test_norm_and_shift_find_a_roll(applied: Any, is_rotation: bool) -> None:
 
 def test_every_row_is_tested() -> None:
     """By its formula, or in a test of its own; only one slide rotates."""
-    own = {row for row, (*_, call) in ROWS.items() if "draw(" in call}
+    own = {row for row, (*_, call) in ROWS.items() if "rw.figures." in call}
     own |= {"7 RelativePositionAttention", "14 learned_pe", "notebook ModelArgs"}
     assert set(ROWS) == own | set(FORMULAS)
     assert len(re.findall(r"^\| .*`", TEXT, re.MULTILINE)) == len(ROWS)

@@ -19,7 +19,7 @@ from ropewalk.audit.sources import read_source
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import rotary_model, windows
-from ropewalk.figures.model_numbers import head_scores
+from ropewalk.figures.scores import head_scores
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.report import explorer
@@ -123,7 +123,7 @@ def test_the_records_in_the_package_are_the_repositorys():
 
 
 def test_heads_of_the_built_in_model_are_the_gallerys():
-    """The curve of a head from its numbers, against `ropewalk.figures.model_numbers`."""
+    """The curve of a head from its numbers, against `ropewalk.figures.scores`."""
     found = numbers("heads")
     model = rotary_model("tiny")
     distances = np.arange(0.0, 64.0)

@@ -35,7 +35,6 @@ COMMANDS = {
     "classify": "Train a text classifier, and label texts with it.",
     "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
-    "figure": "Compute and draw a figure of the lesson.",
 }
 """Each command and its line in `ropewalk --help`.
 

@@ -94,7 +94,7 @@ def _draw(result: dict[str, Any], out: Path) -> None:
         typer.echo(f"classify: no figure, because matplotlib is missing: {install_command('figures')}", err=True)
         return
     from ropewalk.atomic_io import write_whole
-    from ropewalk.figures.results import confusion
+    from ropewalk.figures.confusion import confusion
     from ropewalk.figures.style import render
     from ropewalk.training.classification.score import counts_of
 

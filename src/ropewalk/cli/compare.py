@@ -38,14 +38,6 @@ def compare(
         int | None,
         typer.Option(help="Processes of one thread [default: one for each core].", rich_help_panel="Run"),
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw losses and convergence into FILE.png or FILE.svg, or both if FILE has no ending.",
-            metavar="FILE",
-            rich_help_panel="Run",
-        ),
-    ] = None,
 ) -> None:
     """Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.
 
@@ -66,10 +58,6 @@ def compare(
         raise RopeError(
             "compare: --workers must be at least 1.", facts={"workers": workers}, cure="Leave out --workers."
         )
-    if figure is not None:
-        from ropewalk.figures.style import picture_files
-
-        picture_files(figure, "compare")
     defaults = PRESETS["quick" if quick else "full" if full else "hour"]
     if "text" not in settings.values:
         defaults = {**defaults, "text": (str(packaged_text(out)),)}
@@ -84,8 +72,6 @@ def compare(
     if not current().is_first:
         return
     _show(console, *read_record(record))
-    for path in [] if figure is None else _draw(record, figure):
-        console.print(f"Figure: {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Record: {record}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -120,18 +106,6 @@ def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) ->
         cells.setdefault(name, {})[row.length] = shown + ("" if band is None else f"±{(band[1] - band[0]) / 2:.3f}")
     lines = {name: [by_length.get(length, "") for length in lengths] for name, by_length in cells.items()}
     return stacked(console, title, [(f"{length:,}", "bold") for length in lengths], lines, names="encoding")
-
-
-def _draw(record: Path, path: Path) -> list[Path]:
-    """Draw the two figures of a record, in the given format or as .png and .svg; return their paths."""
-    from ropewalk.figures.catalog import draw
-    from ropewalk.figures.style import picture_files, write_figure
-
-    first = picture_files(path, "compare")
-    second = [file.with_name(f"{file.stem}-convergence{file.suffix}") for file in first]
-    write_figure(draw("comparison", record=str(record)), first)
-    write_figure(draw("convergence", record=str(record)), second)
-    return first + second
 
 
 class RunProgress:

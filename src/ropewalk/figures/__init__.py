@@ -1,1 +1,70 @@
-"""Draw figures: functions that take numbers and return matplotlib figures, without computing anything."""
+"""Draw figures of a config, a text or a model: `NAME` returns a matplotlib figure, `NAME_numbers` what it shows.
+
+The lesson explains each figure. It needs the extra `figures`; the numbers do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.figures.ropes import clocks, clocks_numbers, tables, tables_numbers, waves, waves_numbers
+    from ropewalk.figures.scalings import (
+        ratios,
+        ratios_numbers,
+        unseen,
+        unseen_numbers,
+        wavelengths,
+        wavelengths_numbers,
+    )
+    from ropewalk.figures.scores import (
+        axial,
+        axial_numbers,
+        decay,
+        decay_numbers,
+        maps,
+        maps_numbers,
+        shift,
+        shift_numbers,
+    )
+
+__all__ = [
+    "axial",
+    "axial_numbers",
+    "clocks",
+    "clocks_numbers",
+    "decay",
+    "decay_numbers",
+    "maps",
+    "maps_numbers",
+    "ratios",
+    "ratios_numbers",
+    "shift",
+    "shift_numbers",
+    "tables",
+    "tables_numbers",
+    "unseen",
+    "unseen_numbers",
+    "wavelengths",
+    "wavelengths_numbers",
+    "waves",
+    "waves_numbers",
+]
+
+_MODULES = {
+    "ropes": ("clocks", "tables", "waves"),
+    "scalings": ("ratios", "unseen", "wavelengths"),
+    "scores": ("axial", "decay", "maps", "shift"),
+}
+
+_HOMES = {
+    f"{name}{part}": f"ropewalk.figures.{module}"
+    for module, names in _MODULES.items()
+    for name in names
+    for part in ("", "_numbers")
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,8 +1,12 @@
-"""Inputs of several figures: frequencies, published configs, windows of text, queries and keys of a trained model."""
+"""Inputs of figures and of the explorer: ropes, published configs, windows of text, a trained model's attention."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from importlib import resources
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +16,16 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.attention import Attention
-from ropewalk.audit.sources import Source, read_source
+from ropewalk.audit.sources import Source, read_source, ropes_of
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.pairing import Pairing, convert_pairing
+from ropewalk.statistics import mean_and_interval
 
 Array = npt.NDArray[np.float64]
 BEGINNING = 30_000  # characters of Moby-Dick before the first window: the etymology and extracts
@@ -36,11 +43,6 @@ def frequencies(config: RopeConfig, seq_len: int | None = None) -> Array:
     """Return the radians per token of each pair, float64 `[pairs]`, with all axes advancing together."""
     array: Array = inverse_frequencies(config, seq_len).inv_freq.sum(0).numpy()
     return array
-
-
-def plain(head_dim: int, theta: float, trained_length: int | None = None) -> RopeConfig:
-    """Return half-split RoPE of the whole head, without scaling."""
-    return RopeConfig(head_dim, interleaved=False, theta=theta, max_position_embeddings=trained_length)
 
 
 def packaged(*parts: str) -> Path:
@@ -63,35 +65,76 @@ def published(name: str) -> Source:
         return read_source(name)
     except RopeError as error:
         raise RopeError(
-            "figure: this is neither a packaged config nor a readable path.",
+            "figures: this is neither a packaged config nor a readable path.",
             facts={"config": name, "error": error.rule},
             cure=f"Give one of {', '.join(packaged_configs())}, or the path of a config.json, a folder or a .gguf.",
         ) from error
 
 
-def rotary_model(source: str) -> Decoder:
-    """Load a trained model with a rope in every layer and a tokenizer, in float32; raise `RopeError` for others."""
-    model = load_decoder(source, dtype=torch.float32)
+def opened(config: Any) -> Source:
+    """Return the ropes of a config, with a name for pictures.
+
+    `config`: a `RopeConfig`, the argument of `published`, the content of a config.json, or a transformers config.
+    """
+    if isinstance(config, RopeConfig):
+        return Source(name=described(config), config={}, ropes={None: config})
+    if isinstance(config, str | PathLike):
+        source = published(str(config))
+        return dataclasses.replace(source, name=TITLES.get(str(config), source.name))
+    ropes = ropes_of(config)
+    content = config if isinstance(config, Mapping) else config.to_dict()
+    return Source(name=str(content.get("model_type", "config")), config=content, ropes=ropes)
+
+
+def main_rope(config: Any) -> RopeConfig:
+    """Return the rope of a `Source` or of `opened(config)`, that of full attention if there are several."""
+    ropes = (config if isinstance(config, Source) else opened(config)).ropes
+    return ropes.get("full_attention") or next(iter(ropes.values()))
+
+
+def described(rope: RopeConfig) -> str:
+    """Return a rope's sizes for a note.
+
+    >>> described(RopeConfig(64, interleaved=False))
+    'head_dim 64, theta 10,000'
+    """
+    scaling = "" if rope.scaling is None else f", {rope.scaling.rope_type}"
+    return f"head_dim {rope.head_dim}, theta {theta_of(rope)}{scaling}"
+
+
+def theta_of(rope: RopeConfig) -> str:
+    """Return the base as text, or that of each axis."""
+    return " and ".join(f"{theta:,.10g}" for theta in (rope.theta if isinstance(rope.theta, tuple) else (rope.theta,)))
+
+
+def rotary_model(source: str | Decoder) -> Decoder:
+    """Return a model with a tokenizer and a rope in every layer, loaded in float32; raise `RopeError` for others."""
+    model = source if isinstance(source, Decoder) else load_decoder(source, dtype=torch.float32)
     ropes = model.config.ropes
     if model.tokenizer is None or any(rope is None or rope.num_axes > 1 for rope in ropes):
         raise RopeError(
-            "figure: this needs a model with a tokenizer and one-dimensional RoPE in every layer.",
-            facts={"model": source, "tokenizer": model.tokenizer, "layers without rope": ropes.count(None)},
+            "figures: this needs a model with a tokenizer and one-dimensional RoPE in every layer.",
+            facts={"model": shown_name(source), "tokenizer": model.tokenizer, "without rope": ropes.count(None)},
             cure='Choose another, for example "tiny".',
         )
     return model
 
 
-def windows(model: Decoder, count: int, tokens: int) -> Tensor:
-    """Return windows spread evenly over the packaged Moby-Dick, int64 `[count, tokens]`."""
+def shown_name(model: str | Decoder) -> str:
+    """Return a model's name for the picture: the last part of a path, without .gguf."""
+    return "the model" if isinstance(model, Decoder) else Path(model).name.removesuffix(".gguf")
+
+
+def windows(model: Decoder, count: int, tokens: int, text: str | None = None) -> Tensor:
+    """Return windows spread evenly over the text, by default the packaged Moby-Dick, int64 `[count, tokens]`."""
     assert model.tokenizer is not None
-    text = read_text(None)[1][BEGINNING:]
+    text = read_text(None)[1][BEGINNING:] if text is None else text
     starts = [round(index * len(text) / count) for index in range(count)]
     rows = [model.tokenizer.encode(text[start : start + 12 * tokens])[:tokens] for start in starts]
     if min(map(len, rows)) < tokens:
         raise RopeError(
-            "figure: the packaged text is too short for a window of this length.",
-            facts={"tokens": tokens, "windows": count},
+            "figures: the text is too short for windows of this length.",
+            facts={"characters": len(text), "tokens": tokens, "windows": count},
             cure="Ask for fewer tokens or windows.",
         )
     return torch.tensor(rows)
@@ -131,3 +174,48 @@ def queries_and_keys(layer: LayerInput) -> tuple[Tensor, Tensor]:
         if attention.q_norm is not None and attention.k_norm is not None:
             q, k = attention.q_norm(q), attention.k_norm(k)
     return q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
+
+
+def as_complex(x: Tensor, rope: RopeConfig) -> tuple[Any, Array]:
+    """Return the pairs of `[head_dim]` as complex numbers, and the features that are not rotated."""
+    rotary = x[: 2 * rope.pairs]
+    pairs = rotary.view(-1, 2) if rope.interleaved else rotary.view(2, -1).T
+    return (pairs[:, 0] + 1j * pairs[:, 1]).numpy(), x[2 * rope.pairs :].numpy()
+
+
+# the cost of the wrong pairing, which the lesson and the explorer show
+
+
+def losses(model: Decoder, texts: int, tokens: int) -> dict[str, Any]:
+    """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
+
+    Each is (mean, low, high); the interval is that of the paired difference over windows, centred at the mean.
+    "uniform" is ln(vocab_size).
+    """
+    ids = windows(model, texts, tokens)
+    wrong = wrongly_paired(model)
+    own = [float(window_losses(model, row).mean()) for row in ids]
+    result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
+    for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
+        means = own if case is None else [float(window_losses(case, row).mean()) for row in ids]
+        mean, _ = mean_and_interval(means)
+        apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
+        low, high = interval or (apart, apart)
+        result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
+    return result
+
+
+def wrongly_paired(model: Decoder) -> Decoder:
+    """Return the model with the other pairing in every layer."""
+    other = (rope and dataclasses.replace(rope, interleaved=not rope.interleaved) for rope in model.config.ropes)
+    return model.with_positions(rope=tuple(other))
+
+
+def converted(wrong: Decoder) -> Decoder:
+    """Return the model with weights reordered for the pairing of its config."""
+    rope = next(rope for rope in wrong.config.ropes if rope is not None)
+    model = Decoder(wrong.config)
+    to: Pairing = "interleaved" if rope.interleaved else "half"
+    weights = convert_pairing(wrong.state_dict(), to=to, head_dim=rope.head_dim, rotary_dim=rope.rotary_dim)
+    model.load_state_dict(weights)
+    return model.eval()

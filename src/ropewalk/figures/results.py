@@ -1,16 +1,14 @@
-"""Figures of results: loss by position, comparison of encodings, confusion of classes, verification of engines."""
+"""Figures of results: the doctor's losses, copies and frequencies, verification of engines."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropewalk.figures.style import (
     BLUE,
     INK,
-    LOOKS,
     NARROW,
     OTHER,
     PALE,
@@ -24,8 +22,8 @@ from ropewalk.figures.style import (
     mark_trained_length,
     new_figure,
     style,
+    tokens,
 )
-from ropewalk.methods import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -232,6 +230,107 @@ def _name_beyond(axes: Axes, farthest: Mapping[str, float], *, above: float) -> 
         )
 
 
+WITHIN = "plain within its trained length"
+_RECOMMENDED = " (recommended)"
+
+
+class MeasuredValue(NamedTuple):
+    """A gain in nats per token or a fraction of 1, and its interval (None: too few values)."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+Copies = Mapping[str, Mapping[float, MeasuredValue]]
+"""By method, the gain at each distance in tokens."""
+
+
+def copies_by_distance(
+    copies: Copies,
+    *,
+    length: int,
+    trained_length: int,
+    control: Mapping[float, MeasuredValue] | None = None,
+    bound: float | None = None,
+    recommended: str | None = None,
+    title: str = "Copies",
+    narrow: bool = False,
+) -> Figure:
+    """Draw the gain on repeated passages by their distance from the end of the window, for each method.
+
+    A point without an interval is hollow. Intervals that leave the axes are cut.
+
+    **Arguments:**
+    - `length`: tokens of the window. `control`: the model's gain at its trained length.
+    - `bound`: the gain that counts as copying; None if the model does not copy at its trained length.
+    - `narrow`: for a phone's width.
+    """
+    with style():
+        figure, axes = new_figure(*(NARROW if narrow else WIDE))
+        axes.set_xlim(0, length)
+        mark_trained_length(axes, trained_length, length)
+        axes.axhline(0.0, color=QUIET, linewidth=0.8)
+        within = dict(sorted((control or {}).items()))
+        if within:
+            label = "plain, trained length" if narrow else WITHIN
+            axes.fill_between(
+                list(within), [gain.value for gain in within.values()], color=PALE, alpha=0.35, linewidth=0, zorder=1
+            )
+            axes.plot(
+                list(within), [gain.value for gain in within.values()], color=QUIET, linestyle=":", marker=".",
+                label=label,
+            )  # fmt: skip
+        for number, (name, gains) in enumerate(copies.items()):
+            look, apart = look_of(name), 0.006 * length * (number - (len(copies) - 1) / 2)
+            axes.plot(
+                [distance + apart for distance in gains],
+                [gain.value for gain in gains.values()],
+                color=look.color,
+                linestyle=look.line,
+                linewidth=2.6 if name == recommended else 1.6,
+                marker=look.marker,
+                label=f"{name}{_RECOMMENDED}" if name == recommended and not narrow else name,
+            )
+            for distance, gain in gains.items():
+                x = distance + apart
+                if gain.interval is None:
+                    axes.plot(
+                        [x], [gain.value], color=look.color, marker=look.marker, markerfacecolor="white", label="_"
+                    )
+                else:
+                    axes.plot([x, x], list(gain.interval), color=look.color, linewidth=1.1, alpha=0.75, label="_")
+        axes.set_ylim(
+            *_gain_range([*within.values(), *(gain for of in copies.values() for gain in of.values())], bound)
+        )
+        if bound is not None:
+            axes.axhline(bound, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        note = "counts as copying" if bound is not None else "no bound: plain does not copy within its trained length"
+        axes.annotate(
+            note, (0, bound or 0.0), xycoords=("axes fraction", "data"), xytext=(3, 3), textcoords="offset points",
+            fontsize=8, color=QUIET,
+        )  # fmt: skip
+        axes.set_title(title)
+        axes.set_xlabel("tokens back from the window's end")
+        axes.set_ylabel("gain on repeated passages (nats per token)" if not narrow else "gain (nats per token)")
+        axes.set_xticks([length * part / 4 for part in range(5)])
+        length_ticks(axes)
+        if narrow:
+            figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+        else:
+            figure.legend(loc="outside right center")
+        return figure
+
+
+def _gain_range(gains: Sequence[MeasuredValue], bound: float | None) -> tuple[float, float]:
+    """Return the ends of the axis: all means, and as much of their intervals as leaves the means apart."""
+    means = [gain.value for gain in gains]
+    low, high = min([0.0, *means]), max([bound or 0.0, 0.1, *means])
+    span = high - low
+    ends = [end for gain in gains if gain.interval is not None for end in gain.interval]
+    low, high = max(min([low, *ends]), low - 0.4 * span), min(max([high, *ends]), high + 0.4 * span)
+    return low - 0.08 * (high - low), high + 0.14 * (high - low)  # above: space for the note on the trained length
+
+
 class LookPoint(NamedTuple):
     """The result of one look: number of windows, whether it decided, and two means with intervals, or None."""
 
@@ -300,224 +399,130 @@ def growing_answer(
         return figure
 
 
-Point = tuple[float, float, tuple[float, float] | None]
-"""x, nats per token, and their interval; None for a single value."""
-
-ENCODING_LOOKS = {
-    "none": Look("#767676", ":", "."),
-    "sinusoidal": Look("#d55e00", "--", "s"),
-    "learned": Look("#cc79a7", ":", "x"),
-    "relative": Look("#767676", "-.", "v"),
-    "t5": Look("#009e73", "-.", "^"),
-    "transformer_xl": Look("#56b4e9", "--", "P"),
-    "alibi": Look("#0072b2", "-", "D"),
-    "kerple": Look("#56b4e9", "-", "X"),
-    "fire": Look("#e69f00", "-", "*"),
-    "xpos": Look("#222222", ":", "d"),
-    "fox": Look("#d55e00", "-", "v"),
-    "path": Look("#cc79a7", "-", "s"),
-    "selective_rope": Look("#009e73", "--", "o"),
-    "grape": Look("#767676", "--", "^"),
-    "grape_additive": Look("#e69f00", "-.", "D"),
-    "rope": Look("#222222", "-", "o"),
-}
-
-
-def loss_by_length(
-    encodings: Mapping[str, Sequence[Point]],
-    scalings: Mapping[str, Sequence[Point]],
+def pair_wavelengths(
+    unscaled: Sequence[float | None],
     *,
-    trained_length: int,
-    title: str = "Loss by length of the window",
-    note: str = "",
+    trained_length: int | None,
+    target: int,
+    scaled: Mapping[str, Sequence[float | None]] | None = None,
+    title: str = "Wavelength of each pair",
+    narrow: bool = False,
 ) -> Figure:
-    """Draw the mean loss (nats per token) by length (tokens), of each encoding and of rope under each scaling."""
-    from matplotlib.figure import Figure
+    """Draw the wavelength of each pair, with the trained length and the target as lines.
 
-    with style():
-        figure = Figure(figsize=(11.0 if scalings else 7.0, 4.6))
-        panels = figure.subplots(1, 2 if scalings else 1, sharey=True, squeeze=False)[0]
-        _lines(panels[0], encodings, ENCODING_LOOKS, _aside)
-        panels[0].set_ylabel("loss (nats per token)")
-        panels[0].set_title(title)
-        if scalings:
-            looks = {name: look_of("plain" if name == "rope" else name) for name in scalings}
-            _lines(panels[1], scalings, looks, _aside)
-            panels[1].set_title("The same ropes, scaled in the test")
-        for axes in panels:
-            axes.set_xscale("log", base=2)
-            length_ticks(axes)
-            axes.set_xticks(sorted({x for points in encodings.values() for x, _, _ in points}))
-            axes.minorticks_off()
-            axes.set_xlabel("length of the window (tokens)")
-            axes.axvline(trained_length, color=QUIET, linewidth=1, zorder=1)
-            axes.axvspan(trained_length, right := axes.get_xlim()[1], color=SHADE, zorder=0, linewidth=0)
-            axes.set_xlim(right=right)
-            axes.annotate(
-                "trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
-                textcoords="offset points", va="top", fontsize=8, color=QUIET,
-            )  # fmt: skip
-            axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=8)
-        if note:
-            figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
-        return figure
-
-
-def convergence(curves: Mapping[str, Sequence[Point]], *, title: str = "Loss while training", note: str = "") -> Figure:
-    """Draw the validation loss (nats per token) at the trained length by training tokens."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    with style():
-        figure = Figure(figsize=(7.0, 4.6))
-        axes = figure.subplots()
-        apart = min((b[0] - a[0] for points in curves.values() for a, b in pairwise(points)), default=0.0) / 16
-        _lines(axes, curves, ENCODING_LOOKS, lambda x, step: x + apart * step)
-        axes.set_title(title)
-        axes.set_xlabel("training tokens")
-        axes.set_ylabel("validation loss (nats per token)")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.legend(fontsize=8)
-        if note:
-            figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
-        return figure
-
-
-def _aside(length: float, step: float) -> float:
-    return float(length * 2 ** (step / 24))
-
-
-def _lines(
-    axes: Axes, lines: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], moved: Callable[[float, float], float]
-) -> None:
-    """Draw lines with their intervals as bars; `moved(x, step)` shifts each line, so that bars do not overlap."""
-    for number, (name, points) in enumerate(lines.items()):
-        look, step = looks.get(name, OTHER), number - (len(lines) - 1) / 2
-        x, y = [moved(point[0], step) for point in points], [point[1] for point in points]
-        axes.plot(
-            x, y, color=look.color, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.6, label=name
-        )
-        for at, (_, _, band) in zip(x, points, strict=True):
-            if band is not None:
-                axes.errorbar(
-                    [at], [sum(band) / 2], yerr=[(band[1] - band[0]) / 2], color=look.color, fmt="none",
-                    linewidth=1, capsize=2, alpha=0.7, zorder=1,
-                )  # fmt: skip
-
-
-Counts = Sequence[Sequence[int]]
-READABLE = 16  # classes of a matrix with legible names and numbers
-SHORT = 12  # characters of a name that fits below a column
-
-
-def confusion(
-    counts: Counts,
-    labels: Sequence[str],
-    *,
-    most: int = READABLE,
-    pairs: int = 15,
-    title: str = "Confusion of classes",
-) -> Figure:
-    """Draw the number of rows of each class that were assigned to each class, and the `pairs` most frequent confusions.
+    Pairs above the trained length never complete a turn in training.
 
     **Arguments:**
-    - `counts`: rows, `[true][predicted]`.
-    - `most`: largest number of classes in the matrix. If there are more, it shows only those of the most confused
-      pairs, and its last column, "other", counts the rest.
+    - `unscaled`: tokens per turn of each pair; None for a pair that is not rotated.
+    - `scaled`: the same for each method.
+    - `narrow`: for a phone's width.
     """
     with style():
-        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
-        worst = worst_pairs(counts)
-        shown = _block(worst, len(labels), most)
-        bars = worst[:pairs]
-        height = 2.2 + 0.36 * max(len(shown), len(bars), 3)
-        figure = Figure(figsize=(13.5, height) if bars else (8.0, height))
-        ratios = (2.2, 1.0) if bars else (1.0,)
-        grid = figure.add_gridspec(1, len(ratios), width_ratios=ratios)
-        matrix = figure.add_subplot(grid[0, 0])
-        _draw_matrix(matrix, counts, labels, shown)
-        if bars:
-            _draw_pairs(figure.add_subplot(grid[0, 1]), bars, labels)
-        total, right = sum(map(sum, counts)), sum(counts[i][i] for i in range(len(labels)))
-        wrong, named = total - right, sum(rows for _, _, rows in bars)
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=13)
-        which = f"{len(shown)} of {len(labels)} classes" if len(shown) < len(labels) else f"{len(labels)} classes"
-        errors = f"; the pairs hold {named} of {wrong} errors" if wrong else ""
-        figure.supxlabel(
-            f"{which}; {right:,} of {total:,} rows right{errors}",
-            fontsize=9, color=QUIET, x=0.01, ha="left",
-        )  # fmt: skip
+        figure, axes = new_figure(*(NARROW if narrow else ()))
+        axes.set_yscale("log", base=2)
+        pairs = len(unscaled)
+        axes.set_xlim(-0.5, pairs - 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for name, values in {"plain": unscaled, **(scaled or {})}.items():
+            look = look_of(name)
+            axes.plot(
+                [pair for pair, value in enumerate(values) if value is not None],
+                [value for value in values if value is not None],
+                color=look.color,
+                linestyle="none",
+                marker=look.marker,
+                markersize=4,
+                label=name,
+                zorder=3,
+            )
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, max(high, 2.0 * target))
+        if trained_length is not None:
+            axes.axhspan(trained_length, axes.get_ylim()[1], color=SHADE, zorder=0, linewidth=0)
+        lines = [("target", target, QUIET)]
+        if trained_length is not None:
+            lines.append(("trained length", trained_length, INK))
+        for label, length, color in lines:
+            axes.axhline(length, color=color, linewidth=1, linestyle="-" if label != "target" else "--")
+            below = narrow and label != "target"  # the two lines are close
+            axes.annotate(
+                f"{label} {tokens(length)}",
+                (0, length),
+                xytext=(2, -3) if below else (2, 3),
+                textcoords="offset points",
+                va="top" if below else "baseline",
+                fontsize=9,
+                color=color,
+            )
+        axes.set_title(title)
+        axes.set_xlabel("pair (fastest first)")
+        axes.set_ylabel("wavelength (tokens per turn)")
+        length_ticks(axes, "y")
+        if scaled:
+            _legend(figure, narrow)
         return figure
 
 
-def worst_pairs(counts: Counts) -> list[tuple[int, int, int]]:
-    """Return (true class, predicted class, rows) of every confusion, most rows first.
+def _legend(figure: Figure, narrow: bool) -> None:
+    """Put the legend beside the axes, on a phone below them."""
+    if narrow:
+        figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+    else:
+        figure.legend(loc="outside right center")
 
-    >>> worst_pairs([[5, 1], [3, 4]])
-    [(1, 0, 3), (0, 1, 1)]
+
+def frequency_ratios(
+    ratios: Mapping[str, Sequence[float | None]],
+    *,
+    factor: float,
+    title: str = "What each method does to each pair",
+    narrow: bool = False,
+) -> Figure:
+    """Draw each pair's new over old frequency by method (None for a pair that is not rotated), 1/`factor` marked.
+
+    `narrow`: for a phone's width.
     """
-    confusions = [(a, b, int(n)) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b and n]
-    return sorted(confusions, key=lambda pair: (-pair[2], pair[:2]))
+    with style():
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-
-def _block(worst: Sequence[tuple[int, int, int]], classes: int, most: int) -> list[int]:
-    """Return all classes, or up to `most` of the worst pairs, partners next to each other."""
-    if classes <= most:
-        return list(range(classes))
-    chosen: list[int] = []
-    for true, predicted, _ in worst:
-        new = [index for index in (true, predicted) if index not in chosen]
-        if len(chosen) + len(new) > most:
-            break
-        partner = next((chosen.index(index) for index in (true, predicted) if index in chosen), len(chosen))
-        chosen[partner + 1 : partner + 1] = new
-    return chosen or list(range(most))
-
-
-def _draw_matrix(axes: Axes, counts: Counts, labels: Sequence[str], shown: Sequence[int]) -> None:
-    """Draw shares of the true class as colours, and rows as numbers."""
-    rest = len(shown) < len(labels)
-    cells = [[counts[a][b] for b in shown] for a in shown]
-    if rest:
-        for row, a in zip(cells, shown, strict=True):
-            row.append(sum(counts[a]) - sum(row))
-    sums = [max(1, sum(counts[a])) for a in shown]
-    shares = [[n / total for n in row] for row, total in zip(cells, sums, strict=True)]
-    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
-    axes.grid(False)
-    for place, values in enumerate(cells):
-        for column, n in enumerate(values):
-            if n:
-                dark = shares[place][column] > 0.55
-                axes.text(column, place, str(n), ha="center", va="center", fontsize=8, color="white" if dark else INK)
-    rows, columns = [labels[a] for a in shown], [labels[b] for b in shown]
-    if max(map(len, rows)) > SHORT:  # number the columns, and repeat the numbers at the rows
-        columns = [str(number) for number in range(1, len(shown) + 1)]
-        rows = [f"{label}  {number}" for label, number in zip(rows, columns, strict=True)]
-    axes.set_xticks(range(len(cells[0])), [*columns, *(["other"] if rest else [])], fontsize=8)
-    axes.set_yticks(range(len(shown)), rows, fontsize=8)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    axes.set_title("Test rows (colour: share of the true class)", fontsize=10, fontweight="normal")
-
-
-def _draw_pairs(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> None:
-    """Draw the worst pairs by name."""
-    from matplotlib.ticker import MaxNLocator
-
-    places = list(range(len(bars)))
-    axes.barh(places, [rows for _, _, rows in bars], height=0.6, color=LOOKS["yarn"].color)
-    for place, (_, _, rows) in zip(places, bars, strict=True):
-        axes.annotate(str(rows), (rows, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
-    names = [f"{labels[true]}\n\u2192 {labels[predicted]}" for true, predicted, _ in bars]
-    axes.set_yticks(places, names, fontsize=7.5)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.margins(x=0.12)
-    axes.grid(False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("test rows")
-    axes.set_title("The most confused pairs", fontsize=10, fontweight="normal")
+        figure, axes = new_figure(*(NARROW if narrow else ()))
+        axes.set_yscale("log", base=2)
+        count = 1
+        for name, values in ratios.items():
+            look = look_of(name)
+            count = max(count, len(values))
+            shown = [(pair, value) for pair, value in enumerate(values) if value is not None]
+            axes.plot(
+                [pair for pair, _ in shown],
+                [value for _, value in shown],
+                color=look.color,
+                linestyle=look.line,
+                marker=look.marker,
+                markersize=3,
+                linewidth=1.6,
+                label=name,
+            )
+        axes.set_xlim(-0.5, count - 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.axhline(1 / factor, color=QUIET, linewidth=1, linestyle="--")
+        axes.annotate(
+            f"1 / {factor:g}: full interpolation",
+            (0, 1 / factor),
+            xytext=(2, 3),
+            textcoords="offset points",
+            fontsize=9,
+            color=QUIET,
+        )
+        axes.set_title(title)
+        axes.set_xlabel("pair (fastest first)")
+        axes.set_ylabel("frequency / unscaled frequency")
+        axes.yaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 2**0.5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        _legend(figure, narrow)
+        return figure
 
 
 SHOWN = 16  # hypotheses

@@ -1,21 +1,37 @@
-"""Figures of scores: by shift, distance and patch, attention maps, the two pairings, rounding."""
+"""Figures of scores: by shift, distance and patch, and attention maps of a trained model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.figures.material import (
+    Array,
+    as_complex,
+    attention_inputs,
+    described,
+    frequencies,
+    main_rope,
+    queries_and_keys,
+    rotary_model,
+    shown_name,
+    windows,
+)
 from ropewalk.figures.style import (
     BLUE,
     GREEN,
     INK,
     ORANGE,
-    OTHER,
     PALE,
     PURPLE,
     QUIET,
     RED,
-    SKY,
     bar,
     caption,
     heat,
@@ -24,6 +40,11 @@ from ropewalk.figures.style import (
     style,
 )
 from ropewalk.methods import Look
+from ropewalk.models.decoder import Decoder
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import attention_factor_of
+from ropewalk.rope.values import check_whole
+from ropewalk.rotation.embedding import RotaryEmbedding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,48 +57,44 @@ _MOVES = {
 }
 
 
-def shift(
-    grid: Any,
-    *,
-    start: tuple[int, int],
-    shifts: Sequence[int],
-    curves: Mapping[str, Sequence[float]],
-    spread: float,
-    note: str = "",
-) -> Figure:
-    """Draw scores of a query and a key: by both positions, and along a shift.
+def shift(config: Any, *, length: int = 32, shifts: int = 64, seed: int = 0) -> Figure:
+    """Draw scores of a random query and key by both positions, and with both moved, or only one.
 
     **Arguments:**
-    - `grid`: the score of a query at m with a key at n, `[m, n]`.
-    - `start`: m and n before the shift.
-    - `shifts`: in tokens.
-    - `curves`: scores by shift.
-    - `spread`: range of the score while both move.
+    - `config`: as for `rw.figures.clocks`.
+    - `length`: positions of the table, each way. `shifts`: tokens moved, at most.
+
+    **Returns:** a matplotlib figure.
+
+    >>> import ropewalk as rw
+    >>> figure = rw.figures.shift(rw.RopeConfig(64, interleaved=False))
     """
+    shown = shift_numbers(config, length=length, shifts=shifts, seed=seed)
+    moved = shown["shifts"]
     with style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9.2, 4.4))
         left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
-        image = heat(left, grid)
+        image = heat(left, shown["grid"])
         left.set_aspect("equal")
         bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
-        m, n = start
-        ahead = len(grid) - 1 - max(m, n)
+        m, n = shown["start"]
+        ahead = length - 1 - max(m, n)
         left.plot([n, n + ahead], [m, m + ahead], color="white", linewidth=3.2)
         left.plot([n, n + ahead], [m, m + ahead], color=BLUE, linewidth=1.8)
         left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=BLUE, markeredgewidth=1.8)
         panel(left, "every query position, every key position")
         left.set_xlabel("key position n (tokens)")
         left.set_ylabel("query position m (tokens)")
-        for name, values in curves.items():
+        for name, values in shown["curves"].items():
             look = _MOVES.get(name, Look(QUIET))
             right.plot(
-                shifts, values, color=look.color, linestyle=look.line, marker=look.marker,
-                markevery=max(1, len(shifts) // 8),
-                label=f"{name} (within {spread:.0e})" if name == "both move" else name,
+                moved, values, color=look.color, linestyle=look.line, marker=look.marker,
+                markevery=max(1, len(moved) // 8),
+                label=f"{name} (within {shown['spread']:.0e})" if name == "both move" else name,
             )  # fmt: skip
-        right.set_xlim(shifts[0], shifts[-1])
+        right.set_xlim(moved[0], moved[-1])
         length_ticks(right)
         low, high = right.get_ylim()
         right.set_ylim(low, high + 0.4 * (high - low))
@@ -85,12 +102,70 @@ def shift(
         right.set_xlabel("shift (tokens)")
         right.set_ylabel("score q·k / √head_dim")
         right.legend(loc="upper left")
-        caption(figure, "A score depends only on the distance", note)
+        caption(figure, "A score depends only on the distance", shown["note"])
         return figure
 
 
-def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
-    """Draw the similarity of one patch to every patch of a grid, for each (name, patch, similarity)."""
+def shift_numbers(config: Any, *, length: int = 32, shifts: int = 64, seed: int = 0) -> dict[str, Any]:
+    """Return what `shift` draws, by its arguments, in float32.
+
+    **Returns:** "grid" `[length, length]`, the score of q at m with k at n; "start", (m, n) before the shift; "shifts",
+    tokens; "curves", scores by shift with both, only the query or only the key moved; "spread", the range of the score
+    while both move; "note".
+
+    >>> import ropewalk as rw
+    >>> numbers = rw.figures.shift_numbers(rw.RopeConfig(64, interleaved=False))
+    >>> numbers["spread"] < 1e-5, numbers["curves"]["only the key moves"].round(2).tolist()[:3]
+    (True, [-1.53, -1.6, -1.34])
+    """
+    check_whole("figures.shift", optional=False, length=length, shifts=shifts)
+    rope = main_rope(config)
+    q, k = torch.randn(2, rope.head_dim, generator=torch.Generator().manual_seed(seed))
+    places, moved, reach = torch.arange(length), torch.arange(shifts + 1), length + shifts
+    grid = rotated(q, rope, places, reach) @ rotated(k, rope, places, reach).T / rope.head_dim**0.5
+    m, n = length // 2, length // 4
+
+    def curve(by_query: int, by_key: int) -> Array:
+        at_m = rotated(q, rope, m + by_query * moved, reach)
+        at_n = rotated(k, rope, n + by_key * moved, reach)
+        scores: Array = ((at_m * at_n).sum(-1) / rope.head_dim**0.5).double().numpy()
+        return scores
+
+    both = curve(1, 1)
+    return {
+        "grid": grid.double().numpy(),
+        "start": (m, n),
+        "shifts": moved.numpy(),
+        "curves": {"both move": both, "only the query moves": curve(1, 0), "only the key moves": curve(0, 1)},
+        "spread": float(both.max() - both.min()),
+        "note": f"One query and one key, random (seed {seed}); {described(rope)}, float32",
+    }
+
+
+def rotated(x: Tensor, rope: RopeConfig, position_ids: Tensor, seq_len: int) -> Tensor:
+    """Return one vector `[head_dim]` rotated to every position, `[positions, head_dim]`, in its own dtype."""
+    if rope.num_axes > 1 and position_ids.ndim == 1:
+        position_ids = position_ids[:, None].expand(-1, rope.num_axes)
+    rows = x.expand(1, len(position_ids), 1, -1).contiguous()
+    return RotaryEmbedding(rope).rotate(rows, position_ids=position_ids, seq_len=seq_len)[0, :, 0]
+
+
+def axial(config: Any, *, side: int = 24, row: int = 8, column: int = 11) -> Figure:
+    """Draw the score of one patch's query with every patch's equal key, in axial 2D and in reading order.
+
+    **Arguments:**
+    - `config`: as for `rw.figures.clocks`; its rope has two axes, (row, column).
+    - `side`: patches of the grid, each way. `row`, `column`: the patch.
+
+    **Returns:** a matplotlib figure. **Raises:** `RopeError` for another number of axes, or a patch off the grid.
+
+    >>> import ropewalk as rw
+    >>> axes = rw.positions.axes_from_sections([16, 16])
+    >>> config = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=axes, axes_restart=True)
+    >>> figure = rw.figures.axial(config, side=12, row=4, column=5)
+    """
+    shown = axial_numbers(config, side=side, row=row, column=column)
+    panels = shown["panels"]
     with style():
         from matplotlib.figure import Figure
 
@@ -107,184 +182,274 @@ def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "")
             if index == 0:
                 axes.set_ylabel("row (patches)")
         bar(figure, image, grid, "score / its largest (no unit)", shrink=0.8, pad=0.02)
-        caption(figure, "One patch against all others", note)
+        caption(figure, "One patch against all others", shown["note"])
         return figure
 
 
+def axial_numbers(config: Any, *, side: int = 24, row: int = 8, column: int = 11) -> dict[str, Any]:
+    """Return what `axial` draws, by its arguments.
+
+    **Returns:** "panels", three of (name, patch, score over its largest `[side, side]`): the patch, one in the corner,
+    and the patch with one axis in reading order; "note".
+
+    >>> import ropewalk as rw
+    >>> axes = rw.positions.axes_from_sections([16, 16])
+    >>> config = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=axes, axes_restart=True)
+    >>> [name for name, _, _ in rw.figures.axial_numbers(config)["panels"]][0]
+    'axial 2D'
+    """
+    rope = main_rope(config)
+    check_whole("figures.axial", least=2, most=4096, optional=False, side=side)
+    check_whole("figures.axial", least=0, most=side - 1, optional=False, row=row, column=column)
+    if rope.num_axes != 2:
+        raise RopeError(
+            "figures.axial: the config must have two axes, row and column.",
+            facts={"axes": rope.num_axes},
+            cure="Pass axes=axes_from_sections([...]) with two numbers, and axes_restart=True.",
+        )
+    theta = rope.theta[0] if isinstance(rope.theta, tuple) else rope.theta
+    one_axis = dataclasses.replace(rope, theta=theta, scaling=None, axes=None, axes_restart=False, axis_blocks=False)
+    at = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
+    ones = torch.ones(rope.head_dim, dtype=torch.float64)
+    by_axes = rotated(ones, rope, at, side)
+    by_order = rotated(ones, one_axis, torch.arange(side * side), side * side)
+
+    def similarity(rows: Tensor, patch: tuple[int, int]) -> Array:
+        scores: Array = (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy()
+        return scores
+
+    corner = (side - 1, 0)
+    return {
+        "panels": [
+            ("axial 2D", (row, column), similarity(by_axes, (row, column))),
+            ("axial 2D, patch in the corner", corner, similarity(by_axes, corner)),
+            ("one axis, patches in reading order", (row, column), similarity(by_order, (row, column))),
+        ],
+        "note": f"Query and key are the same vector of ones; {described(rope)}",
+    }
+
+
+DRAWS = 1_000
+BANDS = (0.9, 0.5)
+POINTS = 4_096  # distances at which scores are computed
+
+
 def decay(
-    distances: Sequence[int],
+    config: Any,
+    length: int = 256,
     *,
-    equal: Sequence[float],
-    bound: Sequence[float],
-    random_bands: Sequence[tuple[float, Sequence[float], Sequence[float]]],
-    random_mean: Sequence[float],
-    random_examples: Sequence[Sequence[float]],
-    heads: Mapping[str, Sequence[float]],
-    falling: str,
-    rising: str,
-    rising_count: int,
-    model: str,
-    note: str = "",
+    model: str | Decoder | None = None,
+    text: str | None = None,
+    texts: int = 16,
+    tokens: int = 256,
+    seed: int = 0,
 ) -> Figure:
-    """Draw scores against distance in tokens: q = k, the paper's bound for it, random q and k, and trained heads.
+    """Draw scores by distance: of equal q and k, the paper's bound, of random q and k, and of each head of a model.
 
     **Arguments:**
-    - `equal`, `bound`, `random_mean`, `random_examples`: scores over |q| |k| by distance.
-    - `random_bands`: (share of draws, low, high).
-    - `heads`: mean score by distance, less its mean over distances. `falling` and `rising` are drawn in colour.
-    - `rising_count`: heads that rise again at the end.
+    - `config`: as for `rw.figures.clocks`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
+    - `model`: a trained `Decoder`, or the argument of `rw.load` ("tiny"). Without it, the last panel is left out.
+    - `text`: for the model; by default Moby-Dick. `texts`, `tokens`: windows of it, and the tokens of each.
+    - `seed`: of random q and k.
+
+    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a model without rotation in some layer.
+
+    >>> import ropewalk as rw
+    >>> figure = rw.figures.decay(rw.RopeConfig(128, interleaved=False, theta=500_000.0), 8192)
     """
+    shown = decay_numbers(config, length, model=model, text=text, texts=texts, tokens=tokens, seed=seed)
+    distances, heads = shown["distances"], shown["heads"]
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9.2, 7.6))
-        first, above, second, third = figure.subplots(2, 2).ravel()
-        first.plot(distances, equal, color=BLUE, label="equal pairs, q = k")
-        first.set_ylim(min(-0.05, min(equal)), 1.05)
+        rows, columns = (2, 2) if heads else (1, 3)
+        figure = Figure(figsize=(4.6 * columns, 3.8 * rows))
+        panels = figure.subplots(rows, columns).ravel()
+        first, above, second = panels[:3]
+        first.plot(distances, shown["equal"], color=BLUE, label="equal pairs, q = k")
+        first.set_ylim(min(-0.05, min(shown["equal"])), 1.05)
         panel(first, "q = k: falls, but not evenly")
         first.set_ylabel("score / |q| |k| (no unit)")
-        above.plot(distances, bound, color=PURPLE, label="the paper's bound for q = k")
+        above.plot(distances, shown["bound"], color=PURPLE, label="the paper's bound for q = k")
         above.axhline(1, color=INK, linewidth=1.4, linestyle="--", label="|q| |k|, the largest score there is")
         above.set_ylim(bottom=0)
         above.legend(loc="upper right")
-        lowest = min(bound)
+        lowest = min(shown["bound"])
         panel(above, f"the bound: {lowest:.1f} |q| |k| or more" + (", so it excludes no score" if lowest >= 1 else ""))
         above.set_ylabel("bound / |q| |k| (no unit)")
-        for number, (share, low, high) in enumerate(random_bands):
+        for number, (share, low, high) in enumerate(shown["random_bands"]):
             second.fill_between(
                 distances, low, high, color=ORANGE, alpha=0.25 + 0.25 * number, linewidth=0,
                 label=f"{share:.0%} of draws",
             )  # fmt: skip
-        for number, line in enumerate(random_examples):
+        for number, line in enumerate(shown["random_examples"]):
             second.plot(distances, line, color=INK, linewidth=0.9, label=None if number else "single draws")
-        second.plot(distances, random_mean, color=BLUE, linewidth=2, linestyle="--", label="mean of draws")
+        second.plot(distances, shown["random_mean"], color=BLUE, linewidth=2, linestyle="--", label="mean of draws")
         second.set_ylim(top=1.35 * second.get_ylim()[1])
         second.legend(loc="upper right", ncols=2, fontsize=8)
         panel(second, "random q and k: no decay")
         second.set_ylabel("score / |q| |k| (no unit)")
-        for name, values in heads.items():
-            if name not in (falling, rising):
-                third.plot(distances, values, color=PALE, linewidth=0.9, zorder=2)
-        third.plot([], [], color=PALE, linewidth=0.9, label="the other heads")
-        third.plot(distances, heads[falling], color=BLUE, zorder=4, label=f"falls most: {falling}")
-        third.plot(distances, heads[rising], color=RED, linestyle="--", zorder=4, label=f"rises again most: {rising}")
-        low, high = third.get_ylim()
-        third.set_ylim(low, high + 0.25 * (high - low))
-        third.legend(loc="upper right", fontsize=8)
-        panel(third, f"{model}: {rising_count} of {len(heads)} heads rise again")
-        third.set_ylabel("mean score q·k / √head_dim, less its mean")
-        for axes in (first, above, second, third):
+        if heads:
+            third, falling, rising = panels[3], shown["falling"], shown["rising"]
+            for name, values in heads.items():
+                if name not in (falling, rising):
+                    third.plot(distances, values, color=PALE, linewidth=0.9, zorder=2)
+            third.plot([], [], color=PALE, linewidth=0.9, label="the other heads")
+            third.plot(distances, heads[falling], color=BLUE, zorder=4, label=f"falls most: {falling}")
+            third.plot(
+                distances, heads[rising], color=RED, linestyle="--", zorder=4, label=f"rises again most: {rising}"
+            )
+            low, high = third.get_ylim()
+            third.set_ylim(low, high + 0.25 * (high - low))
+            third.legend(loc="upper right", fontsize=8)
+            panel(third, f"{shown['model']}: {shown['rising_count']} of {len(heads)} heads rise again")
+            third.set_ylabel("mean score q·k / √head_dim, less its mean")
+        for axes in panels:
             axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.set_xlim(distances[0], distances[-1])
             axes.set_xlabel("distance (tokens)")
             length_ticks(axes)
-        caption(figure, "Rotation allows decay with distance but does not enforce it", note)
+        caption(figure, "Rotation allows decay with distance but does not enforce it", shown["note"])
         return figure
 
 
-def order(
-    rows: Sequence[tuple[str, Sequence[tuple[Sequence[int], Any]]]], *, words: Sequence[str], note: str = ""
-) -> Figure:
-    """Draw a row of attention weights for each (label, sentences); rows and columns of a panel are the words.
+def decay_numbers(
+    config: Any,
+    length: int = 256,
+    *,
+    model: str | Decoder | None = None,
+    text: str | None = None,
+    texts: int = 16,
+    tokens: int = 256,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return what `decay` draws, by its arguments.
 
-    **Arguments:**
-    - `rows`: a sentence is the position of each word, and the weights `[words, words]`. A weight has a frame if its
-      per cent are not those of the same two words in the first sentence.
+    **Returns:** "distances", at most 4,096; by distance, over |q| |k|: "equal", "bound", "random_mean",
+    "random_examples" and "random_bands" of (share of draws, low, high); "heads", by head the mean score less its mean
+    over distances ({} without a model); then also "falling", "rising", "rising_count" and "model"; "note".
+
+    >>> import ropewalk as rw
+    >>> numbers = rw.figures.decay_numbers(rw.RopeConfig(64, interleaved=False))
+    >>> numbers["equal"][[0, 64, 128]].round(2).tolist()
+    [1.0, 0.43, 0.28]
     """
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
-
-        columns = len(rows[0][1])
-        figure = Figure(figsize=(1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)))
-        grid = figure.subplots(len(rows), columns, squeeze=False)
-        for drawn, (label, sentences) in zip(grid, rows, strict=True):
-            for axes, (places, weights) in zip(drawn, sentences, strict=True):
-                heat(axes, weights, cmap="Blues", vmin=0.0, vmax=1.0)
-                axes.set_aspect("equal")
-                for query, row in enumerate(weights):
-                    for key, weight in enumerate(row):
-                        shown, in_first = (f"{100 * one:.0f}" for one in (weight, sentences[0][1][query][key]))
-                        axes.text(key, query, f"{shown} %", ha="center", va="center", fontsize=11, color=INK)
-                        if shown != in_first:
-                            axes.add_patch(
-                                Rectangle(
-                                    (key - 0.46, query - 0.46), 0.92, 0.92, fill=False, edgecolor=RED, linewidth=2
-                                )
-                            )
-                names = [f"{word} ({place})" for word, place in zip(words, places, strict=True)]
-                axes.set_xticks(range(len(words)), names)
-                axes.set_yticks(range(len(words)), names)
-                sentence = " ".join(word for _, word in sorted(zip(places, words, strict=True)))
-                panel(axes, sentence)
-                axes.set_xlabel("key (token)")
-            drawn[0].set_ylabel(f"{label}\n\nquery (token)")
-        caption(figure, "The same words in two orders", note)
-        return figure
-
-
-_BOXES = {  # place and text of each box in `layer`; "rotate" is the one that RoPE adds
-    "x": (0.0, 1.0, "input"), "q_proj": (1.5, 2.0, "W_q"), "k_proj": (1.5, 1.0, "W_k"), "v_proj": (1.5, 0.0, "W_v"),
-    "rotate q": (3.7, 2.0, "rotate"), "rotate k": (3.7, 1.0, "rotate"), "positions": (3.7, 3.0, "position_ids"),
-    "scores": (5.4, 1.5, "q·k / √d,\nsoftmax"), "mix": (7.4, 0.75, "weighted\nsum"), "o_proj": (8.9, 0.75, "W_o"),
-}  # fmt: skip
-_ARROWS = (  # from, to, the shape that it carries
-    ("x", "q_proj", None), ("x", "k_proj", None), ("x", "v_proj", None), ("q_proj", "rotate q", "q"),
-    ("k_proj", "rotate k", "k"), ("v_proj", "mix", "v"), ("positions", "rotate q", None),
-    ("positions", "rotate k", None), ("rotate q", "scores", None), ("rotate k", "scores", None),
-    ("scores", "mix", "weights"), ("mix", "o_proj", None),
-)  # fmt: skip
+    check_whole("figures.decay", least=16, optional=False, length=length)
+    check_whole("figures.decay", optional=False, texts=texts, tokens=tokens)
+    rope = main_rope(config)
+    distances = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round())
+    equal, bound = decay_of(rope, distances)
+    draws = random_scores(rope, distances, seed)
+    numbers = {
+        "distances": distances,
+        "equal": equal,
+        "bound": bound,
+        "random_bands": [(share, *np.quantile(draws, [0.5 - share / 2, 0.5 + share / 2], axis=0)) for share in BANDS],
+        "random_mean": draws.mean(0),
+        "random_examples": draws[:2],
+        "heads": {},
+        "note": f"{described(rope)}; {DRAWS:,} draws (seed {seed}).",
+    }
+    if model is None:
+        return numbers
+    trained = rotary_model(model)
+    heads = head_scores(trained, windows(trained, texts, tokens, text), distances)
+    quarters = {name: [float(part.mean()) for part in np.array_split(curve, 4)] for name, curve in heads.items()}
+    falls = {name: parts[0] - parts[3] for name, parts in quarters.items()}
+    rises = {name: parts[3] - parts[2] for name, parts in quarters.items()}
+    return {
+        **numbers,
+        "heads": {name: curve - curve.mean() for name, curve in heads.items()},
+        "falling": max(falls, key=falls.__getitem__),
+        "rising": max(rises, key=rises.__getitem__),
+        "rising_count": sum(rise > 0 for rise in rises.values()),
+        "model": shown_name(model),
+        "note": f"{numbers['note']} Lower right: every query with every key of {texts} windows of {tokens} tokens of\n"
+        f"{named(text)}, at this distance, before the softmax. "
+        "Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
+    }
 
 
-def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
-    """Draw where an attention layer rotates: `shapes` of "x", "q", "k", "v", "weights" and "out" are on the arrows."""
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.patches import FancyBboxPatch
+def named(text: str | None) -> str:
+    """Return the name of a text in a note."""
+    return "Moby-Dick" if text is None else "the given text"
 
-        figure = Figure(figsize=(10.4, 4.0))
-        axes = figure.add_subplot()
-        axes.set_axis_off()
-        axes.set_xlim(-0.7, 10.9)
-        axes.set_ylim(-0.7, 3.4)
-        for name, (x, y, text) in _BOXES.items():
-            own = name.startswith(("rotate", "positions"))
-            axes.add_patch(
-                FancyBboxPatch(
-                    (x - 0.55, y - 0.27), 1.1, 0.54, boxstyle="round,pad=0,rounding_size=0.1", zorder=3,
-                    facecolor="#dbeaf6" if own else "white", edgecolor=BLUE if own else INK, linewidth=2 if own else 1,
-                )
-            )  # fmt: skip
-            axes.text(x, y, text, ha="center", va="center", fontsize=10, zorder=4, color=INK)
-        for start, end, carried in _ARROWS:
-            (x, y, _), (to_x, to_y, _) = _BOXES[start], _BOXES[end]
-            down = start == "positions"
-            tail = (x, y - 0.27) if down else (x + 0.55, y)
-            head = (to_x, to_y + 0.27) if down else (to_x - 0.55, to_y)
-            arrow = {"arrowstyle": "->", "color": BLUE if down else INK}
-            axes.annotate("", head, tail, arrowprops=arrow, zorder=2)  # below the boxes
-            if carried is not None:
-                level = tail[1] == head[1]
-                along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
-                axes.text(
-                    along, up + 0.08 * level, str(list(shapes[carried])), fontsize=8, color=QUIET, ha="center",
-                    va="bottom" if level else "center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-                )  # fmt: skip
-        axes.text(0.0, 0.62, str(list(shapes["x"])), ha="center", va="center", fontsize=8, color=QUIET)
-        axes.annotate("", (10.1, 0.75), (9.45, 0.75), arrowprops={"arrowstyle": "->", "color": INK})
-        axes.text(10.15, 0.75, str(list(shapes["out"])), ha="left", va="center", fontsize=8, color=QUIET)
-        note = "Input and output: [batch, tokens, hidden]; q, k, v: [batch, tokens, heads, head_dim]; weights: "
-        caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
-        return figure
+
+def decay_of(config: RopeConfig, distances: Array) -> tuple[Array, Array]:
+    """Return the score of equal q and k with equal pairs, and the paper's bound on it, both divided by |q| |k|.
+
+    The bound is the mean of |S_j|, the sums of the first j unit vectors: S_P is P times the score, and with equal
+    pairs the largest difference |h_(i+1) - h_i| is that of the last pair to 0.
+
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.4.3, eq. 36 and 37.
+    """
+    angles = np.outer(distances, frequencies(config, int(distances[-1]) + 1))
+    return np.cos(angles).mean(1), np.abs(np.cumsum(np.exp(1j * angles), axis=1)).mean(1)
+
+
+def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
+    """Return scores of random normal q and k, divided by |q| |k|, `[draws, distances]`.
+
+    With q and k as complex numbers, a pair adds Re(q conj(k) exp(i D f)) at distance D.
+    """
+    random = np.random.default_rng(seed)
+    q, k = (random.standard_normal((DRAWS, 2, config.pairs)) for _ in range(2))
+    q, k = (x / np.linalg.norm(x, axis=(1, 2), keepdims=True) for x in (q, k))
+    product = (q[:, 0] + 1j * q[:, 1]) * (k[:, 0] - 1j * k[:, 1])
+    scores: Array = (product @ np.exp(1j * np.outer(frequencies(config, int(distances[-1]) + 1), distances))).real
+    return scores
+
+
+def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Array]:
+    """Return the mean score q·k / sqrt(head_dim) of each head at each distance, over every query and key of the text.
+
+    Each query is moved `distance` tokens after each key, which separates the effect of distance from that of content.
+    With q and k as complex numbers, the mean is Re(mean(q) conj(mean(k)) exp(i D f)).
+    """
+    curves: dict[str, Array] = {}
+    for layer, given in enumerate(attention_inputs(model, ids)):
+        rope = given.attention.rope
+        assert rope is not None
+        length = int(distances[-1]) + 1
+        scale = attention_factor_of(rope, length) ** 2 / rope.head_dim**0.5
+        rotation = np.exp(1j * np.outer(frequencies(rope, length), distances))
+        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
+        for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
+            pairs_q, rest_q = as_complex(one_q, rope)
+            pairs_k, rest_k = as_complex(one_k, rope)
+            scores = ((pairs_q * pairs_k.conj()) @ rotation).real + float(rest_q @ rest_k)
+            curves[f"layer {layer}, head {head}"] = scores * scale
+    return curves
 
 
 LEAST = 1e-3  # weights below share one colour
 
 
-def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], note: str = "") -> Figure:
-    """Draw a row of attention maps for each (label, weights `[queries, keys]` of each column); later keys are white."""
+def maps(
+    model: str | Decoder = "tiny",
+    tokens: int = 64,
+    *,
+    text: str | None = None,
+    moved: int = 10_000,
+    heads: Sequence[tuple[int, int]] = (),
+) -> Figure:
+    """Draw attention weights of a few heads: as trained, without rotation, and with all positions moved.
+
+    **Arguments:**
+    - `model`: a trained `Decoder`, or the argument of `rw.load`. `tokens`: of the window.
+    - `text`: by default Moby-Dick. `moved`: tokens added to all positions.
+    - `heads`: (layer, head) of each row; by default three that are chosen by their weights.
+
+    **Returns:** a matplotlib figure.
+    **Raises:** `RopeError` for a model without rotation in some layer, or a head that it does not have.
+
+    >>> import ropewalk as rw
+    >>> text = "The whale swam on. The whale swam on. The whale swam on."
+    >>> figure = rw.figures.maps("tiny", 12, text=text, heads=[(2, 1)])
+    """
+    shown = maps_numbers(model, tokens, text=text, moved=moved, heads=heads)
+    rows, columns = shown["rows"], shown["columns"]
     with style():
-        import numpy as np
         from matplotlib.colors import LogNorm
         from matplotlib.figure import Figure
 
@@ -294,9 +459,10 @@ def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], n
         for index, (label, weights) in enumerate(rows):
             for axes, values, name in zip(grid[index], weights, columns, strict=True):
                 hidden = np.triu(np.ones(values.shape, dtype=bool), 1)
-                shown = np.ma.masked_where(hidden, np.maximum(values, LEAST))
-                image = heat(axes, shown, norm=LogNorm(LEAST, 1.0))
+                visible = np.ma.masked_where(hidden, np.maximum(values, LEAST))
+                image = heat(axes, visible, norm=LogNorm(LEAST, 1.0))
                 axes.set_aspect("equal")
+                axes.locator_params(integer=True)
                 axes.spines[["left", "bottom"]].set_visible(False)
                 if index == 0:
                     first, colon, rest = name.partition(": ")
@@ -306,195 +472,79 @@ def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], n
             grid[index][0].set_ylabel(f"{label}\n\nquery position (tokens)")
         if image is not None:
             bar(figure, image, grid, f"attention weight (no unit; {LEAST:g} and below alike)", shrink=0.6, pad=0.02)
-        caption(figure, "Attention maps: rotation changes them, a shift does not", note)
+        caption(figure, "Attention maps: rotation changes them, a shift does not", shown["note"])
         return figure
 
 
-_RIGHT, _WRONG = "#cfe4f3", "#f7d3bd"  # fills of cells that ink can be read on
-
-
-def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
-    """Draw a table for each way to use a cache: the distance that each score contains, `[steps, keys]`; nan: no key.
-
-    Cells with a distance other than step - key are red and in bold.
-    """
-    with style():
-        import numpy as np
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
-
-        rows = (len(distances) + 1) // 2  # two columns: a phone shows the numbers, too
-        figure = Figure(figsize=(6.4, 0.8 + 2.9 * rows))
-        grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
-        for axes, (name, table) in zip(grid.flat, distances.items(), strict=False):
-            for (step, key), value in np.ndenumerate(table):
-                if np.isnan(value):
-                    continue
-                wrong, stored = round(float(value)) != step - key, step == key
-                axes.add_patch(
-                    Rectangle(
-                        (key - 0.46, step - 0.46), 0.92, 0.92, facecolor=_WRONG if wrong else _RIGHT,
-                        edgecolor=INK if stored else "none", linewidth=1.3,
-                    )
-                )  # fmt: skip
-                axes.text(
-                    key, step, f"{round(float(value))}", ha="center", va="center", fontsize=9,
-                    color=INK, fontweight="bold" if wrong else "normal",
-                )  # fmt: skip
-            axes.set_xlim(-0.6, table.shape[1] - 0.4)
-            axes.set_ylim(table.shape[0] - 0.4, -0.6)
-            axes.set_aspect("equal")
-            axes.grid(False)
-            axes.set_xticks(range(table.shape[1]))
-            axes.set_yticks(range(table.shape[0]))
-            panel(axes, name)
-        for axes in grid[-1]:
-            axes.set_xlabel("key of token n (index)")
-        for axes in grid[:, 0]:
-            axes.set_ylabel("query of token m (index)")
-        caption(figure, "The distance between query and key that each score contains", note)
-        return figure
-
-
-_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, QUIET, INK)
-_BARS = {
-    "its own pairing": Look(BLUE, ""),
-    "the wrong pairing": Look(RED, "////"),
-    "converted": Look(SKY, "...."),
-}
-
-
-def pairing(
-    pairs: Mapping[str, Sequence[tuple[int, int]]], *, losses: Mapping[str, Mapping[str, Any]], note: str = ""
-) -> Figure:
-    """Draw the features of each pair joined by arcs, for each convention, and the loss of each model.
-
-    **Arguments:**
-    - `pairs`: two features for each pair, by convention.
-    - `losses`: by model, "bars", (mean, low, high) in nats per token by case, and "uniform", the loss of an even guess.
-    """
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.patches import FancyBboxPatch
-
-        width = max(4.9, 2.4 + 1.7 * len(losses))
-        figure = Figure(figsize=(4.5 + width, 4.8))
-        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(4.5, width))[0]
-        tall = [1.3 + 0.32 * len(joined) * (joined[0][1] - joined[0][0] > 1) for joined in pairs.values()]
-        grid = left.subplots(len(pairs), 1, squeeze=False, height_ratios=tall)[:, 0]
-        for axes, (name, joined) in zip(grid, pairs.items(), strict=True):
-            features = 2 * len(joined)
-            top = 0.0
-            for number, (a, b) in enumerate(joined):
-                color = _COLORS[number % len(_COLORS)]
-                for feature in (a, b):
-                    axes.add_patch(
-                        FancyBboxPatch(
-                            (feature - 0.33, -0.3), 0.66, 0.6, boxstyle="round,pad=0,rounding_size=0.12",
-                            facecolor="white", edgecolor=color, linewidth=2,
-                        )
-                    )  # fmt: skip
-                    axes.text(feature, 0, str(number), ha="center", va="center", fontsize=10, color=INK)
-                level = 0.6 + (0.32 * number if b - a > 1 else 0.0)  # crossing arcs have different heights
-                axes.plot([a, a, b, b], [0.3, level, level, 0.3], color=color, linewidth=1.6)
-                top = max(top, level)
-            axes.set_xlim(-0.7, features - 0.3)
-            axes.set_ylim(-0.5, top + 0.2)
-            axes.set_aspect("equal", anchor="NW")
-            axes.grid(False)
-            axes.set_yticks([])
-            axes.spines["left"].set_visible(False)
-            axes.set_xticks(range(features))
-            panel(axes, name + " (number in the box: pair)")
-            axes.set_xlabel("feature of the head (index)")
-        caption(left, "Which features form a pair")
-        axes = right.add_subplot()
-        thick = 0.26
-        for place, of_model in enumerate(losses.values()):
-            for index, (case, (mean, low, high)) in enumerate(of_model["bars"].items()):
-                look = _BARS.get(case, Look(QUIET))
-                axes.bar(
-                    place + (index - 1) * thick, mean, thick * 0.9, color=look.color, hatch=look.line,
-                    edgecolor="white", linewidth=0, label=None if place else case,
-                )  # fmt: skip
-                axes.errorbar(
-                    place + (index - 1) * thick, mean, yerr=[[mean - low], [high - mean]], color=INK, linewidth=1.2,
-                    capsize=3,
-                )  # fmt: skip
-                axes.annotate(
-                    f"{mean:.2f}", (place + (index - 1) * thick, high), xytext=(0, 3), textcoords="offset points",
-                    ha="center", fontsize=9,
-                )  # fmt: skip
-            axes.plot(
-                [place - 0.45, place + 0.45], [of_model["uniform"]] * 2, color=QUIET, linestyle=":", linewidth=1.6
-            )
-        axes.set_xticks(range(len(losses)), list(losses))
-        axes.set_xlim(-0.6, len(losses) - 0.4)
-        axes.grid(axis="x", visible=False)
-        axes.set_ylabel("loss (nats per token)")
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=9, columnspacing=1.2)
-        caption(right, "What the wrong pairing costs")
-        if note:
-            figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
-        return figure
-
-
-_PRECISION_LOOKS = {
-    "angles in bfloat16": Look(PURPLE, ":", "v"),
-    "angles in float32": Look(RED, "--", "s"),
-    "tables in bfloat16": Look(ORANGE, "-.", "^"),
-    "tables in float16": Look(GREEN, "--", "D"),
-    "ropewalk": Look(BLUE, "-", "o"),
-}
-
-
-def precision(
-    positions: Sequence[int],
+def maps_numbers(
+    model: str | Decoder = "tiny",
+    tokens: int = 64,
     *,
-    cosines: Mapping[str, Sequence[float]],
-    scores: Mapping[str, Sequence[float]],
-    distance: int,
-    note: str = "",
-) -> Figure:
-    """Draw errors of cosines, and of scores at one distance, by position in tokens for each way of computing."""
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    text: str | None = None,
+    moved: int = 10_000,
+    heads: Sequence[tuple[int, int]] = (),
+) -> dict[str, Any]:
+    """Return what `maps` draws, by its arguments.
 
-        figure = Figure(figsize=(9.8, 4.6))
-        left, right = figure.subplots(1, 2, sharey=True)
-        for axes, curves in ((left, cosines), (right, scores)):
-            for name, values in curves.items():
-                look = _PRECISION_LOOKS.get(name, OTHER)
-                axes.plot(
-                    positions, values, color=look.color, linestyle=look.line, marker=look.marker,
-                    markevery=max(1, len(positions) // 8), label=name, linewidth=2.4 if name == "ropewalk" else 1.6,
-                )  # fmt: skip
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.xaxis.set_major_locator(LogLocator(numticks=12))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.yaxis.set_major_locator(LogLocator(numticks=12))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.tick_params(which="minor", length=0)
-            axes.set_xlim(positions[0], positions[-1])
-            axes.set_xlabel("position (tokens)", color=INK)
-        panel(left, "cosine of an angle")
-        left.set_ylabel("error (no unit; 1 is the largest cosine)")
-        panel(right, f"score of q at m, k at m - {distance}, over |q| |k|")
-        right.tick_params(axis="y", labelleft=True)
-        right.set_ylabel("error (no unit; 1 is the largest score)")
-        caption(figure, "What 32-bit angles and 16-bit tables cost", note)
-        handles, names = left.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside right upper")
-        return figure
+    **Returns:** "rows" of (head, weights `[tokens, tokens]` as trained, without rotation, with positions moved);
+    "columns", their names; "note".
 
-
-def _short(value: float) -> str:
-    """Return a power of ten as short text.
-
-    >>> _short(100.0), _short(10_000.0), _short(1e7)
-    ('100', '10,000', '10M')
+    >>> import ropewalk as rw
+    >>> [(head, weights)] = rw.figures.maps_numbers("tiny", 16, heads=[(2, 1)])["rows"]
+    >>> head, weights[0].shape
+    ('layer 2, head 1', (16, 16))
     """
-    return f"{value / 1e6:,.0f}M" if value >= 1e6 else f"{value:,.0f}"
+    check_whole("figures.maps", optional=False, tokens=tokens, moved=moved)
+    rotary = rotary_model(model)
+    ids, positions = windows(rotary, 1, tokens, text), torch.arange(tokens)
+    trained = weights(rotary, ids, positions)
+    without = weights(rotary.with_positions(rope=None), ids, None)
+    elsewhere = weights(rotary, ids, positions + moved)
+    layers, each = trained.shape[:2]
+    if any(not (0 <= layer < layers and 0 <= head < each) for layer, head in heads):
+        raise RopeError(
+            "figures.maps: the model does not have this head.",
+            facts={"heads": heads, "layers": layers, "heads of a layer": each},
+            cure="Pass (layer, head), both counted from 0.",
+        )
+    chosen = {f"layer {layer}, head {head}": (layer, head) for layer, head in heads} or by_kind(trained, without)
+    return {
+        "rows": [
+            (label, [maps[layer, head] for maps in (trained, without, elsewhere)])
+            for label, (layer, head) in chosen.items()
+        ],
+        "columns": [
+            "with rotation",
+            "without rotation",
+            f"all positions + {moved:,}: differs by at most {np.abs(trained - elsewhere).max():.1g}",
+        ],
+        "note": f"{shown_name(model)}, {tokens} tokens of {named(text)}; the same weights everywhere. Rotation is "
+        "removed in every layer; the difference is the largest over all heads.",
+    }
+
+
+def weights(model: Decoder, ids: Tensor, position_ids: Tensor | None) -> Array:
+    """Return attention weights of one window `[1, tokens]`, float64 `[layers, heads, tokens, tokens]`."""
+    layers = []
+    with torch.inference_mode():
+        for attention, hidden in attention_inputs(model, ids, position_ids):
+            length = ids.shape[1] if attention.rope is not None and attention.rope.needs_seq_len else None
+            _, weight = attention(hidden, position_ids=position_ids, need_weights=True, seq_len=length)
+            layers.append(weight[0].double().numpy())
+    return np.stack(layers)
+
+
+def by_kind(trained: Array, without: Array) -> dict[str, tuple[int, int]]:
+    """Return three heads by label: most weight on the token before; changed most, and least, without rotation."""
+    before = trained.diagonal(-1, 2, 3).mean(-1)
+    changed = np.abs(trained - without).sum(-1).mean(-1) / 2
+    chosen: dict[str, tuple[int, int]] = {}
+    for label, order in (
+        ("attends to the token before", -before),
+        ("changes most", -changed),
+        ("changes least", changed),
+    ):
+        places = [tuple(map(int, np.unravel_index(place, order.shape))) for place in np.argsort(order, axis=None)]
+        layer, head = next((place for place in places if place not in chosen.values()), places[0])
+        chosen[f"layer {layer}, head {head}\n{label}"] = (layer, head)
+    return chosen

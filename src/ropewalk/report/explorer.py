@@ -24,14 +24,18 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES
 from ropewalk.figures.material import (
     TITLES,
+    as_complex,
     attention_inputs,
+    converted,
+    losses,
     packaged_configs,
     published,
     queries_and_keys,
     rotary_model,
+    shown_name,
     windows,
+    wrongly_paired,
 )
-from ropewalk.figures.model_numbers import SMOLLM2, as_complex, converted, losses, shown_name
 from ropewalk.methods import METHODS
 from ropewalk.methods.method import Method
 from ropewalk.methods.ropes import Reach
@@ -150,7 +154,7 @@ HEAD_TEXTS, HEAD_TOKENS = 16, 256
 def head_entries(source: str = "tiny") -> dict[str, Any]:
     """Return `re`, `im` and `rest` of each head: its mean score at distance D is rest + sum(re cos(D f) - im sin(D f)).
 
-    The scores are those of `ropewalk.figures.model_numbers.head_scores`.
+    The scores are those of `ropewalk.figures.scores.head_scores`.
     """
     model = rotary_model(source)
     rope = next(rope for rope in model.config.ropes if rope is not None)
@@ -342,20 +346,15 @@ NAMES = {"tiny": "tiny (in the package)", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2
 
 
 def pairing_entries() -> list[dict[str, Any]]:
-    """Return the numbers of `ropewalk figure pairing` for the built-in model and for $ROPEWALK_SMOLLM2."""
-    smollm2 = os.environ.get(SMOLLM2)
+    """Return losses and generated text with either pairing, of the built-in model and that of $ROPEWALK_SMOLLM2."""
+    smollm2 = os.environ.get("ROPEWALK_SMOLLM2")
     return [_pairing_entry(name) for name in ("tiny", *([smollm2] if smollm2 else []))]
 
 
 def _pairing_entry(name: str) -> dict[str, Any]:
     model = rotary_model(name)
     measured = losses(model, PAIRING_TEXTS, PAIRING_TOKENS)
-    wrong = model.with_positions(
-        rope=tuple(
-            None if rope is None else dataclasses.replace(rope, interleaved=not rope.interleaved)
-            for rope in model.config.ropes
-        )
-    )
+    wrong = wrongly_paired(model)
     assert model.tokenizer is not None
     ids, decode = model.tokenizer.encode(PROMPT), model.tokenizer.decode
     cases = dict(zip(measured["bars"], (model, wrong, converted(wrong)), strict=True))

@@ -121,7 +121,7 @@ def frequencies(document: Document) -> Iterator[Drawing]:
     by_method = {named[m["name"]]: ratios(m) for m in document["methods"] if m["name"] in named and ratios(m)}
     if not by_method:
         return
-    from ropewalk.figures.ropes import frequency_ratios
+    from ropewalk.figures.results import frequency_ratios
 
     factor = document["target"] / document["trained_length"]
     yield Drawing(
@@ -145,7 +145,7 @@ def wavelengths_of(inv_freq: Sequence[float] | None) -> list[float | None]:
 
 def turns(document: Document) -> Iterator[Drawing]:
     """Yield the tokens per turn of each pair, before and after the recommended method."""
-    from ropewalk.figures.ropes import wavelengths
+    from ropewalk.figures.results import pair_wavelengths
 
     trained, target = document["trained_length"], document["target"]
     chosen = method_of(document, document["recommended"])
@@ -158,7 +158,7 @@ def turns(document: Document) -> Iterator[Drawing]:
 
     def draw(narrow: bool) -> Any:
         title = "wavelength of each pair"
-        return wavelengths(
+        return pair_wavelengths(
             before,
             trained_length=trained,
             target=target,
@@ -327,7 +327,7 @@ def span_of(shown: Sequence[float], measured: Sequence[float]) -> str:
 
 def copies(document: Document) -> Iterator[Drawing]:
     """Yield the gain of copies by distance; nothing if none were asked for beyond the trained length."""
-    from ropewalk.figures.use import MeasuredValue, copies_by_distance
+    from ropewalk.figures.results import MeasuredValue, copies_by_distance
 
     copied, rows, trained = document.get("copies"), far_rows(document), document["trained_length"]
     if copied is None or not rows:

@@ -1,0 +1,434 @@
+"""Figures of scalings: unseen angles, frequency ratios, and wavelengths of published models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropewalk.audit.findings import text_config
+from ropewalk.errors import RopeError
+from ropewalk.figures.material import Array, frequencies, main_rope, opened, theta_of
+from ropewalk.figures.style import (
+    BLUE,
+    INK,
+    QUIET,
+    RED,
+    bar,
+    caption,
+    heat,
+    length_ticks,
+    look_of,
+    panel,
+    style,
+    tokens,
+)
+from ropewalk.methods import Reach, method_named, unscaled
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import Scaling
+from ropewalk.rope.values import check_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = ("pi", "ntk", "yarn", "llama3")
+NAMES = {
+    "plain": "no scaling",
+    "pi": "PI",
+    "ntk": "NTK",
+    "yarn": "YaRN",
+    "llama3": "Llama 3",
+    "longrope": "LongRoPE",
+    "abf": "ABF",
+    "resonance": "Resonance",
+}
+_UNSEEN = "#f0a068"
+
+
+def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure:
+    """Draw the angles that no token had in training, hatched and counted: unscaled, then under each method.
+
+    Training means training before any extension, at the config's original length, even if the model was then trained
+    with its scaling. The colour of a column is the pair's frequency over its unscaled one.
+
+    **Arguments:**
+    - `config`: as for `rw.figures.clocks`, with a trained length.
+    - `target`: tokens of the long window; by default the length of the config's own scaling, or four times the trained
+      length.
+    - `rows`: positions in the picture.
+
+    **Returns:** a matplotlib figure.
+    **Raises:** `RopeError` for a target within the trained length, and for a rope that no method extends.
+
+    >>> import ropewalk as rw
+    >>> figure = rw.figures.unseen("llama_2_7b", 16_384, rows=16)
+    """
+    shown = unseen_numbers(config, target, rows=rows)
+    positions, cells, ratios, trained = (shown[key] for key in ("positions", "cells", "ratios", "trained_length"))
+    with style():
+        from matplotlib.collections import PolyCollection
+        from matplotlib.colors import LinearSegmentedColormap, LogNorm
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+        from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+        columns = min(3, len(cells))
+        rows = -(-len(cells) // columns)
+        figure = Figure(figsize=(2.3 + 2.7 * columns, 1.5 + 2.9 * rows))
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        last = positions[-1] + 1
+        least = min(0.5, *(float(values.min()) for values in ratios.values()))
+        blues = LinearSegmentedColormap.from_list("ratio", ["#5b8db8", "#f4f6f8"])
+        image = None
+        for axes, (name, unseen_cells) in zip(grid.ravel(), cells.items(), strict=False):
+            count, pairs = unseen_cells.shape
+            extent = (-0.5, pairs - 0.5, last, 0)
+            image = heat(axes, ratios[name][None], cmap=blues, norm=LogNorm(least, 1), extent=extent)
+            boxes = []
+            for pair in range(pairs):
+                for start, stop in _runs(unseen_cells[:, pair]):
+                    top, low = start * last / count, stop * last / count
+                    boxes.append([(pair - 0.5, top), (pair + 0.5, top), (pair + 0.5, low), (pair - 0.5, low)])
+            axes.add_collection(
+                PolyCollection(boxes, facecolors=_UNSEEN, edgecolors=INK, linewidths=0, hatch="/////"), autolim=False
+            )
+            axes.axhline(trained, color=INK, linewidth=1.2)
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            length_ticks(axes, "y")
+            axes.set_yticks([0, *(last * share / 4 for share in range(1, 5))])
+            panel(axes, f"{name}: {_share(float(unseen_cells.mean()))} never seen")
+        for axes in grid.ravel()[len(cells) :]:
+            axes.set_axis_off()
+        for axes in grid[-1]:
+            axes.set_xlabel("pair (fastest first)")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("position (tokens)")
+        grid[0][0].annotate(
+            f"{shown['mark']} {tokens(trained)}", (0, trained), xytext=(2, -3),
+            textcoords="offset points", va="top", fontsize=9,
+        )  # fmt: skip
+        drawn = bar(figure, image, grid, "frequency / unscaled frequency (no unit)", shrink=0.7, pad=0.02)
+        drawn.ax.yaxis.set_major_locator(FixedLocator([2.0**-n for n in range(12) if 2.0**-n >= least]))
+        drawn.ax.yaxis.set_major_formatter(FuncFormatter(_fraction))
+        drawn.ax.yaxis.set_minor_locator(NullLocator())
+        caption(figure, shown["title"], shown["note"])
+        handle = Patch(facecolor=_UNSEEN, edgecolor=INK, linewidth=0, hatch="/////", label="angle never seen")
+        figure.legend(handles=[handle], loc="upper right", borderaxespad=0.2)
+        return figure
+
+
+def unseen_numbers(config: Any, target: int | None = None, *, rows: int = 256) -> dict[str, Any]:
+    """Return what `unseen` draws, by its arguments.
+
+    **Returns:** "positions" `[rows]`, tokens; "cells", by method whether the angle is unseen, bool `[rows, pairs]`;
+    "ratios", by method each pair's frequency over its unscaled one; "trained_length", tokens; "mark", "title", "note".
+
+    >>> import ropewalk as rw
+    >>> cells = rw.figures.unseen_numbers("llama_2_7b", 16_384)["cells"]
+    >>> {name: f"{unseen.mean():.0%}" for name, unseen in cells.items()}
+    {'no scaling': '16%', 'PI': '0%', 'NTK': '4%', 'YaRN': '0%', 'Llama 3': '0%'}
+    """
+    source = opened(config)
+    rope = main_rope(source)
+    trained, wanted = lengths(rope)
+    check_whole("figures.unseen", least=2, target=target, rows=rows)
+    length = target or wanted
+    if length <= trained:
+        raise RopeError(
+            "figures.unseen: the target must exceed the trained length.",
+            facts={"target": length, "trained_length": trained},
+            cure="Pass a longer target, such as four times the trained length.",
+        )
+    methods = ("plain", *METHODS)
+    ropes = {name: method_named(name).rope(unscaled(rope), Reach(trained, length)) for name in methods}
+    own = own_name(rope)
+    if own is not None:
+        ropes[own] = rope  # with its own parameters, whatever the target
+    positions = np.linspace(0, length - 1, rows)
+    base = frequencies(unscaled(rope))
+    by_method = {NAMES.get(name, name): frequencies(one, length) for name, one in ropes.items()}
+    return {
+        "positions": positions,
+        "cells": {name: never_seen(inv_freq, base, trained, positions) for name, inv_freq in by_method.items()},
+        "ratios": {name: inv_freq / base for name, inv_freq in by_method.items()},
+        "trained_length": trained,
+        "mark": "trained length" if rope.trained_length == trained else "original length",
+        "title": f"Angles never seen in {trained:,} tokens: {source.name}, to {length:,} tokens",
+        "note": f"theta {theta_of(rope)}, {rope.pairs} pairs; shares are of all cells, {rows} positions. "
+        "A pair that completes a turn within this length has seen every angle.",
+    }
+
+
+def never_seen(inv_freq: Array, trained_freq: Array, trained_length: int, positions: Array) -> npt.NDArray[np.bool_]:
+    """Return whether training never showed each pair's angle at each position, modulo a turn; bool `[n, pairs]`.
+
+    `inv_freq` are the frequencies in use, `trained_freq` those of training, in radians per token.
+    """
+    shown = trained_length * trained_freq
+    unseen: npt.NDArray[np.bool_] = (shown < 2 * np.pi) & (np.mod(np.outer(positions, inv_freq), 2 * np.pi) >= shown)
+    return unseen
+
+
+def _runs(marked: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return start and end of each run of True.
+
+    >>> _runs([False, True, True, False, True])
+    [(1, 3), (4, 5)]
+    """
+    padded = [False, *marked, False]
+    edges = [place for place, (before, after) in enumerate(pairwise(padded)) if bool(before) != bool(after)]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _fraction(value: float, _: object = None) -> str:
+    """Return a power of two below one as a fraction.
+
+    >>> _fraction(1.0), _fraction(0.125)
+    ('1', '1/8')
+    """
+    return "1" if value == 1 else f"1/{1 / value:g}"
+
+
+def _share(share: float) -> str:
+    """Return a share in per cent; a small one is not rounded to 0.
+
+    >>> _share(0.0), _share(0.0004), _share(0.413)
+    ('0 %', 'below 0.1 %', '41.3 %')
+    """
+    return "0 %" if share == 0 else "below 0.1 %" if share < 0.001 else f"{share:.1%}".replace("%", " %")
+
+
+def ratios(configs: Any) -> Figure:
+    """Draw each pair's scaled over unscaled frequency, under every method at the factor of the config's scaling.
+
+    The line of the config's own scaling is thick.
+
+    **Arguments:**
+    - `configs`: a config as for `rw.figures.clocks`, with a trained length, or a list of them: a panel for each.
+
+    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a rope that no method extends.
+
+    >>> import ropewalk as rw
+    >>> figure = rw.figures.ratios(["llama_3_1_8b", "phi_3_5_mini"])
+    """
+    shown = ratios_numbers(configs)
+    panels = shown["panels"]
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
+        from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullFormatter, NullLocator
+
+        figure = Figure(figsize=(2.0 + 3.3 * max(2, len(panels)), 4.5))
+        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        drawn = list(dict.fromkeys(name for one in panels for name in one["ratios"]))
+        for axes, one in zip(grid, panels, strict=True):
+            axes.set_yscale("log", base=2)
+            for name, values in one["ratios"].items():
+                look, own = look_of(name), name == one["own"]
+                axes.plot(
+                    range(len(values)), values, color=look.color, linestyle=look.line, marker=look.marker,
+                    markersize=4, markevery=max(1, len(values) // 10), linewidth=3.2 if own else 1.5,
+                    zorder=4 if own else 3,
+                    label=NAMES.get(name, name),
+                )  # fmt: skip
+            axes.axhline(1 / one["factor"], color=QUIET, linewidth=1, linestyle="--", zorder=1)
+            ticks = [1.0]
+            while ticks[-1] > 1 / one["factor"]:
+                ticks.append(ticks[-1] / 2)
+            low = min(float(min(values)) for values in one["ratios"].values())
+            while ticks[-1] > low:
+                ticks.append(ticks[-1] / 2)
+            axes.yaxis.set_major_locator(FixedLocator(ticks))
+            axes.yaxis.set_major_formatter(FuncFormatter(_fraction))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_major_locator(MultipleLocator(16 if len(values) > 32 else 8))
+            panel(axes, one["title"])
+            axes.set_xlabel("pair (fastest first)")
+        grid[0].set_ylabel("frequency / unscaled frequency (no unit)")
+        caption(figure, "What each scaling does to each pair's frequency", shown["note"])
+        handles = [
+            Line2D([], [], color=look.color, linestyle=look.line, marker=look.marker)  # type: ignore[arg-type]
+            for look in map(look_of, drawn)
+        ]
+        figure.legend(handles, [NAMES.get(name, name) for name in drawn], loc="outside right upper")
+        return figure
+
+
+def ratios_numbers(configs: Any) -> dict[str, Any]:
+    """Return what `ratios` draws, by its arguments.
+
+    **Returns:** "panels", for each config "title", "ratios" (by method, `[pairs]`), "own" (its own method or None)
+    and "factor"; "note".
+
+    >>> import ropewalk as rw
+    >>> [panel] = rw.figures.ratios_numbers("llama_3_1_8b")["panels"]
+    >>> panel["own"], panel["factor"], float(panel["ratios"]["pi"][0])
+    ('llama3', 8.0, 0.125)
+    """
+    panels = []
+    for config in listed(configs):
+        source = opened(config)
+        rope = main_rope(source)
+        trained, wanted = lengths(rope)
+        base = frequencies(unscaled(rope))
+        factor = stated_factor(rope.scaling, wanted / trained)
+        length = round(trained * factor)
+        ropes = {one: method_named(one).rope(unscaled(rope), Reach(trained, length)) for one in METHODS}
+        own = own_name(rope)
+        if own is not None:
+            ropes[own] = rope
+        panels.append(
+            {
+                "title": f"{source.name}: from {trained:,} tokens, factor {factor:g}",
+                "ratios": {one: frequencies(used, length) / base for one, used in ropes.items()},
+                "own": own,
+                "factor": factor,
+            }
+        )
+    own = "Thick: the scaling of the published model. The others: at" if any(one["own"] for one in panels) else "At"
+    return {"panels": panels, "note": f"{own} the same factor, with usual bounds."}
+
+
+def wavelengths(configs: Any) -> Figure:
+    """Draw the wavelengths of each model's pairs as it was trained, and the longest distance in training.
+
+    A scaling is included if the model was trained with it (Llama 3.1), and excluded if it is an option for inference.
+
+    **Arguments:**
+    - `configs`: a config as for `rw.figures.clocks`, with a trained length, or a list of them. A model whose layers
+      rotate differently has a row for each kind.
+
+    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a config without a trained length.
+
+    >>> import ropewalk as rw
+    >>> figure = rw.figures.wavelengths(["llama_2_7b", "gemma_3_1b"])
+    """
+    shown = wavelengths_numbers(configs)
+    rows = shown["rows"]
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+        figure = Figure(figsize=(9.6, 1.5 + 0.62 * len(rows)))
+        axes = figure.add_subplot()
+        axes.set_xscale("log", base=2)
+        for place, (_, turns, longest, _) in enumerate(rows):
+            inside = [length for length in turns if length <= longest]
+            outside = [length for length in turns if length > longest]
+            axes.plot(
+                inside, [place] * len(inside), color=BLUE, linestyle="none", marker="o",
+                label=None if place else "at least one turn in training",
+            )  # fmt: skip
+            axes.plot(
+                outside, [place] * len(outside), color=RED, linestyle="none", marker="o",
+                markerfacecolor="white", markeredgewidth=1.3, label=None if place else "never a whole turn",
+            )  # fmt: skip
+            axes.plot(
+                [longest, longest], [place - 0.34, place + 0.34], color=INK, linewidth=2.4,
+                label=None if place else "trained length",
+            )  # fmt: skip
+            axes.annotate(
+                tokens(longest), (longest, place - 0.34), xytext=(3, 0), textcoords="offset points", fontsize=8,
+                va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+            )  # fmt: skip
+            axes.annotate(
+                f"{len(outside)} of {len(turns)} pairs", (1, place), xycoords=("axes fraction", "data"),
+                xytext=(8, 0), textcoords="offset points", fontsize=9, va="center", color=RED if outside else INK,
+            )  # fmt: skip
+        axes.annotate(
+            "never a whole turn", (1, -0.8), xycoords=("axes fraction", "data"), xytext=(8, 0),
+            textcoords="offset points", fontsize=9, va="center", color=QUIET, annotation_clip=False,
+        )  # fmt: skip
+        axes.set_yticks(
+            range(len(rows)), [name if "theta" in name else f"{name}\ntheta {theta}" for name, _, _, theta in rows]
+        )
+        axes.set_ylim(len(rows) - 0.5, -0.6)
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(FixedLocator([2**n for n in range(2, 40, 3) if low <= 2**n <= high]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _binary(value)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("wavelength (tokens per turn)")
+        axes.grid(axis="y", visible=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
+        caption(figure, "Wavelengths of real models and their trained lengths", shown["note"])
+        return figure
+
+
+def wavelengths_numbers(configs: Any) -> dict[str, Any]:
+    """Return what `wavelengths` draws, by its arguments.
+
+    **Returns:** "rows", for each kind of layers (name, tokens per turn of each rotating pair, longest distance in
+    training in tokens, theta in words); "note".
+
+    >>> import ropewalk as rw
+    >>> [(name, wavelengths, longest, theta)] = rw.figures.wavelengths_numbers("llama_2_7b")["rows"]
+    >>> name, longest, int((wavelengths > longest).sum())
+    ('Llama 2 7B', 4096, 18)
+    """
+    rows = []
+    kinds: dict[bool, list[str]] = {}  # by whether the model was trained with the scaling of its config
+    for config in listed(configs):
+        source = opened(config)
+        main = main_rope(source)
+        window = text_config(source.config).get("sliding_window")
+        for layer_type, rope in sorted(source.ropes.items(), key=lambda item: item[0] != "full_attention"):
+            trained = rope.trained_length or lengths(rope)[0]
+            local = layer_type == "sliding_attention" and isinstance(window, int)
+            longest = min(trained, window) if local and isinstance(window, int) else trained
+            kind = "" if layer_type is None else ", sliding layers" if local else ", full layers"
+            inv_freq = frequencies(rope.as_trained(), trained)
+            rows.append((f"{source.name}{kind}", 2 * np.pi / inv_freq[inv_freq > 0], longest, theta_of(rope)))
+        if unscaled(main) != main:
+            kinds.setdefault(main.as_trained() == main, []).append(source.name)
+    words = {True: "with its config's scaling", False: "without its config's scaling"}
+    parts = [f"{', '.join(names)} {words[kind]}" for kind, names in sorted(kinds.items(), reverse=True)]
+    scaled = f": {', '.join(parts)}" if parts else ""
+    return {
+        "rows": rows,
+        "note": f"As trained{scaled}. Sliding layers never see further than their window.",
+    }
+
+
+def _binary(length: float) -> str:
+    """Return a power of two as short text.
+
+    >>> _binary(256), _binary(2048), _binary(2**20)
+    ('256', '2k', '1M')
+    """
+    return f"{length / 2**20:g}M" if length >= 2**20 else tokens(length)
+
+
+def listed(configs: Any) -> Sequence[Any]:
+    """Return one config as a list."""
+    return configs if isinstance(configs, list | tuple) else [configs]
+
+
+def own_name(rope: RopeConfig) -> str | None:
+    """Return the method of a config's own scaling, by our name; None if it has none."""
+    kind = None if rope.scaling is None else rope.scaling.rope_type
+    return {"linear": "pi"}.get(kind, kind) if kind is not None else None
+
+
+def lengths(rope: RopeConfig) -> tuple[int, int]:
+    """Return the lengths before and with a config's scaling (without a scaling: four times the first), in tokens."""
+    trained = rope.original_length
+    if trained is None:
+        raise RopeError(
+            "figures: this config does not contain its model's trained length.",
+            facts={"config": rope},
+            cure="Add max_position_embeddings to it.",
+        )
+    most = rope.max_position_embeddings or trained
+    if rope.scaling is None:
+        return trained, 4 * trained
+    return trained, max(most, round(trained * stated_factor(rope.scaling, most / trained)))
+
+
+def stated_factor(scaling: Scaling | None, otherwise: float) -> float:
+    """Return the scaling's `factor` if it has one above 1, else `otherwise`."""
+    factor = getattr(scaling, "factor", None)
+    return float(factor) if isinstance(factor, int | float) and factor > 1 else otherwise

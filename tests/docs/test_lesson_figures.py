@@ -1,0 +1,242 @@
+"""The figures that only the lesson draws: their numbers against formulas, and the pictures of given numbers."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.errors import RopeError
+from tests.figures.drawn import check_units, lines
+
+pytest.importorskip("matplotlib")
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "docs").exists():
+    pytest.skip("the source distribution has no docs/", allow_module_level=True)
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "docs_figures.py"))
+LESSON = SCRIPT["LESSON"]
+SQUARE = np.arange(16.0).reshape(4, 4) / 16
+
+
+def turn(head_dim: int) -> np.ndarray:
+    """The paper's frequencies, radians per token."""
+    return np.array([10_000 ** (-2 * i / head_dim) for i in range(head_dim // 2)])
+
+
+def test_the_order_of_words_matters_only_with_positions() -> None:
+    """Each weight against its softmax by hand; without positions the weights of two words do not depend on order."""
+    found = LESSON["order_numbers"](head=1, seed=5)
+    vectors = torch.randn(3, 64, generator=torch.Generator().manual_seed(5)).double().numpy()
+    torch.manual_seed(5)
+    layer = rw.Attention(64, 4, encoding="none", causal=False)
+    w_q, w_k = (project.weight.detach().double().numpy()[16:32] for project in (layer.q_proj, layer.k_proj))
+    for label, sentences in found["rows"]:
+        assert [places for places, _ in sentences] == [[0, 1, 2], [2, 1, 0]]
+        for places, weights in sentences:
+            angles = np.outer(places, turn(16) if "rotary" in label else np.zeros(8))
+            q, k = (vectors @ w.T for w in (w_q, w_k))
+            q, k = ((x[:, :8] + 1j * x[:, 8:]) * np.exp(1j * angles) for x in (q, k))
+            exponent = np.exp((q @ k.conj().T).real / 4)
+            np.testing.assert_allclose(weights, exponent / exponent.sum(1, keepdims=True), atol=1e-6)
+    (_, plain_sentences), (_, rotary) = found["rows"]
+    np.testing.assert_allclose(plain_sentences[0][1], plain_sentences[1][1], atol=1e-6)
+    assert np.abs(rotary[0][1] - rotary[1][1]).max() > 0.01
+
+
+def test_the_layers_shapes_follow_from_its_sizes() -> None:
+    """Keys and values have their own number of heads; the output has the input's shape."""
+    shapes = LESSON["layer_numbers"](heads=6, key_heads=3, head_dim=8, tokens=5, batch=4)["shapes"]
+    assert shapes["x"] == shapes["out"] == (4, 5, 48)
+    assert (shapes["q"], shapes["k"], shapes["v"]) == ((4, 5, 6, 8), (4, 5, 3, 8), (4, 5, 3, 8))
+    assert shapes["weights"] == (4, 6, 5, 5)
+    with pytest.raises(RopeError, match="num_key_value_heads"):
+        LESSON["layer_numbers"](heads=4, key_heads=3)
+
+
+def test_a_cache_shows_these_distances() -> None:
+    """Query m and key n: m - n, 0, only m = n, and m - n (m - n + 1), as n rotates key n in each step after its own."""
+    found = LESSON["cache_numbers"](tokens=6)["distances"]
+    m, n = np.indices((6, 6))
+    expected = {
+        "right": m - n,
+        "every token at position 0": 0 * m,
+        "nothing stored": np.where(m == n, 0, np.nan),
+        "keys rotated again": m - n * (m - n + 1),
+    }
+    assert list(found) == list(expected)
+    for way, distances in expected.items():
+        np.testing.assert_allclose(found[way], np.where(n <= m, distances, np.nan), rtol=0, atol=1e-6)
+
+
+def test_precision_against_float64() -> None:
+    """Ropewalk's tables stay within 1.2e-7, bfloat16's within half a unit at 1; float32 angles grow with position."""
+    found = LESSON["precision_numbers"](head_dim=16, longest=1_000_000, points=6)
+    assert found["cosines"]["ropewalk"].max() < 1.2e-7
+    assert found["scores"]["ropewalk"].max() < 1e-6
+    assert 1e-3 < found["cosines"]["tables in bfloat16"].max() <= 2.0**-9 + 1e-7
+    assert found["cosines"]["tables in float16"].max() <= 2.0**-12 + 1e-7
+    angles = found["cosines"]["angles in float32"]
+    assert angles[-1] > 1e3 * angles[0]
+    last = int(found["positions"][-1])
+    near, f = np.arange(last - 64, last), turn(16)
+    product = np.cos(np.float32(near)[:, None] * np.float32(f), dtype=np.float32).astype(np.float64)
+    assert angles[-1] == pytest.approx(np.abs(product - np.cos(np.outer(near, f))).max(), rel=1e-3)
+
+
+def test_pairs_are_those_that_rotation_mixes() -> None:
+    """Turning one feature reaches its partner and no other, in each convention."""
+    for interleaved in (True, False):
+        cos, sin = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved)).cos_sin(torch.tensor([1]))
+        for first, second in LESSON["pairs_of"](8, interleaved):
+            one = torch.zeros(1, 1, 1, 8)
+            one[..., first] = 1
+            turned = rw.rotate(one, cos, sin, interleaved=interleaved)[0, 0, 0]
+            assert turned.nonzero().flatten().tolist() == [first, second]
+
+
+def test_smollm2_is_measured_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tiny without it; a path is shown by its name."""
+    numbers = LESSON["pairing_numbers"]
+    monkeypatch.delenv("ROPEWALK_SMOLLM2", raising=False)
+    monkeypatch.setitem(numbers.__globals__, "rotary_model", lambda name: name)
+    monkeypatch.setitem(numbers.__globals__, "losses", lambda model, *_: model)
+    assert numbers()["losses"] == {"tiny": "tiny"}
+    monkeypatch.setenv("ROPEWALK_SMOLLM2", "some/SmolLM2.Q4_1.gguf")
+    assert numbers()["losses"] == {"tiny": "tiny", "SmolLM2.Q4_1": "some/SmolLM2.Q4_1.gguf"}
+
+
+def record(folder: Path) -> Path:
+    """Two seeds of rope (plain and with PI), one of a learned table that has no value past its length."""
+    settings = {"seq_len": 64, "steps": 10, "batch_size": 4, "seeds": [0, 1], "size": "nano"}
+    lines: list[dict[str, object]] = [{"kind": "comparison", "settings": settings}]
+    for seed in (0, 1):
+        for scaling, length, loss in ((None, 64, 4.0), (None, 128, 6.0), ("pi", 128, 5.0)):
+            lines.append(
+                {"kind": "loss", "encoding": "rope", "seed": seed, "scaling": scaling, "length": length,
+                 "loss": loss + seed, "blocks": []}
+            )  # fmt: skip
+    for length, loss in ((64, 4.5), (128, None)):
+        lines.append({"kind": "loss", "encoding": "learned", "seed": 0, "scaling": None, "length": length,
+                      "loss": loss, "blocks": []})  # fmt: skip
+    lines.append({"kind": "run", "encoding": "rope", "seed": 0, "curve": [[256, 5.0], [512, 4.0]]})
+    path = folder / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
+    """Means over seeds; a missing value has no point; a scaling's line begins at the trained length."""
+    path = record(tmp_path)
+    found = SCRIPT["comparison_numbers"](path)
+    assert {name: [point[:2] for point in points] for name, points in found["encodings"].items()} == {
+        "rope": [(64, 4.5), (128, 6.5)], "learned": [(64, 4.5)]
+    }  # fmt: skip
+    assert [point[:2] for point in found["scalings"]["pi"]] == [(64, 4.5), (128, 5.5)]
+    assert found["trained_length"] == 64
+    assert found["encodings"]["rope"][0][2] == pytest.approx((4.5 - 12.706 / 2, 4.5 + 12.706 / 2), abs=1e-3)
+    curves = SCRIPT["convergence_numbers"](path)
+    assert curves["curves"] == {"rope": [(256, 5.0, None), (512, 4.0, None)]}
+    left, right = SCRIPT["comparison"](**found).axes
+    assert {line.get_label() for line in right.lines} >= {"rope", "pi"}
+    np.testing.assert_allclose(lines(left)["rope"], [4.5, 6.5])
+    assert lines(SCRIPT["convergence"](**curves).axes[0]) == {"rope": [5.0, 4.0]}
+
+
+def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both files of each, named on standard output; docs/figures has those of every figure."""
+    assert SCRIPT["main"](["layer", "--out", str(tmp_path / "new")]) == 0
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["layer.png", "layer.svg"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "new" / f"layer.{kind}") for kind in ("png", "svg")]
+    with pytest.raises(SystemExit):
+        SCRIPT["main"](["roll"])
+    drawn = {f"{name}.{kind}" for name in SCRIPT["FIGURES"] for kind in ("png", "svg")}
+    assert {path.name for path in (ROOT / "docs" / "figures").iterdir()} == drawn
+
+
+# pictures of given numbers
+
+
+def _order() -> Any:
+    changed = SQUARE[:2, :2] + [[0.0, 0.002], [0.1, 0.0]]
+    rows = [("one", [((0, 1), SQUARE[:2, :2]), ((1, 0), changed)])]
+    return LESSON["order"](rows, words=("dog", "bites"))
+
+
+def _pairing() -> Any:
+    pairs = {"interleaved": [(0, 1), (2, 3)], "half-split": [(0, 2), (1, 3)]}
+    bars = {"its own pairing": (3.0, 3.0, 3.0), "the wrong pairing": (5.0, 4.5, 5.5), "converted": (3.0, 3.0, 3.0)}
+    return LESSON["pairing"](pairs, losses={"tiny": {"uniform": 8.0, "bars": bars}})
+
+
+def _cache() -> Any:
+    right = np.array([[0.0, np.nan], [1.0, 0.0]])
+    return LESSON["cache"]({"right": right, "again": np.array([[0.0, np.nan], [-2.0, 1e-9]])})
+
+
+def _precision() -> Any:
+    curves = {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
+    return LESSON["precision"]([64, 1000], cosines=curves, scores=curves, distance=16)
+
+
+@pytest.mark.parametrize("draw", [_order, _pairing, _cache, _precision], ids=lambda draw: draw.__name__[1:])
+def test_axes_have_units(draw: Callable[[], Any]) -> None:
+    """Laid out without a warning, every axis with its unit."""
+    check_units(draw())
+
+
+def test_looks_differ_without_colour() -> None:
+    """Line and marker, or hatch, tell curves and bars apart."""
+    looks = LESSON["_PRECISION_LOOKS"].values()
+    assert len({(look.line, look.marker) for look in looks}) == len(looks)
+    assert len({look.line for look in LESSON["_BARS"].values()}) == len(LESSON["_BARS"])
+
+
+def test_the_order_of_words_frames_what_differs() -> None:
+    """Only the weight whose per cent change has a frame; a panel is titled by its sentence."""
+    left, right = _order().axes
+    assert [text.get_text() for text in left.texts] == ["0 %", "6 %", "25 %", "31 %"]
+    assert not left.patches
+    (frame,) = right.patches
+    assert (frame.get_x() + 0.46, frame.get_y() + 0.46) == pytest.approx((0, 1))
+    assert [axes.get_title(loc="left") for axes in (left, right)] == ["dog bites", "bites dog"]
+
+
+def test_the_layer_shows_its_shapes() -> None:
+    """Each shape is on the picture once, and only queries and keys pass through a rotation."""
+    shapes = {name: (1, number) for number, name in enumerate(("x", "q", "k", "v", "weights", "out"))}
+    (axes,) = LESSON["layer"](shapes).axes
+    written = [text.get_text() for text in axes.texts if text.get_text()]
+    assert sorted(text for text in written if "[" in text) == [f"[1, {number}]" for number in range(6)]
+    assert written.count("rotate") == 2
+
+
+def test_a_wrong_distance_is_red_and_bold() -> None:
+    """One box and one number for each key that the cache contains; the stored key has a border."""
+    left, right = _cache().axes
+    assert [text.get_text() for text in right.texts] == ["0", "-2", "0"]
+    assert [text.get_fontweight() for text in right.texts] == ["normal", "bold", "normal"]
+    assert [text.get_fontweight() for text in left.texts] == ["normal"] * 3
+    fills = [box.get_facecolor() for box in right.patches]
+    assert fills[0] == fills[2] != fills[1]
+    assert [box.get_edgecolor()[3] for box in right.patches] == [1.0, 0.0, 1.0]
+
+
+def test_bars_are_as_high_as_their_losses() -> None:
+    """In the order of the cases."""
+    bars = _pairing().subfigs[1].axes[0].patches
+    assert [float(bar.get_height()) for bar in bars[:3]] == [3.0, 5.0, 3.0]
+
+
+def test_precision_shows_both_panels() -> None:
+    """The same names on both, on logarithmic axes."""
+    left, right = _precision().axes
+    assert lines(left) == lines(right) == {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
+    assert left.get_yscale() == right.get_xscale() == "log"
+    assert "m - 16" in right.get_title(loc="left")

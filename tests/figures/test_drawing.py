@@ -1,0 +1,239 @@
+"""`rw.figures` draws its numbers, names every axis with its unit, takes every kind of config, and refuses nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ropewalk as rw
+from ropewalk.errors import RopeError
+from ropewalk.figures import style as styles
+from ropewalk.figures.material import opened, packaged
+from ropewalk.figures.scalings import _runs
+from ropewalk.figures.scores import _MOVES
+from tests.figures.drawn import check_units, lines
+
+pytest.importorskip("matplotlib")
+THOROUGH = pytest.mark.thorough  # a second or more each
+SMALL = rw.RopeConfig(8, interleaved=False, max_position_embeddings=16)
+GRID = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
+TABLE = np.random.default_rng(0).standard_normal((20, 4))
+
+DRAWN: dict[str, Callable[[], Any]] = {
+    "clocks": lambda: rw.figures.clocks(SMALL, position=12),
+    "waves": lambda: rw.figures.waves(SMALL, 32, pairs=(0, 2)),
+    "tables": lambda: rw.figures.tables(SMALL, learned=TABLE),
+    "shift": lambda: rw.figures.shift(SMALL, length=4, shifts=2),
+    "decay": lambda: rw.figures.decay(SMALL, 16, model="tiny", texts=1, tokens=16),
+    "maps": lambda: rw.figures.maps(tokens=8, heads=[(0, 1)]),
+    "unseen": lambda: rw.figures.unseen(SMALL, 64, rows=8),
+    "ratios": lambda: rw.figures.ratios("phi_3_5_mini"),
+    "wavelengths": lambda: rw.figures.wavelengths(["llama_2_7b", SMALL]),
+    "axial": lambda: rw.figures.axial(GRID, side=4, row=1, column=2),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_axes_have_units(name: str) -> None:
+    """Laid out without a warning (the test run makes one an error)."""
+    check_units(DRAWN[name]())
+
+
+def test_each_figure_has_its_numbers() -> None:
+    """The public door has two functions for each."""
+    assert sorted([*DRAWN, *(f"{name}_numbers" for name in DRAWN)]) == rw.figures.__all__
+
+
+@pytest.mark.parametrize("name", ["clocks", "unseen"])  # circles in subfigures, hatched boxes
+def test_the_same_numbers_give_the_same_file(name: str) -> None:
+    """No dates, no random names; the other kind can be written as well."""
+    first, second = DRAWN[name](), DRAWN[name]()
+    assert styles.render(first, "svg") == styles.render(second, "svg")
+    assert styles.render(first, "png").startswith(b"\x89PNG")
+
+
+def test_looks_differ_without_colour() -> None:
+    """Line and marker tell curves apart."""
+    assert len({(look.line, look.marker) for look in _MOVES.values()}) == len(_MOVES)
+
+
+def test_the_colour_map_grows_evenly_lighter() -> None:
+    """So that it orders numbers in a grey print: the luminance of its 256 colours never falls."""
+    import matplotlib
+
+    colours = matplotlib.colormaps[styles.MAP](np.linspace(0, 1, 256))[:, :3]
+    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) > 0).all()
+
+
+def test_clocks_and_waves_draw_their_points() -> None:
+    """The dots of each circle, one clock for each pair, red where it has not turned once; both curves of a pair."""
+    numbers = rw.figures.clocks_numbers(SMALL, position=12)
+    top, bottom = DRAWN["clocks"]().subfigs
+    for axes, (x, y) in zip(top.axes, numbers["circles"].values(), strict=True):
+        np.testing.assert_array_equal(axes.lines[-1].get_data(), (x, y))
+    hands = [axes.lines[-1] for axes in bottom.axes[:4]]
+    assert [hand.get_color() == styles.RED for hand in hands] == [turn < 1 for turn in numbers["turns"]]
+    assert [float(hand.get_xdata()[1]) for hand in hands] == numbers["hands"][0].tolist()
+    assert "(3 of 4: less than one)" in bottom.get_suptitle()
+    strips = DRAWN["waves"]().axes
+    cos, sin = rw.figures.waves_numbers(SMALL, 32, pairs=(0, 2))["curves"][2]
+    assert lines(strips[1]) == {"cosine": cos.tolist(), "sine": sin.tolist()}
+    assert strips[0].get_title(loc="left") == "pair 0: 6.3 tokens per turn, 2.5 turns in training"
+    unknown = rw.figures.waves(rw.RopeConfig(8, interleaved=False), 32, pairs=(0,)).axes[0]
+    assert unknown.get_title(loc="left") == "pair 0: 6.3 tokens per turn"
+    assert [text.get_text() for text in strips[0].texts] == ["trained length 16"]
+    assert not unknown.texts
+
+
+def test_tables_show_theirs() -> None:
+    """Six pictures, in order; the angles from the second row on, since the first has no logarithm."""
+    numbers = rw.figures.tables_numbers(SMALL, learned=TABLE)
+    images = [np.asarray(axes.images[0].get_array()) for axes in DRAWN["tables"]().axes[:6]]
+    wanted = [numbers["sinusoidal"], numbers["angles"], TABLE, *numbers["alike"].values()]
+    for image, values in zip(images, wanted, strict=True):
+        np.testing.assert_array_equal(image[1:], values[1:])
+
+
+def test_score_figures_show_theirs() -> None:
+    """The table and curves of a shift, four panels of decay, one picture for each patch."""
+    left, right = DRAWN["shift"]().axes[:2]
+    numbers = rw.figures.shift_numbers(SMALL, length=4, shifts=2)
+    assert np.array_equal(np.asarray(left.images[0].get_array()), numbers["grid"])
+    assert list(lines(right).values()) == [values.tolist() for values in numbers["curves"].values()]
+    assert f"within {numbers['spread']:.0e}" in next(iter(lines(right)))
+    numbers = rw.figures.decay_numbers(SMALL, 16, model="tiny", texts=1, tokens=16)
+    first, above, second, third = DRAWN["decay"]().axes
+    assert lines(first)["equal pairs, q = k"] == numbers["equal"].tolist()
+    assert lines(above)["the paper's bound for q = k"] == numbers["bound"].tolist()
+    assert above.get_title(loc="left").startswith(f"the bound: {numbers['bound'].min():.1f} |q| |k| or more")
+    assert lines(second)["mean of draws"] == numbers["random_mean"].tolist()
+    for name, key in (("falls most", "falling"), ("rises again most", "rising")):
+        assert lines(third)[f"{name}: {numbers[key]}"] == numbers["heads"][numbers[key]].tolist()
+    assert f"tiny: {numbers['rising_count']} of {len(numbers['heads'])} heads" in third.get_title(loc="left")
+    assert len(rw.figures.decay(SMALL, 10_000).axes) == 3  # without a model
+    assert len(rw.figures.decay_numbers(SMALL, 10_000)["distances"]) == 4096
+    patches = DRAWN["axial"]().axes[:3]
+    for axes, (name, (row, column), values) in zip(
+        patches, rw.figures.axial_numbers(GRID, side=4, row=1, column=2)["panels"], strict=True
+    ):
+        assert axes.get_title(loc="left") == name
+        assert np.array_equal(np.asarray(axes.images[0].get_array()), values)
+        assert axes.lines[0].get_data() == ([column], [row])
+
+
+def test_maps_hide_later_keys() -> None:
+    """What a query cannot see is masked, not coloured; a column's name breaks at its colon."""
+    [(_, weights)] = rw.figures.maps_numbers(tokens=8, heads=[(0, 1)])["rows"]
+    axes = DRAWN["maps"]().axes
+    shown = axes[1].images[0].get_array()
+    assert np.array_equal(shown.mask, np.triu(np.ones((8, 8), bool), 1))
+    assert float(shown[3, 0]) == max(1e-3, weights[1][3, 0])
+    assert "\ndiffers by at most" in axes[2].get_title(loc="left")
+
+
+def test_a_model_and_a_text_of_your_own() -> None:
+    """A loaded decoder and the given text; two texts have different maps."""
+    model = rw.load("tiny")
+    given = rw.figures.maps_numbers(model, 8, text="one two three one two three one two three", heads=[(1, 0)])
+    assert "8 tokens of the given text" in given["note"]
+    assert not np.allclose(given["rows"][0][1][0], rw.figures.maps_numbers("tiny", 8, heads=[(1, 0)])["rows"][0][1][0])
+
+
+def test_unseen_cells_are_boxes_and_a_share() -> None:
+    """One box for each run of unseen cells, at its pair and positions; the share in the panel's title."""
+    cells = rw.figures.unseen_numbers(SMALL, 64, rows=8)["cells"]
+    figure = DRAWN["unseen"]()
+    for axes, (name, unseen) in zip(figure.axes, cells.items(), strict=False):
+        share = f"{unseen.mean():.1%}".replace("%", " %") if unseen.any() else "0 %"
+        assert axes.get_title(loc="left") == f"{name}: {share} never seen"
+        boxes = axes.collections[0].get_paths()
+        wanted = [(pair, run) for pair in range(4) for run in _runs(unseen[:, pair])]
+        assert [
+            (box.vertices[:, 0].min(), box.vertices[:, 1].min() / 8, box.vertices[:, 1].max() / 8) for box in boxes
+        ] == [(pair - 0.5, start, stop) for pair, (start, stop) in wanted]
+    assert cells["no scaling"].any()
+    assert not cells["PI"].any()
+
+
+def test_ratios_and_wavelengths() -> None:
+    """Each method's ratios, the shipped one thick; wavelengths on the right side of the trained length."""
+    [panel] = rw.figures.ratios_numbers("phi_3_5_mini")["panels"]
+    axes = DRAWN["ratios"]().axes[0]
+    assert list(lines(axes).values())[:5] == [values.tolist() for values in panel["ratios"].values()]
+    widths = [line.get_linewidth() for line in axes.lines[:5]]
+    assert widths[:4] == [min(widths)] * 4
+    assert widths[4] > widths[0]
+    axes = DRAWN["wavelengths"]().axes[0]
+    values = rw.figures.wavelengths_numbers("llama_2_7b")["rows"][0][1]
+    drawn = {str(line.get_label()): list(line.get_xdata()) for line in axes.lines[:3]}
+    assert drawn["at least one turn in training"] == [length for length in values if length <= 4096]
+    assert drawn["never a whole turn"] == [length for length in values if length > 4096]
+    assert drawn["trained length"] == [4096, 4096]
+    assert [text.get_text() for text in axes.texts if "of" in text.get_text()] == ["18 of 64 pairs", "3 of 4 pairs"]
+
+
+def test_every_kind_of_config(tmp_path: Path) -> None:
+    """A packaged name, a path, a dict, an object with to_dict, and a RopeConfig: the same rope."""
+    content = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 16}
+    holder = type("Config", (), {"to_dict": lambda self: content})()
+    path = packaged("configs", "llama_2_7b.json")
+    assert opened("llama_2_7b").name == "Llama 2 7B"
+    assert opened(path).ropes == opened(str(path)).ropes == opened("llama_2_7b").ropes
+    for config in (content, holder, SMALL):
+        assert opened(config).ropes[None] == SMALL
+    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8, "sliding_window": 512,
+             "max_position_embeddings": 1024}  # fmt: skip
+    rows = rw.figures.wavelengths_numbers({"model_type": "gemma3", "text_config": gemma})["rows"]
+    assert [(longest, theta) for _, _, longest, theta in rows] == [(1024, "1,000,000"), (512, "10,000")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("clocks", {"position": 0}), ("clocks", {"pairs": (4,)}), ("clocks", {"pairs": (-1,)}), ("waves", {"length": 0}),
+     ("tables", {"learned": [1.0, 2.0]}), ("shift", {"length": 0}), ("decay", {"length": 15}),
+     ("decay", {"length": 16, "model": "no/such"}), ("unseen", {"target": 16}), ("axial", {})],
+)  # fmt: skip
+def test_nonsense_is_refused(name: str, arguments: dict[str, Any]) -> None:
+    """Where a figure would show nothing; each with a cure."""
+    with pytest.raises(RopeError, match=r"figures|no such") as refused:
+        getattr(rw.figures, name)(SMALL, **arguments)
+    assert refused.value.cure
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: rw.figures.clocks("no_such"), lambda: rw.figures.clocks(3), lambda: rw.figures.axial(GRID, row=24),
+     lambda: rw.figures.maps(tokens=0), lambda: rw.figures.maps(heads=[(9, 9)]), lambda: rw.figures.maps(text="short"),
+     lambda: rw.figures.unseen(rw.RopeConfig(8, interleaved=False))],
+)  # fmt: skip
+def test_other_nonsense_too(call: Callable[[], Any]) -> None:
+    """Configs that are none, a patch off the grid, a head that there is not, a short text, an unknown length."""
+    with pytest.raises(RopeError) as refused:
+        call()
+    assert refused.value.cure
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: rw.figures.clocks(rw.RopeConfig(2, interleaved=True)),
+     pytest.param(
+         lambda: rw.figures.clocks(rw.RopeConfig(128, interleaved=True), pairs=(1,), positions=24), marks=THOROUGH
+     ),
+     lambda: rw.figures.waves(rw.RopeConfig(2, interleaved=True), 1), lambda: rw.figures.waves("phi_3_5_mini", 999_999),
+     lambda: rw.figures.waves("gemma_3_1b", 64, pairs=(127,)),
+     lambda: rw.figures.waves(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), 8),
+     lambda: rw.figures.tables(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), learned=TABLE),
+     lambda: rw.figures.shift("phi_3_5_mini", length=1, shifts=1), lambda: rw.figures.shift(GRID, length=4, shifts=1),
+     lambda: rw.figures.decay(GRID, 16), lambda: rw.figures.axial(GRID, side=2, row=0, column=0),
+     lambda: rw.figures.unseen("smollm2_135m", 8_193, rows=2), lambda: rw.figures.ratios(SMALL)],
+)  # fmt: skip
+def test_the_edges_can_be_drawn(call: Callable[[], Any]) -> None:
+    """Laid out without a warning (the test run makes one an error)."""
+    figure = call()
+    with styles.style():
+        figure.draw_without_rendering()
+    assert figure.axes
