@@ -313,7 +313,8 @@ def record(state: Path) -> dict[str, Any]:
         files.append({
             "model": document["model"], "expected": document["expected"], "library": document["library"],
             "bytes": path.with_suffix(".json").stat().st_size, "hypotheses": len(document["hypotheses"]),
-            "prompts": len(document["questions"]), "seconds": float(path.read_text()),
+            "prompts": len({(one["passage"], one["length"]) for one in document["questions"]}),
+            "seconds": float(path.read_text()),
         })  # fmt: skip
     return {
         **environment(),

@@ -149,10 +149,11 @@ def check_modes(model: str | None, engine: str | None, golden: Path | None, writ
 
 def _written(golden: Golden, path: Path, seconds: float) -> str:
     """Return a sentence about a golden file."""
-    longest = max((question["length"] for question in golden.document["questions"]), default=0)
+    prompts = {(question["passage"], question["length"]) for question in golden.document["questions"]}
+    longest = max((length for _, length in prompts), default=0)
     return (
         f"{path}: {golden.model}, expected {golden.expected}; {len(golden.all)} hypotheses, "
-        f"{len(golden.document['questions'])} prompts of up to {longest:,} tokens, "
+        f"{len(prompts)} prompts of up to {longest:,} tokens, "
         f"{path.stat().st_size / 1000:,.0f} kB, {seconds:,.0f} s."
     )
 
