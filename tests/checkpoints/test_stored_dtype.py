@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from torch.overrides import TorchFunctionMode
-from typer.testing import CliRunner
 
 import ropewalk as rw
 from ropewalk import extend
@@ -23,8 +21,6 @@ from ropewalk.checkpoints.load import load, load_decoder, save
 from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.cli.generate import generate
-from ropewalk.cli.options import with_options
 from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.readers.adapters import open_reader
 from ropewalk.training.classification.score import predict
@@ -173,24 +169,6 @@ def test_a_damaged_header_has_no_dtype(content: bytes | str, words: str, tmp_pat
     assert fast_dtype(tmp_path) == (None, None)
     with pytest.raises((OSError, ValueError, KeyError), match=words):
         read_header(tmp_path / "model.safetensors")
-
-
-def test_generate_says_so_once(own: Path) -> None:
-    """On standard error; `--dtype` chooses, and then nothing is said."""
-    app = typer.Typer()
-    app.command()(with_options(generate))
-
-    def run(*options: str) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return CliRunner().invoke(app, [str(own), "The", "--max-new-tokens", "3", *options], catch_exceptions=False)
-
-    said = f"generate: computed in float32: {SLOW}. Pass --dtype to choose.\n"
-    with Products() as products:
-        wide = run()
-    assert (wide.stderr, products.found) == (said, [])
-    assert run("--dtype", "float32").stdout == wide.stdout
-    assert run("--dtype", "bfloat16").stderr == ""
 
 
 def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:

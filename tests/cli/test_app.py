@@ -38,9 +38,6 @@ def into_closed_pipe(stream: str, *arguments: str) -> subprocess.CompletedProces
     [
         ["--version"],
         ["inspect", "config.json"],
-        pytest.param(
-            ["generate", "tiny", "The sea", "--max-new-tokens", "2", "--dtype", "float32"], marks=pytest.mark.thorough
-        ),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -56,7 +53,7 @@ def test_a_closed_pipe_ends_the_command_quietly(
 
 def test_a_closed_standard_error_is_quiet_too(tmp_path: Path) -> None:
     """`ropewalk ... 2>&1 | true`: an error that nobody reads."""
-    arguments = ["train", "--text=a", "--out=b", "--settings", str(tmp_path / "nowhere")]
+    arguments = ["inspect", str(tmp_path / "nowhere.json")]
     assert into_closed_pipe("stderr", *arguments).returncode == 141
 
 
@@ -225,7 +222,6 @@ OPTIONS = {
     "report": "out",
     "inspect": "target trained-length json",
     "explore": "out",
-    "generate": "max-new-tokens stop echo temperature top-k top-p seed dtype",
     "train": "text validation vocab-size size encoding seq-len batch-size steps epochs lr device seed out restart "
     "settings",
     "classify train": "data text-column label-column validation max-length encoding batch-size epochs lr device seed "

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from ropewalk.audit.sources import read_source
-from ropewalk.cli.generate import generate
-from ropewalk.cli.options import with_options
 from ropewalk.diagnosis.settings import DoctorSettings, Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
@@ -122,17 +118,6 @@ def test_code_of_a_checkpoint_is_never_run(gemma: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **own, "model_type": "unheard_of"}))
     with pytest.raises(RopeError, match="never runs the code"):
         open_reader(folder)
-
-
-def test_generate_says_which_library_computes(gemma: Path) -> None:
-    """On standard error; nothing is said of models that are built here."""
-    app = typer.Typer()
-    app.command()(with_options(generate))
-    found = CliRunner().invoke(app, [str(gemma), "The whale", "--max-new-tokens", "2"])
-    assert found.exit_code == 0
-    assert found.stdout.startswith("The whale")
-    assert "computed by transformers" in found.stderr
-    assert "Gemma3ForCausalLM" in found.stderr
 
 
 def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:

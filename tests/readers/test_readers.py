@@ -15,6 +15,7 @@ from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.generation import generate
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader
@@ -82,16 +83,14 @@ def test_the_doctor_runs_on_either(llama: tuple[TransformersReader, Decoder], tm
 
 
 def test_prefixes_agree(llama: tuple[TransformersReader, Decoder]) -> None:
-    """Continuations, the likeliest tokens and greedy completions after the same prefix."""
+    """Continuations and the likeliest tokens after the same prefix."""
     theirs, decoder = llama
     prefixes = [reader.prefix(range(40), seq_len=64) for reader in (theirs, reader_of(decoder))]
     one, other = (prefix.log_probs([(5, 6, 7), (9,), (1, 2)]) for prefix in prefixes)
     assert one == pytest.approx(other, abs=1e-4)
     tops = [prefix.top(3) for prefix in prefixes]
     assert [token for token, _ in tops[0]] == [token for token, _ in tops[1]]
-    news = [reader.generate([range(40)], max_new_tokens=4) for reader in (theirs, reader_of(decoder))]
-    assert news[0] == news[1]
-    greedy = news[0][0]
+    (greedy,) = generate(decoder, list(range(40)), max_new_tokens=4)
     pairs = [(range(40), greedy), (range(40), [(greedy[0] + 1) % 96, *greedy[1:]]), ((3, 4), (5,))]
     likely = [reader.continuation_log_probs(pairs) for reader in (theirs, reader_of(decoder))]
     assert [total for total, _ in likely[0]] == pytest.approx([total for total, _ in likely[1]], abs=1e-4)
@@ -118,14 +117,6 @@ def test_a_prefix_stays_as_it_was(dynamic: bool) -> None:
         reader.prefix([], seq_len=4)
     with pytest.raises(RopeError, match="empty continuation"):
         prefix.log_probs([[]])
-
-
-def test_rows_end_where_is_done_says() -> None:
-    """Each row by its own tokens; the others go on."""
-    reader = DecoderReader(tiny_decoder())
-    whole = reader.generate([[1, 2, 3], [4, 5]], max_new_tokens=6)
-    cut = reader.generate([[1, 2, 3], [4, 5]], max_new_tokens=6, is_done=lambda row, new: row == 0 and len(new) == 2)
-    assert cut == [whole[0][:2], whole[1]]
 
 
 def test_what_a_reader_is() -> None:

@@ -30,7 +30,6 @@ COMMANDS = {
     "serve-config": "Print the commands, flags and files to serve an extended model, and the engine's caveats.",
     "verify": "Determine which rotary embedding an engine applies to a model.",
     "vectors": "Write the conformance vectors of a config: files to test an engine's rotation in any language.",
-    "generate": "Continue a prompt, and print the text as it is generated.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",
     "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,8 @@ from ropewalk.attention.masks import Branches
 from ropewalk.methods import ConfigForm, trained_length_of
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generation import stream
 from ropewalk.models.layers import only_hidden
-from ropewalk.models.prompts import Prompts, Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.digest import model_digest
 from ropewalk.readers.losses import Top, all_log_probs, likeliest, logit_slices, top_after, window_losses
 from ropewalk.readers.reader import (
@@ -25,7 +23,6 @@ from ropewalk.readers.reader import (
     Advance,
     Asking,
     Beginning,
-    IsDone,
     Losses,
     QuestionIds,
     check_pairs,
@@ -335,31 +332,6 @@ class DecoderReader:
         done: Callable[[int, tuple[float, bool]], None] | None = None,
     ) -> list[tuple[float, bool]]:
         return continuation_log_probs(self.model, pairs, batch=batch, chunk=chunk, done=done)
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        seq_len: int | None = None,
-        is_done: IsDone | None = None,
-        **options: Any,
-    ) -> list[list[int]]:
-        rows: list[list[int]] = [[] for _ in prompts]
-        unfinished = set(range(len(rows)))
-        ids = [list(prompt) for prompt in prompts]
-        for row, token in self.stream(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options):
-            if row not in unfinished:
-                continue
-            rows[row].append(token)
-            if is_done is not None and is_done(row, rows[row]):
-                unfinished.discard(row)
-                if not unfinished:
-                    break
-        return rows
-
-    def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
-        return stream(self.model, prompts, **options)
 
 
 def adapt(model: object, name: str | None) -> DecoderReader | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.prompts import Prompts, Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers import CHUNK as CHUNK
 from ropewalk.rotation.rotate import rotate
 
@@ -28,8 +28,6 @@ Advance = Callable[[int], None]
 """Called with the number of processed tokens."""
 Asking = Mapping[int, Callable[["Prefix"], None]]
 """Functions by number of tokens; each is called with the prefix of that many tokens."""
-IsDone = Callable[[int, Sequence[int]], bool]
-"""Return whether a row of a generation, given by its number and its new tokens, has ended."""
 QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
 """Token ids to append to a prefix (may be empty), and the continuations to score after them."""
 
@@ -176,26 +174,6 @@ class Reader(Protocol):
 
         - `batch`: rows in one forward. `done`: called with a pair's index and result after it is computed.
         """
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        seq_len: int | None = None,
-        is_done: IsDone | None = None,
-        **options: Any,
-    ) -> list[list[int]]:
-        """Return the new tokens of each prompt, without the prompt; decoding is greedy by default.
-
-        **Arguments:**
-        - `seq_len`: tokens, for frequencies that depend on the length; defaults to prompt + max_new_tokens.
-        - `is_done`: called with a row's number and its new tokens so far; True ends that row.
-        - `options`: `temperature`, `top_k`, `top_p`, `stop_tokens` and `seed`, as in `ropewalk.generate`.
-        """
-
-    def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
-        """Yield (row, token) for each new token; arguments as for `ropewalk.generate`."""
 
 
 @runtime_checkable

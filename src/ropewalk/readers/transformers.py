@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
-from random import Random
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,7 @@ from ropewalk.attachment.layers import config_form_of, positions_of, text_config
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm, trained_length_of
 from ropewalk.models.config import Positions
-from ropewalk.models.generation import draws_of, sample
-from ropewalk.models.prompts import Prompts, Tokenizer, check_sampling, is_text, token_lists
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.digest import digest_of
 from ropewalk.readers.losses import Top, likeliest
 from ropewalk.readers.reader import (
@@ -30,7 +27,6 @@ from ropewalk.readers.reader import (
     CHUNK,
     Advance,
     Asking,
-    IsDone,
     Losses,
     check_pairs,
     check_window,
@@ -221,62 +217,6 @@ class TransformersReader:
             if done is not None:
                 done(index, results[-1])
         return results
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        seq_len: int | None = None,
-        is_done: IsDone | None = None,
-        **options: Any,
-    ) -> list[list[int]]:
-        ids = [list(prompt) for prompt in prompts]
-        rows: list[list[int]] = [[] for _ in ids]
-        streams = self._rows(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options)
-        for row, tokens in enumerate(streams):
-            for token in tokens:
-                rows[row].append(token)
-                if is_done is not None and is_done(row, rows[row]):
-                    break
-        return rows
-
-    def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
-        """Yield (row, token) for each new token, row after row; arguments as for `ropewalk.generate`."""
-        rows = self._rows(prompts, **options)
-        return ((row, token) for row, tokens in enumerate(rows) for token in tokens)
-
-    def _rows(
-        self,
-        prompts: Prompts,
-        *,
-        max_new_tokens: int = 100,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop_tokens: Collection[int] | None = None,
-        seed: int | None = None,
-        seq_len: int | None = None,
-    ) -> list[Iterator[int]]:
-        """Return an iterator over each row's new tokens, after checking all arguments."""
-        check_sampling(max_new_tokens, temperature, top_k, top_p)
-        ids = token_lists(prompts, self.tokenizer, self.model.get_input_embeddings().weight.shape[0])
-        ends = stop_tokens
-        if ends is None:
-            ends = self.tokenizer.eos_ids if self.tokenizer is not None and is_text(prompts) else ()
-        choose = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
-
-        def new_tokens(prompt: list[int], draw: Random) -> Iterator[int]:
-            prefix = self.prefix(prompt, seq_len=seq_len or len(prompt) + max_new_tokens)
-            for step in range(max_new_tokens):
-                [token] = choose(prefix.next_log_probs[None], [draw])
-                if token in ends:
-                    return
-                yield token
-                if step < max_new_tokens - 1:
-                    prefix.read([token])
-
-        return [new_tokens(prompt, draw) for prompt, draw in zip(ids, draws_of(seed, len(ids)), strict=True)]
 
     def _at(self, seq_len: int) -> LiveModel:
         """Return the model at the frequencies of this length."""
