@@ -45,11 +45,9 @@ def ledger_at(folder: Path | None, key: str = "key", *, resume: bool = True) -> 
     return ledger
 
 
-def loss_job(method: str, window: int, tokens: int, work: Workload = NOTHING, part: int = 0) -> Job:
+def loss_job(method: str, window: int, tokens: int, work: Workload = NOTHING) -> Job:
     """A job of a loss run that nobody measures."""
-    return Job(
-        method=method, window=window, key=f"{method}/{window}", description=method, tokens=tokens, work=work, part=part
-    )
+    return Job(method=method, window=window, key=f"{method}/{window}", description=method, tokens=tokens, work=work)
 
 
 def planned(model: Any, of: LossProtocol, methods: list[str] | None = None) -> Any:

@@ -12,11 +12,9 @@ import torch
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
-from ropewalk.measure.engine import Job, Workload
+from ropewalk.measure.engine import Workload
 from ropewalk.measure.estimate import (
     Pace,
-    Trial,
-    estimate_memory,
     job_seconds,
     seconds_at_once,
 )
@@ -80,7 +78,6 @@ def test_the_estimate_is_what_it_takes(tmp_path: Path) -> None:
     assert said == pytest.approx(taken, rel=0.05)
     assert not run.due(3, run.plan.methods)
     pace, protocol = Pace(0.0, 1.0, 0.0, 0.0), run.plan.protocol
-    assert job_seconds(loss_job("dca", 0, 64, workload_of("dca", protocol, chunk=16)), pace) == pytest.approx(1.2 * 32)
     whole = {name: workload_of(name, protocol, chunk=16, reuse=False) for name in ("dca", "crop")}
     assert job_seconds(loss_job("dca", 0, 64, whole["dca"]), pace) == pytest.approx(1.2 * 64)
     assert job_seconds(loss_job("crop", 0, 64, whole["crop"]), pace) == 32 + 4 * 32
@@ -93,7 +90,6 @@ def test_crop_reads_its_steps() -> None:
     assert workload_of("crop", protocol, chunk=16) == step.times(4)
     assert workload_of("crop", protocol, chunk=16, reuse=False) == step.times(4) + Workload.of(32, chunk=16)
     assert workload_of("yarn", protocol, chunk=16) == Workload(4, 64, 64 * 65 / 2, 63)
-    assert workload_of("dca", protocol, chunk=16) == Workload(2, 32, 64 * 65 / 2 - 32 * 33 / 2, 31)
 
 
 def test_workers_share_the_jobs() -> None:
@@ -108,19 +104,3 @@ def test_minutes_are_a_time(minutes: float) -> None:
     """Above zero."""
     with pytest.raises(RopeError, match="must be above 0"):
         DoctorSettings(minutes=minutes)
-
-
-@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (2, 2), (4, 3)])
-def test_beginnings_that_are_kept_count_as_memory(workers: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each worker, but no more than there are windows in which a method reads on from plain's beginning."""
-    monkeypatch.setattr("ropewalk.measure.estimate.resident_bytes", lambda: 1000)
-    reader, trial = DecoderReader(model()), Trial(Pace(0.0, 1.0, 0.0, 0.0), 10)
-    plain = [loss_job("plain", window, 64) for window in range(3)]
-    sharing = [loss_job("dca", window, 64, part=24) for window in range(3)]
-
-    def estimated(jobs: list[Job]) -> int | None:
-        return estimate_memory(reader, trial, 64, jobs, workers=workers)
-
-    without = 1000 + workers * (reader.cache_bytes(64) + 10)
-    assert estimated(plain) == without
-    assert estimated([*plain, *sharing]) == without + kept * reader.cache_bytes(24)

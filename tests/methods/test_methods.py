@@ -27,6 +27,7 @@ from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
+from tests.diagnosis.models import random_ids, tiny_decoder
 
 ROPE = RopeConfig(64, interleaved=False, max_position_embeddings=256)
 FOUR = Positions((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 128, None, 512))
@@ -204,3 +205,17 @@ def test_the_methods_of_a_run() -> None:
     assert chosen(positions=Positions((scaled,), (None,), (None,)))[:2] == ("plain", "as-is")
     proportional = dataclasses.replace(ROPE, scaling=Proportional(0.5))
     assert chosen(positions=Positions((proportional,), (None,), (None,))) == ("plain", "crop")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if method.equal_below(Reach(16, 64)) and not method.crops]
+)
+@torch.no_grad()
+def test_what_a_method_says_of_its_first_tokens_is_true(name: str) -> None:
+    """Rows below `equal_below` have plain's logits in any text, and soon after it they have others."""
+    model, ids, reach = tiny_decoder().double(), random_ids(64)[None], Reach(16, 64)
+    positions = METHODS[name].positions(model.config.positions, reach)
+    other = model.with_positions(rope=positions.ropes, extension=positions.extensions)
+    apart, count = (model(ids) - other(ids))[0].abs().amax(-1), METHODS[name].equal_below(reach)
+    assert apart[:count].max() < 2e-6
+    assert apart[count : count + 6].max() > 1e-4

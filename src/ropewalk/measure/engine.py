@@ -40,16 +40,6 @@ class Workload:
             self.calls + other.calls, self.tokens + other.tokens, self.pairs + other.pairs, self.scored + other.scored
         )
 
-    def without(self, beginning: Workload) -> Workload:
-        """Return the work of one text without a finished beginning, which includes the score of its last token."""
-        ends = beginning.scored + (1 if beginning.tokens else 0)
-        return Workload(
-            self.calls - beginning.calls,
-            self.tokens - beginning.tokens,
-            self.pairs - beginning.pairs,
-            self.scored - ends,
-        )
-
     def times(self, count: int) -> Workload:
         """Return this work, `count` times."""
         return Workload(count * self.calls, count * self.tokens, count * self.pairs, count * self.scored)
@@ -70,7 +60,6 @@ class Job:
     - `method`: the method that is measured. `window`: the number of its window or text.
     - `key`: the job's key in the ledger. `description`: the job as progress shows it.
     - `tokens`: tokens that progress counts. `work`: the model's work, for estimates.
-    - `part`: the part of the measurement that the job belongs to; each measurement has its own kind.
     """
 
     method: str
@@ -79,7 +68,6 @@ class Job:
     description: str
     tokens: int
     work: Workload
-    part: Any = None
 
 
 def due(jobs: Iterable[Job], ledger: Ledger) -> tuple[Job, ...]:
@@ -99,8 +87,7 @@ def run_jobs(
     """Measure every job that is due, and save each result as it is computed.
 
     **Arguments:**
-    - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`: the
-      time of the call, plus the seconds in the result itself.
+    - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`.
     - `workers`: jobs at one time, each on its share of the cores.
     - `until`: no job begins after it returns True; the remaining jobs stay due.
 
@@ -113,7 +100,7 @@ def run_jobs(
         shown.begin(job.description, job.tokens)
         started = time.perf_counter()
         result = measure(job, shown.advance)
-        return {**result, "seconds": time.perf_counter() - started + float(result.get("seconds", 0.0))}
+        return {**result, "seconds": time.perf_counter() - started}
 
     complete(ledger, waiting, lambda job: job.key, timed, workers=workers, stop=stop, until=until)
 

@@ -19,7 +19,7 @@ from ropewalk.measure.engine import NOTHING, Job, Workload
 from ropewalk.measure.plan import Plan
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
-from ropewalk.readers.reader import CHUNK, Reader, ReadingOn
+from ropewalk.readers.reader import CHUNK, Reader
 from ropewalk.readers.workers import fitting_workers
 
 Clock = Callable[[], float]
@@ -235,20 +235,15 @@ def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
     return max(free)
 
 
-def estimate_memory(reader: Reader, trial: Trial, target: int, jobs: Sequence[Job], *, workers: int) -> int | None:
+def estimate_memory(reader: Reader, trial: Trial, target: int, *, workers: int) -> int | None:
     """Return the largest resident memory of these jobs of losses with `workers` at one time; None if unknown.
 
-    Each worker has a cache of the whole window. Beginnings of windows that methods take from plain need memory next to
-    the caches. Jobs run window by window, so there are never more beginnings than workers.
+    Each worker has a cache of the whole window.
     """
     now = resident_bytes()
     if not now or reader.device.type != "cpu":
         return None
-    sharing, beginnings = [job for job in jobs if job.part], 0
-    if sharing and isinstance(reader, ReadingOn):
-        longest = max(job.part for job in sharing)
-        beginnings = min(workers, len({job.window for job in sharing})) * reader.cache_bytes(longest)
-    return now + workers * (reader.cache_bytes(target) + trial.workspace) + beginnings
+    return now + workers * (reader.cache_bytes(target) + trial.workspace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,4 +277,4 @@ class Outlook:
     def memory(self, jobs: Sequence[Job], trial: Trial) -> int | None:
         """Return the largest resident memory of these jobs in bytes; None if it is unknown."""
         target = self.plan.protocol.target
-        return estimate_memory(self.reader, trial, target, jobs, workers=self.workers(len(jobs)))
+        return estimate_memory(self.reader, trial, target, workers=self.workers(len(jobs)))

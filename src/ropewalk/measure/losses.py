@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,13 @@ from torch import Tensor
 from ropewalk.ledger import Ledger
 from ropewalk.measure.copies import WindowSpans
 from ropewalk.measure.engine import Job, check_finite, run_jobs
-from ropewalk.measure.plan import LossProtocol, Plan, shared_tokens
+from ropewalk.measure.plan import LossProtocol, Plan
 from ropewalk.methods import METHODS, ConfigForm
 from ropewalk.models.config import Positions
 from ropewalk.optional import need
 from ropewalk.progress import Progress
 from ropewalk.readers.losses import cropped_losses
-from ropewalk.readers.reader import CHUNK, Advance, Asking, Beginning, Losses, Reader, ReadingOn
+from ropewalk.readers.reader import CHUNK, Advance, Asking, Losses, Reader
 
 PLAIN, CROP = "plain", "crop"
 
@@ -148,86 +147,6 @@ def frequency_losses(
     return tuple(losses)
 
 
-KEPT_BYTES = 2**30  # of all kept beginnings together; what does not fit is computed again
-
-
-class Beginnings:
-    """The beginnings of windows under plain, kept until no job that is due needs them.
-
-    A method that equals plain in a window's first tokens always takes these from plain, from here or by computing them
-    again. Its numbers therefore do not depend on what was kept or on where a run was resumed.
-
-    - `plain`: the reader under plain. `shared`: the number of tokens each method takes over; 0 for most.
-    - `due`: the jobs of the run. `chunk`: tokens of one forward pass. `stops`: tokens after which plain is asked.
-    """
-
-    def __init__(
-        self,
-        plain: ReadingOn,
-        shared: Mapping[str, int],
-        due: Sequence[Job],
-        *,
-        chunk: int,
-        stops: Sequence[int] = (),
-    ) -> None:
-        self.plain, self.shared, self.chunk, self.stops = plain, shared, chunk, stops
-        self._wanted: dict[int, list[int]] = {}
-        for job in due:
-            if shared[job.method]:
-                self._wanted.setdefault(job.window, []).append(shared[job.method])
-        self._kept: dict[int, Beginning] = {}
-        self._lock = threading.Lock()
-
-    def read_plain(self, ids: Tensor, window: int, *, advance: Advance, asking: Asking) -> Losses:
-        """Return plain's losses of a window; keep its beginning if other methods need it and memory allows."""
-        keep = max(self._wanted.get(window, ()), default=0)
-        if not keep or self.plain.cache_bytes(keep) > KEPT_BYTES:
-            return self.plain.window_losses(ids, chunk=self.chunk, advance=advance, asking=asking)
-
-        def add(beginning: Beginning) -> None:
-            with self._lock:
-                if not self._wanted[window]:
-                    return  # they came before it and have read for themselves
-                self._kept[window] = beginning
-                while sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
-                    self._kept.pop(next(iter(self._kept)))  # the oldest: jobs go window by window
-
-        return self.plain.reading_on(ids, keep=keep, kept=add, chunk=self.chunk, advance=advance, asking=asking)
-
-    def read(
-        self, variant: ReadingOn, method: str, ids: Tensor, window: int, *, advance: Advance, asking: Asking
-    ) -> tuple[Losses, float]:
-        """Return a method's losses of a window, and the seconds spent by other methods on the reused part."""
-        tokens = self.shared[method]
-        with self._lock:
-            beginning = self._kept.get(window)
-            waiting = self._wanted[window]
-            waiting.remove(tokens)
-            if not waiting:
-                self._kept.pop(window, None)
-        spent = 0.0
-        if beginning is None:
-            beginning = self._again(ids, tokens, advance)
-        else:
-            spent = beginning.seconds * tokens / beginning.tokens
-            advance(tokens)
-        losses = variant.reading_on(ids, after=(beginning, tokens), chunk=self.chunk, advance=advance, asking=asking)
-        return losses, spent
-
-    def _again(self, ids: Tensor, tokens: int, advance: Advance) -> Beginning:
-        found: list[Beginning] = []
-        append: Callable[[Beginning], None] = found.append
-        self.plain.reading_on(
-            ids[: tokens + 1],
-            keep=tokens,
-            kept=append,
-            chunk=self.chunk,
-            advance=advance,
-            asking=_pauses(self.stops, tokens),
-        )
-        return found[0]
-
-
 def _pauses(stops: Sequence[int], tokens: int) -> Asking:
     """Return stops without questions: a pass in the same chunks gives the same numbers to the bit."""
     return {stop: lambda prefix: None for stop in stops if stop <= tokens}
@@ -257,14 +176,11 @@ def run(
     """
     protocol, jobs = plan.protocol, plan.due(ledger, chunk=chunk) if jobs is None else jobs
     plain: dict[int, Losses] = {}
-    beginnings, stops = None, spans[0].stops("plain") if spans else ()
+    stops = spans[0].stops("plain") if spans else ()
     as_plain = reader.under(plan.positions["plain"]) if "plain" in plan.positions else None
-    if isinstance(as_plain, ReadingOn):
-        shared = {name: shared_tokens(name, protocol, chunk) for name in plan.methods}
-        beginnings = Beginnings(as_plain, shared, jobs, chunk=chunk, stops=stops)
 
     def measure(job: Job, advance: Advance) -> dict[str, Any]:
-        spent_before, answers = 0.0, dict[str, list[float]]()
+        answers = dict[str, list[float]]()
         variant, ids = reader.under(plan.positions[job.method]), windows[job.window]
         asking = spans[job.window].asking(job.method, answers) if spans else {}
         if METHODS[job.method].crops:
@@ -279,10 +195,6 @@ def run(
                 chunk=chunk,
                 advance=advance,
             )
-        elif beginnings is not None and job.method == "plain":
-            losses = beginnings.read_plain(ids, job.window, advance=advance, asking=asking)
-        elif beginnings is not None and beginnings.shared[job.method] and isinstance(variant, ReadingOn):
-            losses, spent_before = beginnings.read(variant, job.method, ids, job.window, advance=advance, asking=asking)
         else:
             losses = variant.window_losses(ids, chunk=chunk, advance=advance, asking=asking)
         alone: list[float] = []
@@ -292,7 +204,7 @@ def run(
         check_finite(losses, job.method)
         by_position = np.concatenate([[0.0], losses])
         sums = tuple(float(by_position[start:end].sum()) for start, end in protocol.blocks)
-        return WindowResult(sums, spent_before, peak_memory(), answers, alone).to_json()
+        return WindowResult(sums, 0.0, peak_memory(), answers, alone).to_json()
 
     run_jobs(ledger, jobs, measure, workers=workers, progress=progress, until=until)
 

@@ -279,9 +279,9 @@ class Plan:
         methods: Collection[str] | None = None,
         asked: int = 0,
     ) -> tuple[Job, ...]:
-        """Return the jobs without a result in the ledger by window; `part` is the number of tokens taken from plain.
+        """Return the jobs without a result in the ledger by window.
 
-        - `windows`, `methods`: only these; None: all. Methods that start from plain's beginning of a window come last.
+        - `windows`, `methods`: only these; None: all. Crop, which starts from plain's losses, comes last.
         - `asked`: tokens asked for in addition to the window, under every method except crop.
         """
         protocol = self.protocol
@@ -289,7 +289,7 @@ class Plan:
         reusable = "plain" in self.positions
         plain = {window for window in windows if reusable and self.key("plain", window) not in ledger}
         chosen = [name for name in self.methods if name not in self.same_as and (methods is None or name in methods)]
-        chosen.sort(key=lambda name: METHODS[name].crops or shared_tokens(name, protocol, chunk) > 0)
+        chosen.sort(key=lambda name: METHODS[name].crops)
         return due(
             (
                 Job(
@@ -299,7 +299,6 @@ class Plan:
                     description=f"{name}, window {window + 1}",
                     tokens=tokens_of(name, protocol, reuse=window in plain),
                     work=workload_of(name, protocol, chunk=chunk, reuse=window in plain, asked=asked),
-                    part=shared_tokens(name, protocol, chunk),
                 )
                 for window in windows
                 for name in chosen
@@ -354,14 +353,6 @@ def _angles(positions: Positions, seq_len: int) -> object:
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)
 
 
-def shared_tokens(method: str, protocol: LossProtocol, chunk: int) -> int:
-    """Return the number of leading tokens, in whole chunks, for which a method other than crop equals `plain`."""
-    if METHODS[method].crops:
-        return 0
-    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
-    return min(METHODS[method].equal_below(reach), protocol.target - 1) // chunk * chunk
-
-
 def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int:
     """Return the number of tokens processed for one window; with `reuse`, crop starts from plain's beginning."""
     if not METHODS[method].crops:
@@ -371,15 +362,14 @@ def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int
 
 
 def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True, asked: int = 0) -> Workload:
-    """Return the work of a method on one window; `reuse`: it starts from plain's beginning if it can.
+    """Return the work of a method on one window; `reuse`: crop starts from plain's beginning.
 
     - `asked`: tokens asked for after the window; each attends to all of it.
     """
     if not METHODS[method].crops:
         whole = Workload.of(protocol.target, chunk=chunk)
         whole += Workload(calls=0, tokens=asked, pairs=float(asked * protocol.target), scored=asked)
-        shared = shared_tokens(method, protocol, chunk) if reuse else 0
-        return whole.without(Workload.of(shared, chunk=chunk)) if shared else whole
+        return whole
     whole = NOTHING if reuse else Workload.of(protocol.trained_length, chunk=chunk)
     for start, end, scored in crop_steps(protocol.target, protocol.trained_length, protocol.stride):
         whole += Workload.of(end - start, chunk=chunk, first=scored - start)

@@ -22,7 +22,6 @@ from ropewalk.readers.reader import (
     CHUNK,
     Advance,
     Asking,
-    Beginning,
     Losses,
     QuestionIds,
     check_pairs,
@@ -285,30 +284,6 @@ class DecoderReader:
     def _prefix_so_far(self, cache: KVCache) -> DecoderPrefix:
         """Return a prefix, for questions, of the tokens in a cache of one row."""
         return DecoderPrefix(self.model, cache, chunk=CHUNK, tokens=cache.lay_out(1, 0).total)
-
-    def reading_on(
-        self,
-        input_ids: Tensor,
-        *,
-        after: tuple[Beginning, int] | None = None,
-        keep: int = 0,
-        kept: Callable[[Beginning], None] | None = None,
-        chunk: int = CHUNK,
-        advance: Advance | None = None,
-        asking: Asking | None = None,
-    ) -> Losses:
-        """Return the losses of a window from token 1 on, reusing or keeping its beginning."""
-        return window_losses(
-            self.model,
-            input_ids,
-            chunk=chunk,
-            advance=advance,
-            after=after,
-            keep=keep,
-            kept=kept,
-            asking=asking,
-            prefix_of=self._prefix_so_far,
-        )
 
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -23,7 +22,6 @@ from ropewalk.readers.reader import (
     CHUNK,
     Advance,
     Asking,
-    Beginning,
     Losses,
     Prefix,
     Reader,
@@ -95,37 +93,27 @@ def window_losses(
     seq_len: int | None = None,
     chunk: int = CHUNK,
     advance: Advance | None = None,
-    after: tuple[Beginning, int] | None = None,
-    keep: int = 0,
-    kept: Callable[[Beginning], None] | None = None,
     asking: Asking | None = None,
     prefix_of: Callable[[KVCache], Prefix] | None = None,
 ) -> Losses:
     """Return the losses from token `first` on, each given all tokens before it.
 
-    **Arguments:** as `Reader.window_losses` and `ReadingOn.reading_on`. `prefix_of`: returns the prefix for `asking`.
+    **Arguments:** as `Reader.window_losses`. `prefix_of`: returns the prefix for `asking`.
     **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
     **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
     **Numerics:** the model's dtype inside, softmax in float32, equal to one full forward up to rounding.
     """
     check_window(input_ids, first, chunk)
     tokens = len(input_ids)
-    losses, began = torch.empty(tokens, dtype=torch.float32), time.perf_counter()
+    losses = torch.empty(tokens, dtype=torch.float32)
     with torch.inference_mode():
         ids = input_ids.to(model.embed_tokens.weight.device)
         asking = asking or {}
         cache = model.new_cache(
             seq_len=tokens if seq_len is None else seq_len, capacity=tokens + (ASK_TOKENS if asking else 0)
         )
-        reused = start = 0
-        if after is not None:
-            beginning, reused = after
-            beginning.put(model, cache, reused)
-            losses[1 : reused + 1] = beginning.losses[:reused]
-            start = reused
+        start = 0
         for stop in chunk_ends(tokens, chunk, asking):
-            if stop <= reused:
-                continue
             scored = max(start, first - 1), min(stop, tokens - 1)
             of_chunk = model(
                 ids[None, start:stop],
@@ -135,8 +123,6 @@ def window_losses(
             losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
             if advance is not None:
                 advance(stop - start)
-            if stop == keep and kept is not None:
-                kept(Beginning(model, cache, losses[1 : keep + 1], time.perf_counter() - began))
             if stop in asking:
                 assert prefix_of is not None, "a reader that may be asked makes prefixes"
                 asking[stop](prefix_of(cache))

@@ -11,16 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention
-from ropewalk.attention.cache import KVCache
-from ropewalk.attention.tables import tables_at
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm
 from ropewalk.models.config import Positions
-from ropewalk.models.decoder import Decoder
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers import CHUNK as CHUNK
-from ropewalk.rotation.rotate import rotate
 
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 Losses = npt.NDArray[np.float64]
@@ -177,29 +172,6 @@ class Reader(Protocol):
 
 
 @runtime_checkable
-class ReadingOn(Reader, Protocol):
-    """A reader that can reuse the beginning of a window processed under different positions."""
-
-    def reading_on(
-        self,
-        input_ids: Tensor,
-        *,
-        after: tuple[Beginning, int] | None = None,
-        keep: int = 0,
-        kept: Callable[[Beginning], None] | None = None,
-        chunk: int = CHUNK,
-        advance: Advance | None = None,
-        asking: Asking | None = None,
-    ) -> Losses:
-        """Return the losses of a window from token 1 on.
-
-        **Arguments:** as `window_losses`.
-        - `after`: a beginning, and the number of its tokens to reuse instead of computing them.
-        - `keep`: tokens, in whole chunks, to pass to `kept` as a beginning after they are processed.
-        """
-
-
-@runtime_checkable
 class WritableReader(Reader, Protocol):
     """A reader with a model that can be saved."""
 
@@ -290,70 +262,3 @@ def check_questions(questions: Sequence[QuestionIds]) -> None:
                 facts={"question": list(question), "tokens of each": list(map(len, continuations))},
                 cure="Pass at least one token for each continuation.",
             )
-
-
-# The reused beginning of a window
-
-
-class Beginning:
-    """A copy of the keys and values of a window's first tokens, and of their losses.
-
-    - `model`: the model that computed them. `cache`: one row of rotated keys, with at least `tokens` tokens.
-    - `losses`: float32 `[tokens]`, nats of the tokens from 1 to `tokens`, the last of which is not in the copy.
-    - `seconds`: the time taken.
-
-    **Raises:** `RopeError` for a cache of unrotated keys, and for one with fewer tokens.
-    """
-
-    def __init__(self, model: Decoder, cache: KVCache, losses: Tensor, seconds: float) -> None:
-        layout = cache.lay_out(1, 0)
-        if not cache.rotated or layout.total < len(losses):
-            raise RopeError(
-                "Beginning: the cache must contain rotated keys of all its tokens.",
-                facts={"cache": cache, "tokens": len(losses)},
-                cure="Create it after processing the tokens, with a model without an extension.",
-            )
-        self.tokens, self.seconds, self.losses = len(losses), seconds, losses.clone()
-        self._ropes = model.config.ropes
-        self._layers = [
-            tuple(part[:, :, : self.tokens].clone() for part in cache.held(layer, layout))
-            for layer in range(model.config.num_hidden_layers)
-        ]
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of its keys and values in bytes."""
-        return sum(part.nbytes for layer in self._layers for part in layer)
-
-    def put(self, model: Decoder, cache: KVCache, tokens: int) -> None:
-        """Write the first `tokens` into an empty cache of the same model with an extension.
-
-        If the cache stores unrotated keys, the rotation is undone: to 1e-7 in float32, with one more rounding in a half
-        type. Raises `RopeError` if the ropes differ, or the copy has fewer tokens.
-        """
-        if model.config.ropes != self._ropes or tokens > self.tokens:
-            raise RopeError(
-                "Beginning: these tokens were processed under a different rope, or there are too few.",
-                facts={"ropes": set(self._ropes), "model": set(model.config.ropes), "tokens": (tokens, self.tokens)},
-                cure="Continue with the same weights and the same ropes.",
-            )
-        layout = cache.lay_out(1, tokens)
-        for number, (layer, (keys, values)) in enumerate(zip(model.layers, self._layers, strict=True)):
-            attention = layer.self_attn
-            assert isinstance(attention, Attention)
-            keys, values = keys[:, :, :tokens].transpose(1, 2), values[:, :, :tokens].transpose(1, 2)
-            cache.write(number, keys if cache.rotated else _unrotated(keys, attention), values, layout)
-        cache.commit(layout)
-
-
-def _unrotated(keys: Tensor, attention: Attention) -> Tensor:
-    """Return rotated keys `[1, tokens, heads, head_dim]` at positions 0, 1, ... without their rotation."""
-    if attention.rotary is None:
-        return keys
-    rope, positions = attention.rotary.config, torch.arange(keys.shape[1], device=keys.device)
-    exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
-    cos, sin, factor = tables_at(attention.rotary, positions, None, exact)
-    return rotate(
-        keys, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=1 / factor,
-        inverse=True,
-    )  # fmt: skip
