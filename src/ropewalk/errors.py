@@ -53,6 +53,21 @@ def _rebuilt(rule: str, facts: dict[str, Any], cure: str) -> RopeError:
     return RopeError(rule, facts=facts, cure=cure)
 
 
+def check_kind(where: str, kind: type, cure: str, **values: object) -> None:
+    """Raise `RopeError` unless each value is of a type.
+
+    >>> check_kind("save", int, "Pass 1.", model=1.5)
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: save: `model` must be of type int.
+      model  1.5
+    Pass 1.
+    """
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise RopeError(f"{where}: `{name}` must be of type {kind.__name__}.", facts={name: value}, cure=cure)
+
+
 def describe(value: object) -> str:
     """Describe a value for a message: tensors by dtype, shape and device; long values are truncated.
 

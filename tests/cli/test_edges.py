@@ -89,7 +89,6 @@ def test_a_command_replaces_what_it_has_written(command: str, name: str, tmp_pat
         "extend apply = --out x",
         "extend apply tiny --out= ",
         "extend apply tiny --out x --from= ",
-        "extend apply tiny --out x --validation= ",
         "serve-config = --engine vllm",
         "serve-config tiny --engine vllm --from= ",
         "serve-config tiny --engine vllm --json= ",

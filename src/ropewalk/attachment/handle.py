@@ -33,12 +33,13 @@ from ropewalk.attachment.rotary import (
     rotary_modules,
 )
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import warn_if_slow
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.values import check_whole
 
 _MARK = "_ropewalk_attachment"
 
@@ -371,6 +372,7 @@ def attach(
     4.0
     >>> handle.detach()
     """
+    check_kind("attach", nn.Module, "Load it first: AutoModelForCausalLM.from_pretrained(...).", model=model)
     warn_if_slow(model, "attach")
     return attach_silently(model, method, target=target, trained_length=trained_length, kernels=kernels)
 
@@ -385,7 +387,7 @@ def attach_silently(
 ) -> Attachment:
     """Attach a model like `attach`, without its warning of a slow dtype."""
     need("transformers", extra="transformers")
-    chosen = method_named(method) if isinstance(method, str) else method
+    chosen = method if method is None or isinstance(method, Method) else method_named(method)
     _check_free(model)
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
@@ -478,6 +480,7 @@ def _under(
     own: Positions, method: Method | None, target: int | None, trained_length: int | None
 ) -> tuple[Positions, int | None]:
     """Return the positions under a method, and the length for frequencies that depend on one."""
+    check_whole("attach", target=target, trained_length=trained_length)
     if method is None or method.keeps_own:
         return own, None
     rope = unsettled(own)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.audit.findings import Layers
+from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, inverse_frequencies, reach
 from ropewalk.rope.values import check_whole
@@ -91,9 +92,10 @@ def audit(
     >>> result.pairs, result.pairs_never_turning, result.reach
     (64, 29, 18438)
     """
+    check_kind("audit", RopeConfig, "Build one: RopeConfig.from_hf(config).", config=config)
+    check_whole("audit", trained_length=trained_length, target=target)
     trained = trained_length if trained_length is not None else config.trained_length
     wanted = target if target is not None else 4 * (trained or 8192)
-    check_whole("audit", trained_length=trained, target=wanted)
     scaled, factor = text_frequencies(config, wanted)
     unscaled, _ = text_frequencies(config.unscaled(), wanted)
     known, _ = text_frequencies(config.as_trained(), trained or wanted)

@@ -17,7 +17,7 @@ from ropewalk.checkpoints.materialize import FLOATS
 from ropewalk.checkpoints.sources import find, refuse_bare_weights
 from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import DECODERS
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.config import DecoderConfig
@@ -127,6 +127,7 @@ def save(
     ['model.safetensors']
     """
     place = as_path(folder, "save")
+    check_kind("save", torch.nn.Module, "Pass the model first: save(model, folder).", model=model)
     chosen = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(model, TextClassifier):
         save_classifier(model, place, chosen)

@@ -383,7 +383,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
     try:
         device = torch.device(settings.device)
         torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers
-    except (RuntimeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise RopeError(
             "doctor: this device cannot be used.",
             facts={"device": settings.device, "error": str(error)},

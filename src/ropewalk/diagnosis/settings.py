@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ropewalk.atomic_io import as_path, parse_object, read_text
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.readers import CHUNK
 from ropewalk.rope.values import MOST_SEED, check_positive, check_whole, names_of
 
@@ -223,7 +223,8 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
-        if self.minutes is not None and self.minutes != math.inf:
+        check_kind("doctor", Protocol, "For example, pass Protocol(windows=4).", protocol=self.protocol)
+        if self.minutes is not None and not (isinstance(self.minutes, float) and self.minutes == math.inf):
             check_positive("doctor", minutes=self.minutes)
         if self.engine is not None and self.engine not in ENGINES:
             raise RopeError(

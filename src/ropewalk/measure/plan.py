@@ -106,7 +106,7 @@ class LossProtocol:
         """
         texts = (text,) if isinstance(text, str) else tuple(text)
         lengths = None if tokens is None else ((tokens,) if isinstance(tokens, int) else tuple(tokens))
-        longest = None if lengths is None else max(lengths)
+        longest = None if not lengths else max(lengths)
         times = next((n for n in (4, 3, 2) if longest is None or n * trained_length <= longest), 4)
         wanted = times * trained_length if target is None else target
         fitting = MOST_WINDOWS if lengths is None else sum(most_windows(length, wanted) for length in lengths)

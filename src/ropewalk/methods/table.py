@@ -303,7 +303,7 @@ def method_named(name: str) -> Method:
     >>> method_named("yarn").source
     '2309.00071'
     """
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise RopeError("methods: unknown method.", facts={"method": name}, cure=f"Choose from {', '.join(METHODS)}.")
     return METHODS[name]
 

@@ -13,7 +13,7 @@ from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.norm import residual_stream
 from ropewalk.encodings import EncodingConfig, LearnedAbsolute
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.layers import check_ids, draw_weights, make_layer, make_norm, run_layers, shared_encoding
 from ropewalk.models.prompts import Tokenizer
@@ -131,6 +131,7 @@ class TextClassifier(nn.Module):
 
     def __init__(self, config: TextClassifierConfig) -> None:
         super().__init__()
+        check_kind("TextClassifier", TextClassifierConfig, "Pass its config.", config=config)
         self.config = config
         self.tokenizer: Tokenizer | None = None
         shape = config.encoder

@@ -16,7 +16,7 @@ from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import Branches
 from ropewalk.attention.norm import multiplied, residual_stream
 from ropewalk.attention.tables import SeqLen
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.config import UNCHANGED, DecoderConfig, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.models.layers import (
     DecoderLayer,
@@ -54,6 +54,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        check_kind("Decoder", DecoderConfig, 'Pass its config, or load a model: rw.load("tiny").', config=config)
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.norm import multiplied
 from ropewalk.attention.tables import SeqLen
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.precision import to_float64
 from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
@@ -168,6 +168,7 @@ class _Generation:
         seq_len: int | None,
     ) -> _Generation:
         """Check all arguments before any computation."""
+        check_kind("generate", nn.Module, 'Load it first: rw.load("tiny").', model=model)
         check_sampling(max_new_tokens, temperature, top_k, top_p)
         ends = stop_tokens
         if ends is None:

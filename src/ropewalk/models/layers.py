@@ -14,7 +14,7 @@ from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import LayerNorm, RMSNorm, multiplied, projected
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.config import ACTIVATIONS, DecoderConfig
 from ropewalk.rope.config import RopeConfig
 
@@ -192,6 +192,7 @@ def draw_weights(model: nn.Module, deviation: float, embeddings: tuple[Tensor, f
 
 def check_ids(input_ids: Tensor, vocab_size: int, where: str) -> None:
     """Raise `RopeError`, which names `where`, unless ids are integers `[batch, seq]`, on the CPU in the vocabulary."""
+    check_kind(where, Tensor, "Pass torch.tensor(ids)[None].", input_ids=input_ids)
     if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
         raise RopeError(
             f"{where}: `input_ids` must be integers [batch, seq].",

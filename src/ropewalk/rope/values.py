@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence, Set
 from numbers import Real
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -89,8 +89,8 @@ def names_of(where: str, given: object) -> list[str]:
     >>> names_of("doctor: `methods`", ["yarn, dca", "crop"])
     ['yarn', 'dca', 'crop']
     """
-    texts = [given] if isinstance(given, str) else given or ()
-    if isinstance(texts, Mapping) or not isinstance(texts, Iterable) or not all(isinstance(one, str) for one in texts):
+    texts = [given] if isinstance(given, str) else () if given is None else given
+    if not isinstance(texts, Sequence | Set) or not all(isinstance(one, str) for one in texts):
         rule = "must be names, separated by commas"
     else:
         names = [name.strip() for text in texts for name in text.split(",")]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ropewalk.backends.request import Turn
 from ropewalk.dispatch import is_compiling, reasons_for_mathematics
-from ropewalk.errors import RopeError
-from ropewalk.rope.values import as_whole
+from ropewalk.errors import RopeError, check_kind
+from ropewalk.rope.values import as_whole, is_number
 
 Layout = Literal["bshd", "bhsd", "thd"]
 
@@ -31,6 +31,7 @@ def check_one(
     rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None,
 ) -> Turn:  # fmt: skip
     """Check all arguments for the rotation of one tensor; return `turn` with its output pairing, offset and blocks."""
+    _check_scale(turn.scale)
     check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, "x")
     if rotary_offset or interleaved_out is not None or blocks:
         turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, "x")
@@ -47,6 +48,7 @@ def check_both(
 
     `rotary_offset` may be two numbers, one for queries and one for keys.
     """
+    _check_scale(turn.scale)
     check_tables(q, cos, sin, turn.interleaved, rotary_dim, turn.layout, "q")
     if not _fits_alike(q, k, cos, turn.layout):
         check_tables(k, cos, sin, turn.interleaved, rotary_dim, turn.layout, "k")
@@ -66,6 +68,13 @@ def check_both(
                 cure="Rotate new tensors (inplace=False), or only one of them.",
             )
     return of_q, of_k
+
+
+def _check_scale(scale: object) -> None:
+    if not is_compiling() and type(scale) is not float and not is_number(scale):
+        raise RopeError(
+            "rotate: `scale` must be a finite number.", facts={"scale": scale}, cure="Pass rope.attention_factor."
+        )
 
 
 def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
@@ -91,10 +100,13 @@ def check_tables(
     """Check that a tensor and its tables fit each other; errors call the tensor `name`."""
     if not isinstance(x, Tensor) or x.layout is not _STRIDED or x.is_nested:
         refuse_kind_of_tensor(x, name)
+    if type(cos) is not Tensor or type(sin) is not Tensor:
+        check_kind("rotate", Tensor, "Build both: rope.cos_sin(position_ids).", cos=cos, sin=sin)
     sizes, rows = x.shape, cos.shape
     dims, table_dims = len(sizes), len(rows)
     if (
         (interleaved is not True and interleaved is not False)
+        or not isinstance(layout, str)
         or layout not in _AXES
         or x.dtype not in _ROTATABLE
         or cos.dtype not in _TABLES
@@ -148,7 +160,7 @@ def token_count(x: Tensor, name: str, layout: str) -> int:
     """Return the number of tokens of each row of `x`."""
     if not isinstance(x, Tensor) or x.layout is not _STRIDED or x.is_nested:
         refuse_kind_of_tensor(x, name)
-    if layout not in _AXES:
+    if not isinstance(layout, str) or layout not in _AXES:
         _refuse_layout(layout)
     if x.ndim != (3 if layout == "thd" else 4):
         _refuse_dims({name: x}, layout)
@@ -257,7 +269,7 @@ def _refuse_layout(layout: str) -> NoReturn:
 
 def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
     """Raise the error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
-    if layout not in _AXES:
+    if not isinstance(layout, str) or layout not in _AXES:
         _refuse_layout(layout)
     if not isinstance(interleaved, bool):
         raise RopeError(
@@ -323,6 +335,8 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
     """Check that the result can be written into `x` or `out`, and that gradients stay right."""
     if inplace and out is not None:
         raise RopeError("rotate: `inplace` and `out` are mutually exclusive.", cure="Pass one of them.")
+    if out is not None:
+        check_kind("rotate", Tensor, "Pass torch.empty_like(x).", out=out)
     target = x if out is None else out
     if torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad or target.requires_grad):
         if out is not None:

@@ -146,7 +146,7 @@ def serve_config(
         raise RopeError(
             "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
         )
-    documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records]
+    documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records or ()]
     if documents:
         with understood(documents[0]):
             method = method or _recommended(documents[0])

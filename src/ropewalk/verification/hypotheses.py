@@ -478,13 +478,13 @@ def expected_positions(own: Positions, expect: str | Positions | None, trained: 
     """
     if expect is None or isinstance(expect, Positions):
         return own if expect is None else expect
-    if expect.lstrip().startswith("{"):
+    if isinstance(expect, str) and expect.lstrip().startswith("{"):
         return _of_block(own, expect)
-    name, _, factor = expect.partition(":")
+    name, _, factor = str(expect).partition(":")
     method = method_named(name)
     try:
         target = math.ceil(trained * float(factor)) if factor else trained
-    except ValueError:
+    except (ValueError, OverflowError):
         target = 0
     if target < trained or (method.extends and target == trained):
         raise RopeError(
