@@ -116,13 +116,13 @@ def expected_seconds(done: dict[tuple[str, int], float], contender: str, tokens:
 
 
 def draw(records: list[dict[str, Any]], target: Path) -> None:
-    """Time and memory by length, as png and svg."""
+    """Time and memory by length, as png."""
     from growth import growth
 
     from ropewalk.figures.style import write_figure
 
-    write_figure(growth(records), [target.with_suffix(ending) for ending in (".png", ".svg")])
-    print(f"figure: {target}.png, .svg")
+    write_figure(growth(records), [target.with_suffix(".png")])
+    print(f"figure: {target}.png")
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--baseline", default=None, help="a folder that holds an earlier ropewalk")
     parser.add_argument("--llama-python", default=None, help="an interpreter that has xllamacpp")
     parser.add_argument("--prepare", action="store_true", help="write files and read the gate, time nothing")
-    parser.add_argument("--figure", action="store_true", help="draw results/forward.png and .svg from all records")
+    parser.add_argument("--figure", action="store_true", help="draw results/forward.png from all records")
     options = parser.parse_args()
     began, job = time.monotonic(), Job(options)
     job.prepare()

@@ -329,7 +329,7 @@ def analysis(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def draw(record: Mapping[str, Any], out: Path) -> None:
     """Draw each measure against the accuracy, one point to a cell."""
-    from ropewalk.figures.style import caption, look_of, picture_files, style, write_figure
+    from ropewalk.figures.style import caption, look_of, style, write_figure
 
     with style():
         from matplotlib.figure import Figure
@@ -366,7 +366,7 @@ def draw(record: Mapping[str, Any], out: Path) -> None:
         panels[1].legend(fontsize=8, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
         done = "" if record["complete"] else f"; incomplete: round 1 of {len(SEEDS)}"
         caption(figure, f"{record['model']}: the doctor's measures and two RULER tasks{done}")
-        write_figure(figure, picture_files(out, "prediction"))
+        write_figure(figure, [out.with_suffix(".png")])
 
 
 def write(ledger: Ledger, rounds: int, model: str, out: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--preset quick] [--device cuda] [--instructions avx2] [--figure results/rotation]
+    python benchmarks/rotation.py [--preset quick] [--device cuda] [--instructions avx2] [--figure results/rotation.png]
         [--from RECORDS]
 """
 
@@ -401,7 +401,7 @@ def report(records: Sequence[Record]) -> str:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Draw the share of copy bandwidth by size, as PATH.png and PATH.svg, or as the kind that PATH names."""
+    """Draw the share of copy bandwidth by size, as the kind of picture that the path names."""
     from bandwidth import copy_bandwidth
 
     from ropewalk.atomic_io import write_whole
@@ -415,8 +415,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
         f"{facts['date'][:10]}"
     )
     drawn = copy_bandwidth(shares(records), title="Rotation: share of copy bandwidth by size", note=note)
-    for kind in [path.suffix[1:]] if path.suffix else ["png", "svg"]:
-        write_whole(path.with_suffix(f".{kind}"), render(drawn, kind))
+    write_whole(path, render(drawn, path.suffix[1:]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -428,7 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peers", nargs="*", help="names; default: all of the device", metavar="PEER",
                         choices=sorted({*of_peers.CPU, *of_peers.CUDA}))  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS / "rotation.jsonl", help="append records to this file")
-    parser.add_argument("--figure", type=Path, help="FILE.png, FILE.svg, or FILE for both")
+    parser.add_argument("--figure", type=Path, help="FILE.png or FILE.svg")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)
     options = parser.parse_args(arguments)
