@@ -53,11 +53,6 @@ ENCODING_LOOKS = {
     "kerple": Look("#56b4e9", "-", "X"),
     "fire": Look("#e69f00", "-", "*"),
     "xpos": Look("#222222", ":", "d"),
-    "fox": Look("#d55e00", "-", "v"),
-    "path": Look("#cc79a7", "-", "s"),
-    "selective_rope": Look("#009e73", "--", "o"),
-    "grape": Look("#767676", "--", "^"),
-    "grape_additive": Look("#e69f00", "-.", "D"),
     "rope": Look("#222222", "-", "o"),
 }
 

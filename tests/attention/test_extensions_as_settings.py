@@ -183,9 +183,8 @@ def test_logits_with_a_bias_are_not_scaled(extension):
         model = Decoder(replace(config, encoding=name))
         layer = model.layers[0].self_attn
         encoding = layer.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
-        if not encoding.sequential and name != "grape_additive":
-            places = Places(torch.arange(3), torch.arange(3))
-            assert (encoding.biased(torch.zeros(1, 3, 4, 8), places)[1] is None) != encoding.adds_to_scores
+        places = Places(torch.arange(3), torch.arange(3))
+        assert (encoding.biased(torch.zeros(1, 3, 4, 8), places)[1] is None) != encoding.adds_to_scores
         if not encoding.adds_to_scores:
             model.with_positions(extension=extension)
             continue

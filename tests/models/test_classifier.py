@@ -13,7 +13,7 @@ from ropewalk.checkpoints.load import load_classifier, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.encodings import ENCODINGS
 
-NAMES = [name for name in (*ENCODINGS, "rope") if name not in ("xpos", "fox", "path")]
+NAMES = [name for name in (*ENCODINGS, "rope") if name != "xpos"]
 SEQ = 13
 
 

@@ -18,11 +18,10 @@ from ropewalk.attention.masks import Visibility
 from ropewalk.attention.norm import RMSNorm, projected
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.attention.tables import SeqLen
-from ropewalk.attention.token_states import check_state_size, token_states
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated, rotated
 from ropewalk.backends.request import Norm, Turn
-from ropewalk.encodings import Encoding, EncodingConfig, SequentialEncoding, Sizes, TokenStates, resolve
+from ropewalk.encodings import Encoding, EncodingConfig, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.checks import check_tables
@@ -187,21 +186,11 @@ def check_local_heads(kv_heads: int, local: int, sinks: Tensor | None, encoding:
             facts={"sinks": sinks, "kv_heads": kv_heads, "kv_heads here": local},
             cure="Exclude q_proj, k_proj and v_proj from tensor parallelism.",
         )
-    if encoding is not None and (encoding.adds_to_scores or encoding.sequential):
+    if encoding is not None and (encoding.adds_to_scores):
         raise RopeError(
             "Attention: this encoding has values for each head, but this process computes only a part of the heads.",
             facts={"encoding": encoding.config, "kv_heads": kv_heads, "kv_heads here": local},
             cure="Exclude q_proj, k_proj and v_proj from tensor parallelism, or choose a rope.",
-        )
-
-
-def check_softcap(softcap: float | None, encoding: Encoding) -> None:
-    """Raise `RopeError` for a softcap of q.k if the encoding's scores are no sum of q.k and a bias."""
-    if softcap is not None and encoding.replaces_products:
-        raise RopeError(
-            "Attention: a softcap is applied to q.k, which this encoding replaces.",
-            facts={"softcap": softcap, "encoding": encoding.config},
-            cure="Leave one of them out.",
         )
 
 
@@ -291,12 +280,6 @@ class Attention(nn.Module):
         return self._shared[0] if self._shared else self.encoding
 
     @property
-    def state_size(self) -> int:
-        """Return how many numbers of each token the encoding keeps in a cache."""
-        encoding = self.position_encoding
-        return 0 if encoding is None else encoding.state_size
-
-    @property
     def logit_rules(self) -> LogitRules:
         """Return the softcap and the sinks."""
         return LogitRules(self.softcap or 0.0, self.sinks)
@@ -319,11 +302,10 @@ class Attention(nn.Module):
                 rope = chosen
             else:
                 self.encoding = chosen.build(self._sizes())
-                check_softcap(self.softcap, self.encoding)
         self.set_rope(rope)
 
     def _sizes(self) -> Sizes:
-        return Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal, self.num_key_value_heads)
+        return Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal)
 
     def set_rope(self, rope: RopeConfig | RotaryEmbedding | None) -> None:
         """Replace the rope; raise `RopeError` if it does not fit this layer."""
@@ -447,17 +429,12 @@ class Attention(nn.Module):
             check_local_heads(self.num_key_value_heads, k.shape[2], self.sinks, self.position_encoding)
             if inputs.cache is not None:
                 inputs.cache.keep_local_heads(k.shape[2])
-        encoding, states = self.position_encoding, None
-        if isinstance(encoding, SequentialEncoding):
-            states = token_states(encoding, x, inputs, layer)
-        elif inputs.cache is not None:
-            check_state_size(inputs.cache, layer, 0)
-        q, keys, values = self._rotate_and_store(q, k, v, inputs, layer, states)
+        q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
         if inputs.documents is not None and not need_weights:
-            return self._projected(self._attend_documents(q, keys, values, inputs, inputs.documents, states)), None
-        out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights, states)
+            return self._projected(self._attend_documents(q, keys, values, inputs, inputs.documents)), None
+        out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
         return self._projected(out), weights
 
     def _attend_documents(
@@ -467,7 +444,6 @@ class Attention(nn.Module):
         values: Tensor,
         inputs: ForwardInputs,
         documents: PackedDocuments,
-        states: TokenStates | None,
     ) -> Tensor:
         """Attend within each packed document, without a mask or scores over whole rows."""
         q, keys, values = (documents.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
@@ -477,16 +453,10 @@ class Attention(nn.Module):
         if not remaps and not biased and not (self.training and self.attention_dropout):
             whole = attend_varlen(q, keys, values, documents, self.causal, self.sliding_window, self.logit_rules)
         if whole is None:
-            own_states: list[TokenStates | None] = [None] * len(documents.lengths)
-            if states is not None:
-                pieces = documents.split(documents.pack(states.values))
-                own_states = [TokenStates(x[None], torch.arange(len(x), device=x.device), 0) for x in pieces]
-            parts = zip(*map(documents.split, (q, keys, values)), inputs.of_documents(), own_states, strict=True)
+            parts = zip(*map(documents.split, (q, keys, values)), inputs.of_documents(), strict=True)
             outs = [
-                self._attend_rotated(
-                    q[None], k[None].transpose(1, 2), v[None].transpose(1, 2), own, None, False, of_document
-                )[0][0]
-                for q, k, v, own, of_document in parts
+                self._attend_rotated(q[None], k[None].transpose(1, 2), v[None].transpose(1, 2), own, None, False)[0][0]
+                for q, k, v, own in parts
             ]
             whole = torch.cat(outs, 1).transpose(0, 1) if outs else q
         return documents.unpack(whole).transpose(1, 2)
@@ -499,7 +469,6 @@ class Attention(nn.Module):
         inputs: ForwardInputs,
         bias: Tensor | None,
         need_weights: bool,
-        states: TokenStates | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from queries `[batch, seq, heads, head_dim]` to keys and values `[batch, kv_heads, total, head_dim]`.
 
@@ -513,7 +482,7 @@ class Attention(nn.Module):
             return attend_remapped(q.transpose(1, 2), keys, values, remap, dropout, rules), None
         seen, encoding = Visibility(), self.position_encoding
         if bias is None and encoding is not None:
-            q, bias = encoding.biased(q, inputs.places, keys=keys, states=states)
+            q, bias = encoding.biased(q, inputs.places)
             if bias is not None:
                 bias = masked_bias(bias, inputs.layout.visibility(self.causal, self.sliding_window, whole=True))
         if bias is None:
@@ -532,7 +501,7 @@ class Attention(nn.Module):
         return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
 
     def _rotate_and_store(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int, states: TokenStates | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, rotate and store, in one pass if possible; return queries, and keys and values with heads first."""
         layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
@@ -565,7 +534,7 @@ class Attention(nn.Module):
             if cache is not None and store is not None:
                 return q, *cache.held(layer, layout)
         elif encoding is not None:
-            q, k = encoding.turned(q, k, inputs.places.queries, states=states)
+            q, k = encoding.turned(q, k, inputs.places.queries)
         if cache is None:
             return q, k.transpose(1, 2), v.transpose(1, 2)
         keys, values = cache.write(layer, k, v, layout)

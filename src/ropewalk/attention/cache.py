@@ -114,8 +114,6 @@ class KVCache:
     - `ropes`: the rules that rotate the keys, one or None per layer.
     - `extensions`: the layers' extensions, one or None per layer (None: no layer has one). A layer with a different
       extension raises, because an extension changes the keys and values of deeper layers.
-    - `state_sizes`: how many numbers each layer's encoding stores for a token, one per layer (None: none do), in
-      float32, or in float64 if `dtype` is float64. See `ropewalk.encodings.SequentialEncoding`.
     - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
       positions need that, and `drop`, which moves later tokens to smaller positions. It costs one rotation of all keys
       for each call and layer.
@@ -144,7 +142,6 @@ class KVCache:
         device: torch.device | str = "cpu",
         ropes: Sequence[RopeConfig | None] | None = None,
         extensions: Sequence[Extension | None] | None = None,
-        state_sizes: Sequence[int] | None = None,
         step: int = 256,
         rotated: bool = True,
     ) -> None:
@@ -166,12 +163,7 @@ class KVCache:
         self.dtype, self.device = dtype, torch.device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
         self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
-        self.state_sizes = (0,) * num_layers if state_sizes is None else tuple(state_sizes)
-        for name, of_layers in (
-            ("ropes", self.ropes),
-            ("extensions", self.extensions),
-            ("state_sizes", self.state_sizes),
-        ):
+        for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
             if of_layers is not None and len(of_layers) != num_layers:
                 raise RopeError(
                     f"KVCache: `{name}` must have one entry per layer.",
@@ -191,11 +183,9 @@ class KVCache:
         self._capacity = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._states: list[Tensor] = []
-        for size in self.state_sizes:
+        for _ in range(num_layers):
             self._keys.append(self._empty(capacity or 0))
             self._values.append(self._empty(capacity or 0))
-            self._states.append(self._empty(capacity or 0, size))
         self._capacity = capacity or 0
 
     @property
@@ -228,9 +218,9 @@ class KVCache:
         return sum(buffer.nbytes for buffers in self._buffers for buffer in buffers)
 
     @property
-    def _buffers(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Return keys, values and states, one buffer `[batch, heads, capacity, size]` per layer."""
-        return self._keys, self._values, self._states
+    def _buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return keys and values, one buffer `[batch, kv_heads, capacity, head_dim]` per layer."""
+        return self._keys, self._values
 
     def __repr__(self) -> str:
         return (
@@ -297,15 +287,6 @@ class KVCache:
             self._write(buffer, fresh, layout)
         return self.held(layer, layout)
 
-    def write_states(self, layer: int, states: Tensor, layout: TokenLayout, *, first: int = 0) -> Tensor:
-        """Store numbers `first .. first + size - 1` of each token's state, `[batch, seq, size]`.
-
-        **Returns:** a view of the numbers of all tokens so far, `[batch, layout.total, state_sizes[layer]]`.
-        """
-        buffer = self._states[layer]
-        self._write(buffer[..., first : first + states.shape[-1]], states[:, :, None], layout)
-        return buffer[:, 0, : layout.total]
-
     def _write(self, buffer: Tensor, fresh: Tensor, layout: TokenLayout) -> None:
         """Write `[batch, seq, heads, size]` into a buffer `[batch, heads, capacity, size]`."""
         fresh = fresh.detach().to(buffer.dtype)
@@ -364,7 +345,7 @@ class KVCache:
                 cure="Create a new cache for each model, and shard all layers alike.",
             )
         self.num_key_value_heads = heads
-        for buffers in (self._keys, self._values):
+        for buffers in self._buffers:
             buffers[:] = [self._empty(self._capacity) for _ in buffers]
 
     def commit(self, layout: TokenLayout) -> None:
@@ -378,8 +359,7 @@ class KVCache:
         longest = max(self._lengths)
         for buffers in self._buffers:
             for layer, old in enumerate(buffers):
-                size = self.state_sizes[layer] if buffers is self._states else None
-                buffers[layer] = self._empty(capacity, size)
+                buffers[layer] = self._empty(capacity)
                 buffers[layer][:, :, :longest] = old[:, :, :longest]
         self._capacity = capacity
 
@@ -409,7 +389,7 @@ class KVCache:
         lengths = self._lengths
         for row, (drop, held) in enumerate(zip(counts, lengths, strict=True)):
             if drop:
-                for buffer in (*self._keys, *self._values, *self._states):
+                for buffer in (*self._keys, *self._values):
                     buffer[row, :, sinks : held - drop] = buffer[row, :, sinks + drop : held].clone()
         self._lengths = [held - drop for drop, held in zip(counts, lengths, strict=True)]
 
@@ -466,16 +446,14 @@ class KVCache:
     def _made_for(self) -> tuple[object, ...]:
         """Return the settings that all caches of one model share."""
         sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
-        return (*sizes, self.rotated, self.ropes, self.extensions, self.state_sizes)
+        return (*sizes, self.rotated, self.ropes, self.extensions)
 
-    def _empty(self, capacity: int, state_size: int | None = None) -> Tensor:
-        """Return a buffer for keys or values, or for states of `state_size` numbers."""
-        shape, dtype = (self.batch, self.num_key_value_heads, capacity, self.head_dim), self.dtype
-        if state_size is not None:
-            shape, dtype = (self.batch, 1, capacity, state_size), torch.promote_types(self.dtype, torch.float32)
+    def _empty(self, capacity: int) -> Tensor:
+        """Return a buffer for the keys or the values of one layer."""
+        shape = self.batch, self.num_key_value_heads, capacity, self.head_dim
         # Zeros, because masked numbers must be finite; not an inference tensor, so that it can be used anywhere.
         with torch.inference_mode(False):
-            return torch.zeros(shape, dtype=dtype, device=self.device)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
         if self._seq_len is not None:
@@ -594,5 +572,5 @@ class StaticCache(KVCache):
                 cure="Create it with capacity=prompt + new tokens.",
             )
 
-    def _empty(self, capacity: int, state_size: int | None = None) -> Tensor:
-        return super()._empty(capacity + 1, state_size)  # one more slot, for padding
+    def _empty(self, capacity: int) -> Tensor:
+        return super()._empty(capacity + 1)  # one more slot, for padding

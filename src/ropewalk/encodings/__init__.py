@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from ropewalk.encodings.absolute import LearnedAbsolute, NoPE, Sinusoidal
 from ropewalk.encodings.biases import FIRE, KERPLE, ALiBi, RelativeBias, T5Bias
-from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes, TokenStates
-from ropewalk.encodings.grape import GRAPE, AdditiveGRAPE
-from ropewalk.encodings.path import PaTH
+from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes
 from ropewalk.encodings.relative import TransformerXL, XPos
-from ropewalk.encodings.sequential import FoX, SelectiveRoPE, SequentialEncoding
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 
 __all__ = [
-    "ENCODINGS", "FIRE", "GRAPE", "KERPLE", "ROPE_NAMES", "ALiBi", "AdditiveGRAPE", "Encoding", "EncodingConfig", "FoX",
-    "LearnedAbsolute", "NoPE", "PaTH", "Places", "RelativeBias", "SelectiveRoPE", "SequentialEncoding", "Sinusoidal",
-    "Sizes", "T5Bias", "TokenStates", "TransformerXL", "XPos", "resolve",
+    "ENCODINGS", "FIRE", "KERPLE", "ROPE_NAMES", "ALiBi", "Encoding", "EncodingConfig", "LearnedAbsolute", "NoPE",
+    "Places", "RelativeBias", "Sinusoidal", "Sizes", "T5Bias", "TransformerXL", "XPos", "resolve",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[EncodingConfig]] = {
     config.name: config
-    for config in (NoPE, Sinusoidal, LearnedAbsolute, RelativeBias, T5Bias, TransformerXL, ALiBi, KERPLE, FIRE, XPos,
-                   FoX, PaTH, SelectiveRoPE, GRAPE, AdditiveGRAPE)
+    for config in (NoPE, Sinusoidal, LearnedAbsolute, RelativeBias, T5Bias, TransformerXL, ALiBi, KERPLE, FIRE, XPos)
 }  # fmt: skip
 """The settings class of each encoding by its name."""
 

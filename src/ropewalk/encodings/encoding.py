@@ -50,18 +50,12 @@ def _has_gradient(value: object) -> bool:
 
 
 class Sizes(NamedTuple):
-    """A layer's sizes, and whether its attention is causal; `num_key_value_heads` None: as many as heads."""
+    """A layer's sizes, and whether its attention is causal."""
 
     hidden_size: int
     num_attention_heads: int
     head_dim: int
     causal: bool = True
-    num_key_value_heads: int | None = None
-
-    @property
-    def kv_heads(self) -> int:
-        """Return `num_key_value_heads`, resolved."""
-        return self.num_key_value_heads or self.num_attention_heads
 
 
 class Places:
@@ -110,35 +104,6 @@ class Places:
         return int(least), int(most)
 
 
-class TokenStates(NamedTuple):
-    """The numbers of a call's tokens, in the order of its keys.
-
-    - `values`: float32 or float64 `[batch, keys, size]`; 0 for padding.
-    - `queries`: the index of each query among the keys, int64 `[seq]` or `[batch, seq]`.
-    - `first`: that of the first query if all rows have the same consecutive ones, else None.
-    """
-
-    values: Tensor
-    queries: Tensor
-    first: int | None = None
-
-    def sums(self) -> Tensor:
-        """Return the sums of `values` up to each key, float64 `[batch, keys, size]` (float32 on MPS)."""
-        return self.values.to(wide_dtype(self.values.device)).cumsum(1)
-
-    def at_queries(self, x: Tensor) -> Tensor:
-        """Return the entries of `[batch, keys, ...]` at the queries, `[batch, seq, ...]`."""
-        if self.queries.ndim == 1:
-            return x.index_select(1, self.queries)
-        rows = torch.arange(x.shape[0], device=x.device)[:, None]
-        return x[rows, self.queries]
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on MPS, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 class Encoding(nn.Module):
     """A position encoding; each of its three methods may return its inputs unchanged."""
 
@@ -151,20 +116,9 @@ class Encoding(nn.Module):
     by_slots: ClassVar[bool] = False
     """Whether positions come only from the slots of queries and keys, so that tokens of a cache can move."""
 
-    sequential: ClassVar[bool] = False
-    """Whether it is a `SequentialEncoding`, with numbers of each token that a cache keeps."""
-
-    replaces_products: ClassVar[bool] = False
-    """Whether the bias of `biased` replaces q.k, so that a softcap of q.k alone would be wrong."""
-
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__()
         self.config = config
-
-    @property
-    def state_size(self) -> int:
-        """Return how many numbers a cache keeps for each token, besides its key and value."""
-        return 0
 
     def extra_repr(self) -> str:
         return repr(self.config)
@@ -173,19 +127,14 @@ class Encoding(nn.Module):
         """Return token embeddings `[batch, seq, hidden]` with the encoding added."""
         return x
 
-    def turned(
-        self, q: Tensor, k: Tensor, position_ids: Tensor, *, states: TokenStates | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return encoded queries and keys `[batch, seq, heads, head_dim]` of new tokens, before keys enter a cache."""
         return q, k
 
-    def biased(
-        self, q: Tensor, places: Places, *, keys: Tensor | None = None, states: TokenStates | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
         """Return queries, and a bias of scores (after 1/sqrt(head_dim)) or None.
 
-        The bias is `[heads, seq, keys]` or `[batch, heads, seq, keys]`. `keys` `[batch, kv_heads, keys, head_dim]` and
-        `states` are for encodings that depend on the tokens.
+        The bias is `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
         """
         return q, self.score_bias(places, q.dtype)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.encodings.absolute import sinusoidal_table
-from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes, TokenStates, check_positive
+from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes, check_positive
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -63,9 +63,7 @@ class _Relative(Encoding):
             self.u.normal_(0.0, 0.02)
             self.v.normal_(0.0, 0.02)
 
-    def biased(
-        self, q: Tensor, places: Places, *, keys: Tensor | None = None, states: TokenStates | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
         """Return q + u, and the scores of q + v with each distance, gathered for each key."""
         heads, head_dim = self.u.shape
         distance = places.distance if places.distance.ndim == 3 else places.distance[None]
@@ -130,9 +128,7 @@ class _Scaled(Encoding):
             )
         self.rotary = RotaryEmbedding(rope)
 
-    def turned(
-        self, q: Tensor, k: Tensor, position_ids: Tensor, *, states: TokenStates | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
         pairs = cos.shape[-1]

@@ -10,10 +10,8 @@ REFUSED: dict[str, str] = {
     "inkling2_text": "it has no rotation",
     "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE); "
     "ropewalk.rotation.FourierEmbedding.from_hf(config) builds them",
-    "path_attn": "its positions are products of matrices that depend on the text (PaTH, arXiv:2505.16381; "
-    'a new model has them with encoding="path")',
-    "forgetting_transformer": "a forget gate decays its scores, with or without RoPE (FoX, arXiv:2503.02130; "
-    'a new model has it with encoding="fox")',
+    "path_attn": "its positions are products of matrices that depend on the text (PaTH, arXiv:2505.16381)",
+    "forgetting_transformer": "a forget gate decays its scores, with or without RoPE (FoX, arXiv:2503.02130)",
     "qwen2_5_omni_dit": "only its first head rotates",
     "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
 }

@@ -236,7 +236,6 @@ class Decoder(nn.Module):
             device=weight.device,
             ropes=self.config.ropes,
             extensions=self.config.extensions,
-            state_sizes=[_attention_of(layer).state_size for layer in self.layers],
             rotated=not self.config.remaps if rotated is None else rotated,
         )
 

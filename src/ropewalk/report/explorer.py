@@ -19,7 +19,7 @@ from torch import Tensor
 from ropewalk.atomic_io import read_json, write_whole
 from ropewalk.attention.extensions import Extension
 from ropewalk.audit.sources import Source, read_source
-from ropewalk.encodings import ENCODINGS, Encoding, Places, SequentialEncoding, Sizes, resolve
+from ropewalk.encodings import ENCODINGS, Encoding, Places, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES
 from ropewalk.figures.material import (
@@ -77,11 +77,9 @@ def _surface(module: Encoding) -> Tensor:
         added = module.embedded(torch.zeros(1, BIAS_TOKENS, SIZES.hidden_size), ids[None])[0]
         similar: Tensor = added @ added.T / SIZES.hidden_size**0.5
         return similar[None]
-    alike, states = torch.ones(1, BIAS_TOKENS, heads, dim), None
-    if isinstance(module, SequentialEncoding):
-        states = module.states_of_row(torch.ones(1, BIAS_TOKENS, SIZES.hidden_size))
-    q, k = module.turned(alike, alike, ids, states=states)
-    q, bias = module.biased(q, Places(ids, ids), keys=k.transpose(1, 2), states=states)
+    alike = torch.ones(1, BIAS_TOKENS, heads, dim)
+    q, k = module.turned(alike, alike, ids)
+    q, bias = module.biased(q, Places(ids, ids))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
     surface: Tensor = (scores if bias is None else scores + bias).reshape(heads, BIAS_TOKENS, BIAS_TOKENS) - dim**0.5
     return surface

@@ -29,7 +29,6 @@ SIZES: dict[str, tuple[int, int, int, int, int]] = {
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "intermediate_size")
 TEXT_ENCODINGS = (
     "rope", "none", "sinusoidal", "learned", "relative", "t5", "transformer_xl", "alibi", "kerple", "fire", "xpos",
-    "fox", "path", "selective_rope", "grape", "grape_additive",
 )  # fmt: skip
 """The encodings for training on text: rope, and every name of `ropewalk.encodings.ENCODINGS`."""
 PRECISIONS = ("auto", "float32", "bfloat16")
