@@ -42,6 +42,8 @@ _MARKS = (
     b'name="ropewalk-sources"',
     b"<dc:title>ropewalk",  # SVG
     b"Software\0ropewalk",  # PNG
+    b"by `ropewalk extend`",  # README.md of an export
+    b"ropewalk.version",  # GGUF
 )
 """What the files that commands write for the user contain in their first 4,096 bytes."""
 
@@ -283,6 +285,16 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
         )
 
 
+def may_replace(path: Path) -> bool:
+    """Return whether a file is empty, or ropewalk has written it for the user."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError:
+        return False
+    return not start or any(mark in start for mark in _MARKS)
+
+
 def check_output(path: str | Path, *, new_folder: bool = False) -> None:
     """Check, before any work is done, that a command may write a file for the user.
 
@@ -291,14 +303,7 @@ def check_output(path: str | Path, *, new_folder: bool = False) -> None:
     """
     path = as_path(path, "ropewalk")
     check_writable(path, new_folder=new_folder)
-    if not path.is_file() or path.parts[:2] == ("/", "dev"):  # /dev/stdout may be a file
-        return
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError:
-        start = b"?"
-    if start and not any(mark in start for mark in _MARKS):
+    if path.is_file() and path.parts[:2] != ("/", "dev") and not may_replace(path):  # /dev/stdout may be a file
         raise RopeError(
             "ropewalk: the file exists, and ropewalk has not written it, so it is not replaced.",
             facts={"file": str(path)},

@@ -34,7 +34,9 @@ WRITES = [
     ("doctor tiny --json {}", "a.json"),
     ("doctor tiny --report {0.parent}", "index.html"),
     ("extend apply tiny --out {}", "a.gguf"),
+    ("extend apply tiny --out {} --overwrite", "a.gguf"),
     ("extend apply tiny --out {0.parent} --overwrite", "notes.txt"),
+    ("extend apply tiny --out {0.parent} --overwrite", "of-others/config.json"),
 ]
 
 
@@ -49,6 +51,7 @@ def test_no_command_replaces_a_file_of_somebody_else(
 ) -> None:
     """Nothing else is written either, and nothing is measured before."""
     (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(FOREIGN)
     before = {path.name for path in tmp_path.iterdir()}
     assert run_command(*command.format(tmp_path / name).split()) == 2
@@ -62,6 +65,8 @@ def test_no_command_replaces_a_file_of_somebody_else(
     [
         *WRITES[:4],
         WRITES[7],
+        ("extend apply tiny --out {} --overwrite", "a.gguf"),
+        ("extend apply tiny --out {0.parent} --overwrite", "model/config.json"),
         *(pytest.param(*WRITES[index], marks=SLOW) for index in (4, 8)),
         pytest.param(
             "verify tiny --engine transformers --up-to 64 --json {0} --figure {0.parent}/a.svg", "a.json", marks=SLOW
@@ -162,6 +167,8 @@ def test_output_that_is_not_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
             ("seed", 2**63), ("seed", -1), ("stride", 0), ("start_char", HUGE), ("unscaled_tokens", -1), ("block", 0),
         )),
         *(f"inspect tiny {option} {value}" for option in ("--target", "--trained-length") for value in (0, HUGE)),
+        *(f"extend apply tiny --out x {option} {value}" for option in ("--target", "--trained-length", "--length")
+          for value in (0, HUGE)),
         *(f"serve-config tiny --engine vllm --method yarn {option}" for option in (
             "--factor nan", "--factor inf", "--factor 1e300", "--factor 0", "--factor -2", "--target 0",
             f"--target {HUGE}", "--length 0", "--trained-length 0",

@@ -108,7 +108,7 @@ def test_what_is_no_choice(
     with pytest.raises(RopeError, match="incomplete or malformed"):
         apply(source, tmp_path / "out", record={**found, "verdict": {"action": "extend"}})
     (tmp_path / "found.json").write_text("[]")
-    with pytest.raises(RopeError, match="not a record"):
+    with pytest.raises(RopeError, match="content cannot be read"):
         apply(source, tmp_path / "out", record=tmp_path / "found.json")
     with pytest.raises(RopeError, match="contains the method and the lengths"):
         apply(source, tmp_path / "out", ApplySettings(target=TARGET), record=found)

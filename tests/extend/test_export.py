@@ -368,11 +368,14 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     """Refused when not empty, when foreign, when it is the source; with overwrite an earlier export is replaced."""
     source = checkpoint(tmp_path / "source")
     model = extended(source, "pi")
-    export(model, tmp_path / "out", method="pi", source=source, **HOW)
+    export(model, tmp_path / "out", method="pi", source=source, card=lambda _: "by `ropewalk extend`", **HOW)
     with pytest.raises(RopeError, match="not empty"):
         export(model, tmp_path / "out", method="pi", source=source, **HOW)
     found = export(extended(source, "yarn"), tmp_path / "out", method="yarn", source=source, overwrite=True, **HOW)
     assert json.loads((found.folder / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
+    with pytest.raises(RopeError, match="files that are not from an export"):
+        check_out(tmp_path / "out", overwrite=True)  # it has no README.md now, as a checkpoint of others
+    (tmp_path / "out" / "README.md").write_text("by `ropewalk extend`")
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(RopeError, match="files that are not from an export"):
         check_out(tmp_path / "out", overwrite=True)

@@ -22,6 +22,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from ropewalk.methods import METHODS
 from ropewalk.rope.scaling import LongRoPE
+from ropewalk.version import __version__
 from tests.checkpoints.test_tokenizer import sentencepiece_metadata
 from tests.extend.material import FAMILIES, LENGTHS, TARGET, checkpoint_with_merges, furthest, reader_under, token_ids
 from tests.models.material import gguf_name, permuted, write_gguf
@@ -72,7 +73,7 @@ def test_weights_are_copied_bit_by_bit(kind: KINDS, tmp_path: Path) -> None:
     kept, changed = fields(source), fields(made)
     ours = {"llama.context_length": 64, "llama.rope.freq_base": 10000.0, "llama.rope.scaling.type": "yarn",
             "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 16,
-            "llama.rope.scaling.finetuned": False}  # fmt: skip
+            "llama.rope.scaling.finetuned": False, "ropewalk.version": __version__}  # fmt: skip
     assert {key: changed[key] for key in ours} == ours
     assert {key: value for key, value in changed.items() if key not in ours} == {
         key: value for key, value in kept.items() if key not in ours
@@ -111,7 +112,9 @@ def test_a_method_that_changes_nothing_keeps_the_keys(tmp_path: Path) -> None:
     divisors = {"rope_freqs.weight": torch.tensor([1.0, 1.0, 3.0, 4.0])}
     source = source_file(tmp_path, finetuned=True, extra=divisors)
     made = written(source, tmp_path, method="as-is")
-    assert fields(made) == fields(source)
+    assert fields(made) == fields(source) | {"ropewalk.version": __version__}
+    again = apply(made, tmp_path / "again.gguf", ApplySettings(method="as-is")).folder
+    assert fields(again) == fields(made)
     tensors = {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(made).tensors}
     assert tensors == {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(source).tensors}
 

@@ -28,6 +28,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.pairing import convert_pairing
+from ropewalk.version import __version__
 
 Quantization = Literal["f32", "f16", "q8_0"]
 _FILE_TYPES: Mapping[Quantization, int] = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.h's llama_ftype
@@ -38,6 +39,7 @@ WRITTEN = tuple(sorted(set(_ARCHITECTURES.values())))
 """The supported architectures of llama.cpp."""
 _NOPE_STEP = 4  # every fourth layer of SmolLM3 has no rotation; llama.cpp's smollm3 has no key for it
 _CHUNK = 1 << 24  # numbers in one conversion: 64 MiB of float32
+_VERSION = "ropewalk.version"  # marks a file that ropewalk may replace; see `atomic_io`
 _OURS = {ours: name for name, ours in (OUTER | INNER).items()}
 
 
@@ -104,7 +106,7 @@ def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Pro
     writer = _writer(arch, int(source.metadata.get("general.alignment", 32)))
     replaced = () if rope is None else (f"{arch}.rope.scal", f"{arch}.rope.freq_base", f"{arch}.context_length")
     for key in source.metadata:
-        if key != "general.architecture" and not key.startswith(replaced or "\0"):
+        if key not in ("general.architecture", _VERSION) and not key.startswith(replaced or "\0"):
             _add_typed(writer, key, source.typed(key))
     if rope is not None:
         _add_rope(writer, arch, rope)
@@ -228,6 +230,7 @@ def _rope_entries(rope: GGUFRope | None) -> list[_Entry]:
 def _writer(arch: str, alignment: int = 32) -> Any:
     writer = need("gguf").GGUFWriter(None, arch)
     writer.data_alignment = alignment
+    writer.add_string(_VERSION, __version__)
     return writer
 
 

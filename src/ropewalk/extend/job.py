@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.atomic_io import whole_folder, write_json
+from ropewalk.atomic_io import as_path, may_replace, whole_folder, write_json
 from ropewalk.checkpoints.export import (
     COMPANIONS,
     SHARD_BYTES,
@@ -119,14 +119,14 @@ class Exported:
 
 def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None, overwrite: bool) -> Path:
     """Return the folder to write; raise `RopeError` if it has other content or is the model's own."""
-    place = Path(out)
+    place = as_path(out, "extend")
     if place.suffix == ".gguf":
         raise RopeError(
             "extend: only `extend apply` writes .gguf files.",
             facts={"out": str(place)},
             cure="Write a folder, then run: ropewalk extend apply FOLDER --method as-is --out MODEL.gguf",
         )
-    if not str(out) or place.is_file():
+    if place.is_file():
         raise RopeError(
             "extend: --out must be a folder, but it is a file.",
             facts={"out": str(out)},
@@ -147,10 +147,10 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
         )
     written = {*_WRITTEN, f"{place.name}.gguf"}
     foreign = [name for name in files if name not in written and not _WEIGHTS.fullmatch(name)]
-    if foreign:
+    if foreign or (files and not may_replace(place / "README.md")):
         raise RopeError(
             "extend: the output folder contains files that are not from an export; they would be deleted.",
-            facts={"out": str(place), "files": foreign[:8]},
+            facts={"out": str(place), "files": (foreign or files)[:8]},
             cure="Pass a new folder.",
         )
     return place

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.atomic_io import as_path, may_replace
 from ropewalk.checkpoints.export import check_length, refuse_inexpressible
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_keys import gguf_rope
@@ -148,7 +149,7 @@ def apply(
     choice = None if record is None else Choice.read(record)
     chosen = settings or ApplySettings()
     chosen = chosen if choice is None else choice.over(chosen)
-    if Path(out).suffix == ".gguf":
+    if as_path(out, "extend").suffix == ".gguf":
         return apply_gguf(model, out, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress())
     if chosen.quantization is not None:
         raise RopeError(
@@ -226,11 +227,11 @@ def apply_gguf(
         raise RopeError(
             "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass a different file."
         )
-    if place.exists() and not (overwrite and place.is_file()):
+    if place.exists() and not (overwrite and place.is_file() and may_replace(place)):
         raise RopeError(
             "extend: the output file already exists.",
             facts={"out": str(place)},
-            cure="Pass a different name, or --overwrite to replace it.",
+            cure="Pass a different name, or --overwrite to replace an earlier export.",
         )
     if original is not None and settings.quantization is not None:
         raise RopeError(

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import check_whole
 
 METHOD, OUTPUT = "Method", "Output"
 """The headings of the options."""
@@ -73,6 +74,9 @@ class ApplySettings:
     def __post_init__(self) -> None:
         from ropewalk.methods import METHODS, method_named
 
+        lengths = {"target": self.target, "trained_length": self.trained_length, "length": self.length}
+        check_whole("extend", **lengths)
+        check_whole("extend", least=0, unscaled_tokens=self.unscaled_tokens)
         if self.dtype not in (None, *DTYPES):
             raise RopeError(
                 "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
