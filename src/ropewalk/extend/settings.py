@@ -74,8 +74,7 @@ class ApplySettings:
     def __post_init__(self) -> None:
         from ropewalk.methods import METHODS, method_named
 
-        lengths = {"target": self.target, "trained_length": self.trained_length, "length": self.length}
-        check_whole("extend", **lengths)
+        check_whole("extend", target=self.target, trained_length=self.trained_length, length=self.length)
         check_whole("extend", least=0, unscaled_tokens=self.unscaled_tokens)
         if self.dtype not in (None, *DTYPES):
             raise RopeError(
