@@ -180,6 +180,22 @@ def test_help_and_version_import_no_torch() -> None:
     assert all(f"  {name} " in ended.stdout for name in COMMANDS)
 
 
+def test_what_runs_no_model_imports_no_measurement() -> None:
+    """`inspect` and `serve-config` start quickly, and a fault of the doctor cannot break them."""
+    config = str(Path(__file__).parents[1] / "fixtures" / "configs" / "llama_3_1_8b.json")
+    code = (
+        "import sys\n"
+        "from ropewalk.cli.app import main\n"
+        "for words in (['inspect'], ['serve-config', '--engine', 'vllm', '--method', 'yarn']):\n"
+        f"    try: main([*words, {config!r}])\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "print({name.split('.')[1] for name in sys.modules if name.startswith('ropewalk.')}\n"
+        "      & {'diagnosis', 'measure', 'readers'})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.endswith("set()\n"), ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_a_short_help_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`-h` is `--help` everywhere."""

@@ -167,8 +167,10 @@ def test_whether_a_scaling_belongs_to_the_model_can_be_open() -> None:
     assert unsettled(Positions((ROPE, BELONGS), (None,) * 2, (None,) * 2)) is None
     assert unsettled(settled(positions, True, "somebody")) is None
     assert [rope and rope.trained_length for rope in settled(positions, True, "").ropes] == [None, 1024, 256]
-    assert (settled_by_length(yarn, 256), settled_by_length(yarn, 257)) == (False, True)
-    assert settled_by_length(dataclasses.replace(ROPE, scaling=Linear(4.0)), 256) is None
+    known = [settled_by_length(positions, length).ropes[1] for length in (256, 257, None)]
+    assert [rope and rope.scaling_is_trained for rope in known] == [False, True, None]
+    equal = Positions((dataclasses.replace(ROPE, scaling=Linear(4.0)),), (None,), (None,))
+    assert settled_by_length(equal, 256) is equal
     still = dataclasses.replace(ROPE, scaling=Proportional(0.5))  # no length scaling
     assert unsettled(Positions((still,), (None,), (None,))) is None
 

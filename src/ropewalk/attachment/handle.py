@@ -34,7 +34,7 @@ from ropewalk.attachment.rotary import (
 )
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
+from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import warn_if_slow
 from ropewalk.optional import need
@@ -483,10 +483,7 @@ def _under(
     check_whole("attach", target=target, trained_length=trained_length)
     if method is None or method.keeps_own:
         return own, None
-    rope = unsettled(own)
-    answer = None if rope is None or trained_length is None else settled_by_length(rope, trained_length)
-    if answer is not None:
-        own = settled(own, answer, "trained_length")
+    own = settled_by_length(own, trained_length)
     trained = trained_length or trained_length_of(own)
     if trained is None:
         raise RopeError(

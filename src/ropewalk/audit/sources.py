@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ropewalk.atomic_io import read_json
+from ropewalk.atomic_io import finite, read_json
 from ropewalk.audit.audit import Audit, audit
 from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of_positions, text_config
 from ropewalk.audit.traps import lint
@@ -20,9 +20,11 @@ from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS, FAMILIES, Family, family_name
 from ropewalk.models.config import Positions
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig, indexer_rope, ropes_of_layer_types
 from ropewalk.rope.dimensions import head_dim_of
+
+if TYPE_CHECKING:
+    from ropewalk.readers.reader import Reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,22 @@ def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[
         layer_type=family.indexer.layer_type,
     )
     return (finding,)
+
+
+def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the audit as a JSON document; `audit` is the first rope's, `audits` contains all if there are several."""
+    document: dict[str, Any] = {
+        "generator": "ropewalk",
+        "model": name,
+        "trained_length": audits[0].trained_length,
+        "target": audits[0].target,
+        "audit": audits[0].to_json(),
+        "lint": [vars(finding) for finding in findings],
+    }
+    if len(audits) > 1:
+        document["audits"] = [found.to_json() for found in audits]
+    cleaned: dict[str, Any] = finite(document)
+    return cleaned
 
 
 def source_of(reader: Reader) -> Source:

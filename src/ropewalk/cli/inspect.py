@@ -33,9 +33,8 @@ def inspect(
     from rich.console import Console
 
     from ropewalk.atomic_io import check_output, write_output
-    from ropewalk.audit.sources import read_source
+    from ropewalk.audit.sources import inspection, read_source
     from ropewalk.cli.tables import print_inspection
-    from ropewalk.diagnosis.document import inspection
 
     if json_file is not None:
         check_output(json_file)

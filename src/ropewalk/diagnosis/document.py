@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.atomic_io import finite, write_output
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
+from ropewalk.audit.sources import inspection
 from ropewalk.diagnosis.rules import Evidence, LossTable, standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import attach_call, next_step
@@ -29,22 +30,6 @@ from ropewalk.statistics import over_windows, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the audit as a JSON document; `audit` is the first rope's, `audits` contains all if there are several."""
-    document: dict[str, Any] = {
-        "generator": "ropewalk",
-        "model": name,
-        "trained_length": audits[0].trained_length,
-        "target": audits[0].target,
-        "audit": audits[0].to_json(),
-        "lint": [vars(finding) for finding in findings],
-    }
-    if len(audits) > 1:
-        document["audits"] = [found.to_json() for found in audits]
-    cleaned: dict[str, Any] = finite(document)
-    return cleaned
 
 
 def document(

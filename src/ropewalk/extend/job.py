@@ -28,8 +28,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.writable import WritableLive, writable
 from ropewalk.measure.plan import trained_length_of
-from ropewalk.measure.scaling import GIVEN
-from ropewalk.methods import Reach, settled, settled_by_length, unsettled
+from ropewalk.methods import Reach, settled_by_length
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import slow_dtype_of
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
@@ -57,10 +56,9 @@ class SourceModel:
         place = model if isinstance(model, str | os.PathLike) else None
         opened, stored = _live(model) if place is None else _checkpoint(place)
         reader = writable(opened)
-        unknown = unsettled(reader.positions)
-        answer = None if unknown is None or trained_length is None else settled_by_length(unknown, trained_length)
-        if answer is not None:
-            reader = reader.under(settled(reader.positions, answer, GIVEN))
+        own = reader.positions
+        stated = settled_by_length(own, trained_length)
+        reader = reader if stated is own else reader.under(stated)
         return cls(reader=reader, name=reader.name, place=place, stored=stored)
 
 

@@ -23,7 +23,7 @@ from ropewalk.statistics import Interval, mean_and_interval, signed
 
 WINDOWS, LONGEST = 8, 1024  # 16,384 tokens for the two readings together
 SCALED, UNSCALED = "as-is", "plain"
-MEASURED, GIVEN = "measured within the original length", "--trained-length"
+MEASURED = "measured within the original length"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,11 @@ def settle_reading(
 
     **Raises:** `RopeError` if the texts are too short for two windows of 16 tokens, and as `run`.
     """
-    unknown = unsettled(reader.positions)
+    own = reader.positions
+    stated = settled_by_length(own, trained_length)
+    unknown = unsettled(stated)
     if unknown is None:
-        return reader, None
-    stated = None if trained_length is None else settled_by_length(unknown, trained_length)
-    if stated is not None:
-        return reader.under(settled(reader.positions, stated, GIVEN)), None
+        return reader if stated is own else reader.under(stated), None
     measured = _measure(reader, unknown, tokens, seed=seed, chunk=chunk, folder=folder, progress=progress)
     return reader.under(settled(reader.positions, bool(measured.with_scaling), MEASURED)), measured
 

@@ -127,14 +127,12 @@ def unscaled(rope: RopeConfig) -> RopeConfig:
 def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> RopeConfig:
     """Return a rope as it was trained, with one more rule applied to its frequencies.
 
-        - `trained`: the trained length of `base` in tokens. `length`: the config's max_position_embeddings.
+    - `trained`: the trained length of `base` in tokens. `length`: the config's max_position_embeddings.
 
-        >>> from ropewalk.errors import RopeError
-    from ropewalk.families import Trained
-        >>> from ropewalk.rope.scaling import Linear
-        >>> base = RopeConfig(64, interleaved=False, scaling=Linear(8.0), trained=Trained(True))
-        >>> extended(base, Linear(2.0), trained=1024, length=1024).scaling
-        Stacked(of=Linear(factor=8.0), by=Linear(factor=2.0))
+    >>> from ropewalk.rope.scaling import Linear
+    >>> base = RopeConfig(64, interleaved=False, scaling=Linear(8.0), trained=Trained(True))
+    >>> extended(base, Linear(2.0), trained=1024, length=1024).scaling
+    Stacked(of=Linear(factor=8.0), by=Linear(factor=2.0))
     """
     if base.scaling is None:
         return dataclasses.replace(base, scaling=rule, max_position_embeddings=length, trained=None)
@@ -262,18 +260,20 @@ def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
     return replace(positions, ropes=ropes)
 
 
-def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
-    """Return whether a stated trained length implies training with the scaling; None if it implies neither.
+def settled_by_length(positions: Positions, length: int | None) -> Positions:
+    """Return the same positions; a stated trained length settles an unknown scaling if it changes that length.
 
     >>> from ropewalk.rope.scaling import YaRN
     >>> rope = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16), max_position_embeddings=64)
-    >>> settled_by_length(rope, 64), settled_by_length(rope, 16)
-    (True, False)
+    >>> [settled_by_length(Positions((rope,), (None,), (None,)), n).ropes[0].scaling_is_trained for n in (64, 16, None)]
+    [True, False, None]
     """
-    without, with_it = rope.original_length, rope.scaled_length
-    if without is None or with_it is None or without >= with_it:
-        return None
-    return length > without
+    rope = unsettled(positions)
+    if rope is None or length is None or rope.original_length is None or rope.scaled_length is None:
+        return positions
+    if rope.original_length >= rope.scaled_length:
+        return positions
+    return settled(positions, length > rope.original_length, "--trained-length")
 
 
 def trained_length_of(positions: Positions) -> int | None:

@@ -20,8 +20,7 @@ from ropewalk.checkpoints.load import builds, read_config
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.measure.scaling import GIVEN
-from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settle, settled_by_length
+from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settled_by_length
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_by_block
 from ropewalk.rope.hugging_face import NESTED, text_part
@@ -74,9 +73,9 @@ class Served:
                 else read_json(path if path.is_file() else path / "config.json")
             )
             ropes, nested = ropes_by_block(content)
-        stated = main_rope(tuple(ropes.values()))
-        if trained_length is not None:
-            ropes = {label: rope and _settled(rope, trained_length) for label, rope in ropes.items()}
+        whole = Positions(tuple(ropes.values()), (None,) * len(ropes), (None,) * len(ropes))
+        stated = main_rope(whole.ropes)
+        ropes = dict(zip(ropes, settled_by_length(whole, trained_length).ropes, strict=True))
         rope = main_rope(tuple(ropes.values()))
         if rope is None:
             raise RopeError(
@@ -188,9 +187,3 @@ def _parts(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that lead to the language model's part of a config."""
     part = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
     return () if part is None else (part, *_parts(content[part]))
-
-
-def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
-    """Return the rope; a given trained length settles whether the model was trained with its scaling."""
-    answer = settled_by_length(rope, trained_length) if is_unsettled(rope) else None
-    return rope if answer is None else settle(rope, answer, GIVEN)
