@@ -19,7 +19,7 @@ W = torch.ones(16)
 SHORT = {"interleaved": False, "scaling": rw.scaling.DynamicNTK(), "max_position_embeddings": 4}
 LONG = rw.RotaryEmbedding(rw.RopeConfig(16, **SHORT))
 FIRST = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, max_position_embeddings=256,
-    scaling=rw.scaling.LongRoPE([1.0] * 4, [2.0] * 4, 64, unscaled_tokens=3)))
+    scaling=rw.scaling.LongRoPE([1.0] * 4, [2.0] * 4, 64)))
 AXIAL = rw.RopeConfig(16, interleaved=True, axes=(0, 1) * 4)
 LEARNED = rw.rotation.LearnedFrequencies(AXIAL, num_heads=2)
 COS, SIN = ROPE.cos_sin(IDS)

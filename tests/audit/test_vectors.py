@@ -23,7 +23,6 @@ from ropewalk.audit.sources import Source
 from ropewalk.audit.vectors import SCHEMA, conformance_vectors
 from ropewalk.audit.wording import CASES
 from ropewalk.cli.app import main
-from ropewalk.rope.scaling import LongRoPE
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load
 from tests.rope.models import Model, transformers_config
@@ -159,15 +158,6 @@ def test_a_native_model_with_two_ropes(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not any(" " in name for name in [*made.tensors, *(case["name"] for case in made.document["cases"])])
     for dtype, angles in ARITHMETIC:
         assert Engine(*load("own", tmp_path), dtype, angles).failures() == set()
-
-
-def test_first_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LongRoPE's unscaled first tokens have no place in the format."""
-    rule = LongRoPE((1.0, 2.0), (2.0, 4.0), 128, unscaled_tokens=4)
-    rope = rw.RopeConfig(4, interleaved=False, scaling=rule, max_position_embeddings=512)
-    monkeypatch.setattr(vectors, "read_source", lambda _: Source(name="own", config={}, ropes={None: rope}))
-    with pytest.raises(rw.RopeError, match="the format does not support"):
-        conformance_vectors("own.json")
 
 
 # --- the truth

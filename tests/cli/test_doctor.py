@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from ropewalk.progress import LinesProgress
-from ropewalk.report.write import report_page
 from ropewalk.rope.config import RopeConfig
 from tests.cli.doctor_runs import doctor, finite_or_null, write_checkpoint
 from tests.diagnosis.models import ROPE
@@ -36,7 +35,7 @@ FIRST_VERSION: dict[str, set[str]] = {  # what records of the first version hold
         "theta", "trained_length", "wavelengths", "wavelengths_unscaled",
     },
     "protocol": {
-        "trained_length", "target", "block", "windows", "stride", "texts", "start_char", "seed", "unscaled_tokens",
+        "trained_length", "target", "block", "windows", "stride", "texts", "start_char", "seed",
         "confidence", "sentence",
     },
     "methods": {
@@ -273,26 +272,6 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     assert "Traceback" not in rest
     assert len(kept_lines(tmp_path / "s")) >= 2
     assert list((tmp_path / "s" / "losses" / "leases").iterdir()) == []
-
-
-def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> None:
-    """The record says how many, gives no block for a config where none exists, and the page shows the call instead."""
-    where = tmp_path / "found.json"
-    words = [checkpoint, "--text", text, "--target", 64, "--methods", "pi,dca", "--protocol", '{"unscaled_tokens": 3}']
-    assert doctor(*words, "--measure", "loss", "--json", where) == 0
-    found = json.loads(where.read_text())
-    assert found["protocol"]["unscaled_tokens"] == 3
-    assert "leave the first 3 tokens of a window unscaled" in found["protocol"]["sentence"]
-    plain, pi, dca = ({one["name"]: one for one in found["methods"]}[name] for name in ("plain", "pi", "dca"))
-    assert plain["rope_parameters"]["rope_type"] == "default"
-    assert pi["rope_parameters"] is None
-    assert "unscaled_tokens=3" in pi["at_run_time"]
-    assert dca["at_run_time"].startswith("model.with_positions(extension=DualChunk(")
-    page = report_page({**found, "recommended": "pi"})
-    assert "no: there is no key for unscaled first tokens" in page
-    assert "No <code>config.json</code> can express pi" in page
-    assert "model.with_positions(rope=RopeConfig(" in page
-    assert doctor(*words[:-1], '{"unscaled_tokens": 64}') == 2
 
 
 def test_a_target_within_the_trained_length_recommends_nothing(checkpoint: Path, text: Path, tmp_path: Path) -> None:

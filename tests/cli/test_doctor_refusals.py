@@ -51,10 +51,6 @@ def test_bad_input_is_a_message_and_status_2(
     ("options", "said"),
     [
         (["--methods", "plain", "--target", "32", "--protocol", '{"stride": 4}'], "apply only to crop"),
-        (
-            ["--methods", "dca,crop", "--protocol", '{"unscaled_tokens": 4}'],
-            "apply only to methods that change frequencies",
-        ),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(

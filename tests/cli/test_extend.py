@@ -11,7 +11,6 @@ import torch
 from ropewalk import load
 from ropewalk.cli import app
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.scaling import LongRoPE
 from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
 
 
@@ -41,18 +40,6 @@ def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "source, extended" in written
     assert "Nothing was measured" in written
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
-
-
-def test_first_tokens_unscaled(source: Path, tmp_path: Path) -> None:
-    """Named on the card; the rope that is written has them."""
-    out = tmp_path / "out"
-    (tmp_path / "s.toml").write_text("unscaled_tokens = 4")
-    assert run("apply", source, "--out", out, "--native", "--settings", tmp_path / "s.toml") == 0
-    rope = load(out).config.ropes[0]
-    assert rope is not None
-    assert isinstance(rope.scaling, LongRoPE)
-    assert rope.scaling.unscaled_tokens == 4
-    assert "yarn (the first 4 tokens unscaled)" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def tiny_decoder(rope: Any = ROPE, **changes: Any) -> Decoder:
     return Decoder(DecoderConfig(**{**fields, **changes})).eval()
 
 
-def under_method(model: Decoder, method: str, *, trained: int, target: int, unscaled_tokens: int = 0) -> Decoder:
+def under_method(model: Decoder, method: str, *, trained: int, target: int) -> Decoder:
     """The decoder under an extension method, its weights shared."""
     reader = DecoderReader(model)
-    return reader.under(METHODS[method].positions(reader.positions, Reach(trained, target, unscaled_tokens))).model
+    return reader.under(METHODS[method].positions(reader.positions, Reach(trained, target))).model
 
 
 def random_ids(tokens: int) -> torch.Tensor:

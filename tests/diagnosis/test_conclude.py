@@ -25,14 +25,10 @@ from tests.diagnosis.models import ROPE, settings_of
 OWN = Positions((ROPE, ROPE), (None, None), (None, None))
 
 
-def measured(
-    beyond: dict[str, float], same_as: dict[str, str] | None = None, *, windows: int = 4, unscaled_tokens: int = 0
-) -> Measurement:
+def measured(beyond: dict[str, float], same_as: dict[str, str] | None = None, *, windows: int = 4) -> Measurement:
     """16 trained tokens of 64 in blocks of 4: losses of each method beyond; within 3 nats, of token frequencies 6."""
-    protocol = LossProtocol.choose(
-        trained_length=16, target=64, block=4, windows=windows, text="novel", unscaled_tokens=unscaled_tokens
-    )
-    reach = Reach(16, 64, unscaled_tokens)
+    protocol = LossProtocol.choose(trained_length=16, target=64, block=4, windows=windows, text="novel")
+    reach = Reach(16, 64)
     weights, inside = protocol.weights, protocol.blocks_within
 
     def result(loss: float, window: int) -> WindowResult:
@@ -65,9 +61,6 @@ def test_the_config_is_that_of_the_method() -> None:
     assert (attention.method, attention.config) == ("dca", None)
     assert "No config.json can express it, so no engine can serve it; it works in Python." in attention.sentence
     assert str(attention.call).startswith("model.with_positions(extension=DualChunk(")
-    first = conclude(measured(LOSSES, unscaled_tokens=3))
-    assert (first.method, first.config) == ("yarn", None)
-    assert "unscaled_tokens=3" in str(first.call)
 
 
 def test_the_config_states_the_length_that_is_shown() -> None:

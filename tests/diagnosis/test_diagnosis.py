@@ -205,7 +205,6 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     [
         ({"methods": "alibi"}, "unknown method"),
         ({"methods": "plain", "target": 32, "stride": 4}, "apply only to crop"),
-        ({"methods": "dca", "unscaled_tokens": 4}, "apply only to methods that change frequencies"),
         ({"dtype": "int8"}, "unknown dtype"),
         ({"dtype": "bfloat16"}, "do not apply to a model that is passed as an object"),
         ({"state": __file__}, "`state` must be a folder"),

@@ -313,13 +313,9 @@ def test_what_no_config_can_say_is_refused(method: str) -> None:
 
 
 def test_ropes_that_no_block_says_are_refused() -> None:
-    """Unscaled first tokens, layers that differ, a factor that follows the length, an extension in attention."""
+    """Layers that differ, a factor that follows the length, an extension in attention."""
     plain = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
     ones = (1.0, 1.0, 1.0, 1.0)
-    first = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, unscaled_tokens=4))
-    with pytest.raises(RopeError, match="unscaled first tokens") as caught:
-        hub_rope((first,), "longrope", **HOW)
-    assert caught.value.facts["nearest that can be"] == "the same factors with unscaled_tokens=0"
     with pytest.raises(RopeError, match="one rope for all layers"):
         hub_rope((plain, dataclasses.replace(plain, theta=5e5)), "mixed", **HOW)
     follows = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, short_mscale=1.0, long_mscale=1.2))

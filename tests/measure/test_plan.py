@@ -194,8 +194,7 @@ def test_the_key_of_a_run() -> None:
     protocol = LossProtocol.choose(trained_length=16, text="a", target=64, windows=1)
     windows = torch.arange(64)[None]
     words = (
-        "LossProtocol(trained_length=16, target=64, block=2, windows=1, stride=4, texts=('a',), start_char=0, seed=0, "
-        "unscaled_tokens=0)"
+        "LossProtocol(trained_length=16, target=64, block=2, windows=1, stride=4, texts=('a',), start_char=0, seed=0)"
     )
     key = hash_of(FORMAT, torch.__version__, "digest", words, windows.numpy().tobytes())
     assert fingerprint(SimpleNamespace(digest=lambda: "digest"), windows, protocol) == key

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,6 @@ from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.losses import window_losses
 from ropewalk.rope import scaling
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import NTK, YaRN
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
 from tests.diagnosis.small_runs import EXTENSIONS, IN_ATTENTION, ledger_at, measure, planned, protocol, ran
@@ -175,37 +173,10 @@ def test_methods_in_attention_are_measured_as_they_run() -> None:
     assert len(last) == 1 + len(IN_ATTENTION)
 
 
-def test_first_tokens_can_keep_their_angles() -> None:
-    """LongRoPE's n-hat: below it a position turns by the plain frequencies, from it on by the method's, and the losses
-    are those of exactly that rotation; plain and methods in attention are left as they are."""
-    model, of = tiny_decoder(), protocol(unscaled_tokens=5)
-    found, scaled = measure(model, of, ["pi,yarn,dca"]), measure(model, protocol(), ["pi,yarn,dca"])
-    plain = columns_of(ROPE)
-    for name in ("pi", "yarn"):
-        rope, whole = found.positions[name].ropes[0], scaled.positions[name].ropes[0]
-        assert rope is not None
-        assert whole is not None
-        cos, _ = rw.RotaryEmbedding(rope).cos_sin(torch.arange(64), 64)
-        positions = np.arange(64.0)[:, None]
-        angles = np.where(positions < 5, positions * plain, positions * columns_of(whole, 64))
-        np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-6)
-        assert attention_factor_of(rope, 64) == attention_factor_of(whole, 64)
-        assert found.beyond(name) != scaled.beyond(name)
-    for name in ("plain", "dca"):
-        assert found.beyond(name) == scaled.beyond(name)
-    assert (
-        under_method(model, "yarn", trained=16, target=64, unscaled_tokens=5).config.ropes
-        == found.positions["yarn"].ropes
-    )
-    assert config_changes("yarn", found)["rope_parameters"] is None
-    assert str(at_run_time("yarn", found)).startswith("model.with_positions(rope=RopeConfig(")
-    call = str(at_run_time("yarn", found))
-    arguments = eval(
-        call.replace("model.with_positions", "dict"),
-        {**{name: getattr(rw, name) for name in rw.__all__}, **vars(scaling)},
-    )
-    assert arguments == {"rope": found.positions["yarn"].ropes[0]}
+def test_the_call_of_a_method() -> None:
+    """What the record prints for a method that no config can express makes the model that was measured."""
     chunks = "DualChunk(chunk=12, trained_length=16, log_n=None)"
+    found = measure(tiny_decoder(), protocol(), ["dca"])
     assert at_run_time("dca", found) == f"model.with_positions(extension={chunks})"
     assert at_run_time("plain", found) is None
     names = {**vars(rw), **vars(scaling), **vars(extensions)}
@@ -213,15 +184,11 @@ def test_first_tokens_can_keep_their_angles() -> None:
         rope=dataclasses.replace(ROPE, scaling=YaRN(4.0, 16))
     )
     for model in (tiny_decoder(), tiny_decoder(sliding_window=(None, 8)), scaled_model):
-        found = measure(model, of, ["all,drope,p-rope"])
-        for name in ("pi", *IN_ATTENTION):
-            meant = under_method(model, name, trained=16, target=64, unscaled_tokens=5).config
+        found = measure(model, protocol(), ["all,drope,p-rope"])
+        for name in IN_ATTENTION:
+            meant = under_method(model, name, trained=16, target=64).config
             called = eval(str(at_run_time(name, found)), {**names, "model": model}).config
             assert (called.ropes, called.extensions) == (meant.ropes, meant.extensions)
-    assert "leave the first 5 tokens of a window unscaled" in of.sentence()
-    for wrong in (-1, 64, 1.5):
-        with pytest.raises(RopeError, match="`unscaled_tokens` must be a whole number"):
-            protocol(unscaled_tokens=wrong)  # type: ignore[arg-type]
 
 
 def test_layers_with_short_windows_stay_out_of_attention_methods() -> None:

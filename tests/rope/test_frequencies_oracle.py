@@ -198,17 +198,6 @@ def test_longrope_attention_factor(trained: int, s: float) -> None:
     assert factor_of(LongRoPE(*lists, trained), limit=4 * trained, l=1) == pytest.approx(ratio, rel=1e-14)
 
 
-def test_longrope_first_tokens() -> None:
-    """LongRoPE, section 3.2: the first n-hat tokens keep the plain frequencies."""
-    rule = LongRoPE((1.5,) * 4, (3.0,) * 4, 16, unscaled_tokens=5)
-    config = rw.RopeConfig(8, interleaved=True, scaling=rule)
-    cos, _ = rw.RotaryEmbedding(config).cos_sin(torch.arange(10), seq_len=64)
-    for m in range(10):
-        for i, f in enumerate(ladder(10_000.0, 8)):
-            angle = m * (f if m < 5 else f / 3)
-            assert abs(cos[m, i].item() - mpmath.cos(angle)) < 1.2e-7
-
-
 @given(bases, dims, factors, lengths, st.floats(0.25, 2.0), st.floats(0.1, 8.0))
 def test_llama3(b: float, d: int, s: float, trained: int, low: float, width: float) -> None:
     """Meta's llama-models, apply_scaling: by wavelength, with a smooth band between trained/low and trained/high."""

@@ -201,20 +201,8 @@ def test_lengths_in_a_tensor() -> None:
 
 @pytest.mark.rejects
 def test_what_cannot_be_stacked_is_refused() -> None:
-    """No rule below, pairs that do not rotate below, two switches."""
+    """No rule below, pairs that do not rotate below."""
     with pytest.raises(rw.RopeError, match="`of` and `by` must be scaling rules"):
         Stacked(None, Linear(2.0))  # type: ignore[arg-type]
     with pytest.raises(rw.RopeError, match="pairs that do not rotate"):
         Stacked(Proportional(0.5), Linear(2.0))
-    first = LongRoPE((1.0,) * 48, (2.0,) * 48, TRAINED, unscaled_tokens=4)
-    with pytest.raises(rw.RopeError, match="need one set of frequencies"):
-        Stacked(PHI.scaling, first)  # type: ignore[arg-type]
-
-
-def test_first_tokens_keep_the_angles_of_the_model() -> None:
-    """Not those of the plain ladder: those that it was trained with."""
-    config = stacked(LLAMA, LongRoPE((4.0,) * 32, (4.0,) * 32, TRAINED, attention_factor=1.0, unscaled_tokens=2))
-    found = rw.inverse_frequencies(config, TRAINED)
-    assert found.first_tokens == 2
-    assert found.first_inv_freq is not None
-    np.testing.assert_allclose(found.first_inv_freq[0].numpy(), llama_frequencies(), rtol=1e-12)

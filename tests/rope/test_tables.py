@@ -105,12 +105,6 @@ def test_the_usual_float32_product_fails_this_bound():
     assert np.abs(usual.double().numpy() - np.cos(angle)).max() > 1e-3
 
 
-def test_unscaled_first_tokens():
-    """LongRoPE's first tokens keep the unscaled frequencies, the others the scaled ones."""
-    cos, _ = make_tables(torch.tensor([3, 4]), (0.5,), first=(4, (1.0,)), dtype=torch.float64)
-    np.testing.assert_allclose(cos[:, 0], np.cos([3.0, 2.0]))
-
-
 def test_any_leading_shape_and_real_coordinates():
     """Positions keep their shape; real coordinates are allowed."""
     cos, sin = make_tables(torch.tensor([[0.5, -0.25]]), (2.0, 1.0))

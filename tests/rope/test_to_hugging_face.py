@@ -108,10 +108,7 @@ def test_rules_without_a_name_export_as_what_computes_the_same(rule: Scaling) ->
 
 @pytest.mark.rejects
 def test_what_no_block_can_say() -> None:
-    """LongRoPE's first tokens, ERNIE's order of axes, and a scaled or uneven vision tower are refused."""
-    first = LongRoPE((1.0,) * 32, (2.0,) * 32, 512, unscaled_tokens=4)
-    with pytest.raises(rw.RopeError, match="unscaled first tokens"):
-        rw.RopeConfig(64, interleaved=False, scaling=first).to_hf()
+    """ERNIE's order of axes, and a scaled or uneven vision tower are refused."""
     with pytest.raises(rw.RopeError, match="no `mrope_section` expresses"):
         rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)).to_hf()
     with pytest.raises(rw.RopeError, match="NTK needs at least two pairs"):

@@ -13,7 +13,7 @@ from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names, trained_length_of, with_mscales
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.layer_types import is_windowed, window_of_layer_type
 from ropewalk.rope.values import TRAINED_KEY
 
@@ -233,5 +233,4 @@ def _same(one: RopeConfig, other: RopeConfig, length: int) -> bool:
         (one.pairs, one.interleaved, one.axes) == (other.pairs, other.interleaved, other.axes)
         and all(math.isclose(a, b, rel_tol=_EXACT) for a, b in columns)
         and math.isclose(attention_factor_of(one, length), attention_factor_of(other, length), rel_tol=_EXACT)
-        and first_columns_of(one) == first_columns_of(other)
     )

@@ -14,7 +14,7 @@ from ropewalk.audit.causes import Ropes, cause_of, grown_length, largest_error
 from ropewalk.audit.findings import Severity
 from ropewalk.audit.live import TableRows, arrangement_of_class, called_rows, takes_positions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.tables import make_tables
 
 _EXACT = 5e-6  # relative: float32 powers and divisions
@@ -272,7 +272,7 @@ def _truth(rows: TableRows, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Ten
     """Return cos, sin and the absolute angles in float64."""
     columns = columns_of(rope, seq_len)
     axes = rope.axes if rows.positions.ndim == 2 else None
-    cos, sin = make_tables(rows.positions, columns, axes, first=first_columns_of(rope), dtype=torch.float64)
+    cos, sin = make_tables(rows.positions, columns, axes, dtype=torch.float64)
     places = rows.positions[..., None] if axes is None else rows.positions[..., list(axes)]
     return cos, sin, places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
 

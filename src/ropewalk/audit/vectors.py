@@ -22,7 +22,6 @@ from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.findings import text_config
 from ropewalk.audit.sources import read_source
 from ropewalk.audit.wording import CASES, PAIRINGS
-from ropewalk.errors import RopeError
 from ropewalk.optional import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
@@ -197,12 +196,6 @@ class _Cases:
         for number, (key, heads) in enumerate(_HEADS.items()):
             tensors[self.inputs[key]] = _input(_TOKENS, heads, rope.head_dim, number)
             tensors[self.last[key]] = tensors[self.inputs[key]][-1:]
-        if inverse_frequencies(rope, 1).first_tokens:
-            raise RopeError(
-                "vectors: the format does not support tokens with their own frequencies (LongRoPE's first tokens).",
-                facts={"scaling": rope.scaling},
-                cure="Set unscaled_tokens=0; published checkpoints have none.",
-            )
 
     # --- truth
 

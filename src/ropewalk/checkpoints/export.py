@@ -28,7 +28,7 @@ from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
 EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
@@ -138,8 +138,7 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, l
     found = _expressed(rope, method, reach, length)
     if found is not None:
         return found
-    first = ["the same factors with unscaled_tokens=0"] if first_columns_of(rope) is not None else []
-    others = first + [f"--method {name}" for name in alternatives(rope, method, reach)]
+    others = [f"--method {name}" for name in alternatives(rope, method, reach)]
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
         facts={"rope": rope, "nearest that can be": others[0] if others else "none"},
@@ -230,7 +229,7 @@ def same_rope(
     def close(a: float, b: float) -> bool:
         return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
 
-    if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes) or first_columns_of(other) is not None:
+    if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes):
         return False
     return all(
         close(attention_factor_of(one, length), attention_factor_of(other, length))
@@ -240,8 +239,6 @@ def same_rope(
 
 
 def _reason(rope: RopeConfig) -> str:
-    if first_columns_of(rope) is not None:
-        return "transformers has no key for LongRoPE's unscaled first tokens"
     if rope.needs_seq_len:
         return "no config.json can express how its frequencies or its attention factor depend on the length"
     if not all(columns_of(rope)):

@@ -65,7 +65,6 @@ def doctor(
       | `stride` | None: a quarter of the trained length | crop's stride |
       | `start_char` | 0 | character at which each text starts |
       | `seed` | 0 | seed of the windows |
-      | `unscaled_tokens` | 0 | number of leading tokens left unscaled (LongRoPE's n-hat) |
       | `keep_going` | False | measure every window under every method, even after the verdict is final |
       | `chunk` | 2048 | tokens of one forward pass |
       | `workers` | None: as cores and memory allow | windows measured at the same time |

@@ -25,7 +25,6 @@ from ropewalk.methods import METHODS, main_rope, rope_parameters
 from ropewalk.report.formatting import shareable
 from ropewalk.report.write import report_figure, report_page
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.statistics import over_windows, plus_minus
 
 if TYPE_CHECKING:
@@ -153,11 +152,9 @@ def block_under(method: str, plan: Plan) -> dict[str, Any] | None:
 def block_of(rope: RopeConfig) -> dict[str, Any] | None:
     """Return the `rope_parameters` block of a rope, or None if there is none.
 
-    None for unscaled first tokens, for which transformers has no key; and for a rule on top of the scaling that the
-    model was trained with, because longrope's two lists cannot express both.
+    None for a rule on top of the scaling that the model was trained with, because longrope's two lists cannot express
+    both.
     """
-    if first_columns_of(rope) is not None:
-        return None
     try:
         return rope.to_hf()
     except RopeError:

@@ -221,7 +221,6 @@ def _protocol(
         stride=given.stride,
         start_char=given.start_char,
         seed=given.seed,
-        unscaled_tokens=given.unscaled_tokens,
         tokens=[len(one) for one in texts.tokens],
     )
     used = texts.long_enough(first.target)
@@ -245,7 +244,7 @@ def _methods(
         return _with_crop(DECIDING, protocol)
     if reader.library != "ropewalk":
         return None
-    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
+    reach = Reach(protocol.trained_length, protocol.target)
     return [*default_methods(reader.positions, reach), PYTHON_ONLY]
 
 
@@ -257,7 +256,7 @@ def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:
             source = Served.open(model, protocol.trained_length)
     if source is None:
         return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work)) is None)
-    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
+    reach = Reach(protocol.trained_length, protocol.target)
     return frozenset(name for name in work.methods if source.why_not(engine, name, reach) is None)
 
 
@@ -299,16 +298,8 @@ def _spans(
 def _refuse_without_owner(work: Plan, settings: DoctorSettings) -> None:
     """Raise `RopeError` for settings that no method of the plan uses."""
     of_work = [METHODS[name] for name in work.methods]
-    for name, present, owner, cure in (
-        ("stride", any(method.crops for method in of_work), "crop", "Add crop to the methods"),
-        (
-            "unscaled_tokens",
-            any(method.scales_frequencies for method in of_work),
-            "methods that change frequencies",
-            "Add one of them to the methods",
-        ),
-    ):
-        refuse_ignored([name] if name in settings.protocol.changed else [], present, owner, cure)
+    changed = [name for name in ("stride",) if name in settings.protocol.changed]
+    refuse_ignored(changed, any(method.crops for method in of_work), "crop", "Add crop to the methods")
 
 
 def _texts(model: object, settings: DoctorSettings, tokenizer: Tokenizer, trained: int | None) -> Texts:

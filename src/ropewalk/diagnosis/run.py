@@ -61,10 +61,10 @@ def conclude(
         return None
 
     def call_of(method: str) -> str:
-        own, protocol = at_run_time(method, measurement, library=library), measurement.protocol
-        if model is not None and not protocol.unscaled_tokens:
-            return python_call(model, method, protocol.target)
-        return own or attach_call(method, protocol.target)
+        target = measurement.protocol.target
+        if model is not None:
+            return python_call(model, method, target)
+        return at_run_time(method, measurement, library=library) or attach_call(method, target)
 
     facts.setdefault("texts", measurement.protocol.texts)
     return decide(LossTable.of(measurement), copies, RunFacts(config_of=config_of, call_of=call_of, **facts))

@@ -59,9 +59,6 @@ class Protocol:
         default=None, metadata=_in_file("Tokens of a block of positions; an eighth of the tokens beyond.")
     )
     stride: int | None = field(default=None, metadata=_in_file("Stride of crop; a quarter of the trained length."))
-    unscaled_tokens: int = field(
-        default=0, metadata=_in_file("Number of leading tokens left unscaled (LongRoPE's n-hat).")
-    )
     seed: int = field(default=0, metadata=_in_file("Seed of the windows."))
     keep_going: bool = field(
         default=False, metadata=_in_file("Measure every window under every method, even after the verdict is final.")
@@ -87,7 +84,6 @@ class Protocol:
         check_whole("protocol", **{name: getattr(self, name) for name in ones})
         check_whole("protocol", least=2, block=self.block)
         check_whole("protocol", least=0, most=10**8, start_char=self.start_char)
-        check_whole("protocol", least=0, unscaled_tokens=self.unscaled_tokens)
         check_whole("protocol", least=0, most=MOST_SEED, seed=self.seed)
 
     @property

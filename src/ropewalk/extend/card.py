@@ -10,12 +10,11 @@ from typing import Any
 from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 
 
-def card(model: str, method: str, config: Mapping[str, Any], *, unscaled_tokens: int = 0) -> str:
+def card(model: str, method: str, config: Mapping[str, Any]) -> str:
     """Return the model card of an extension in Markdown, from the names of model and method and the written config."""
     config = config.get("text_config") or config
     block = config.get("rope_parameters")
     name, work = plain_text(model), plain_text(method)
-    work += f" (the first {unscaled_tokens:,} tokens unscaled)" if unscaled_tokens else ""
     work += ", written to config.json" if block else ", in ropewalk's own form"
     rope: list[str] = []
     if block is not None:

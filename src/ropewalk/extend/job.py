@@ -90,7 +90,7 @@ def reach_of(reader: Reader, settings: ApplySettings) -> Reach:
     Raises `RopeError` if the model has no rope, or if neither it nor the settings state the trained length.
     """
     trained = trained_length_of(reader, settings.trained_length)
-    return Reach(trained, 4 * trained if settings.target is None else settings.target, settings.unscaled_tokens)
+    return Reach(trained, 4 * trained if settings.target is None else settings.target)
 
 
 CARD = "README.md"

@@ -28,7 +28,7 @@ from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import WritableReader
 from ropewalk.report.record import read_record, stated_length, understood
 
-CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
+CHOSEN = ("method", "target", "length", "trained_length")
 """The settings that a record contains."""
 _INSTEAD = {
     "keep": "Use the model unchanged; no files are needed.",
@@ -41,8 +41,7 @@ _INSTEAD = {
 class Choice:
     """The recommendation of a doctor's record.
 
-    - `settings`: the method, the target, the length to state, the trained length and the number of unscaled first
-      tokens.
+    - `settings`: the method, the target, the length to state and the trained length.
     - `model`: its name. `digest`: of the model in `dtype`.
     """
 
@@ -74,14 +73,13 @@ class Choice:
                     cure=_INSTEAD.get(verdict["action"])
                     or (f"Measure more: {following}" if following else "To extend it anyway, pass --method."),
                 )
-            protocol, environment = document["protocol"], document["environment"]
+            environment = document["environment"]
             return cls(
                 settings={
                     "method": verdict["method"],
                     "target": int(document["target"]),
                     "length": stated_length(document),
                     "trained_length": int(document["trained_length"]),
-                    "unscaled_tokens": int(protocol.get("unscaled_tokens", 0)),
                 },
                 model=str(document["model"]),
                 digest=str(environment["model_digest"]),
@@ -162,7 +160,7 @@ def apply(
     source, reach, adapted = _adapted(model, chosen, choice)
 
     def readme(exported: Exported) -> str:
-        return card(source.name, chosen.method, exported.config, unscaled_tokens=reach.unscaled_tokens)
+        return card(source.name, chosen.method, exported.config)
 
     return export(
         adapted.to(device="cpu"),
@@ -210,7 +208,6 @@ def apply_gguf(
         for name, value in {
             "native": settings.native,
             "dtype": settings.dtype,
-            "unscaled_tokens": settings.unscaled_tokens,
         }.items()
         if value
     }

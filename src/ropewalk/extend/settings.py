@@ -46,12 +46,6 @@ class ApplySettings:
         unit="tokens",
         group=METHOD,
     )
-    unscaled_tokens: int = setting(
-        "Number of leading tokens left unscaled (LongRoPE's n-hat); needs `native`.",
-        default=0,
-        unit="tokens",
-        file=True,
-    )
     dtype: str | None = setting("Dtype of the written weights [default: as in the source].", default=None, group=OUTPUT)
     native: bool = setting(
         "Write ropewalk's own form, which supports all methods, but which only ropewalk loads.",
@@ -72,7 +66,7 @@ class ApplySettings:
     )
 
     def __post_init__(self) -> None:
-        from ropewalk.methods import METHODS, method_named
+        from ropewalk.methods import method_named
 
         check_whole("extend", target=self.target, trained_length=self.trained_length, length=self.length)
         check_whole("extend", least=0, unscaled_tokens=self.unscaled_tokens)
@@ -80,17 +74,4 @@ class ApplySettings:
             raise RopeError(
                 "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
-        method = method_named(self.method)
-        if self.unscaled_tokens and not method.scales_frequencies:
-            able = [name for name, other in METHODS.items() if other.scales_frequencies]
-            raise RopeError(
-                "extend: `unscaled_tokens` works only with methods that scale frequencies.",
-                facts={"method": self.method},
-                cure=f"Choose from {', '.join(able)}, or leave out `unscaled_tokens`.",
-            )
-        if self.unscaled_tokens and not self.native:
-            raise RopeError(
-                "extend: config.json cannot express unscaled first tokens.",
-                facts={"unscaled_tokens": self.unscaled_tokens},
-                cure="Set `native` to write a folder that only ropewalk loads, or leave out `unscaled_tokens`.",
-            )
+        method_named(self.method)

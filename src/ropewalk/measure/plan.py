@@ -20,7 +20,7 @@ from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, unsettl
 from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.values import MOST_SEED, check_whole
 from ropewalk.statistics import LOOK_CONFIDENCE, LOOKS
 
@@ -36,7 +36,7 @@ class LossProtocol:
     - `windows`: total number for all texts, each of `target` tokens. They alternate between the texts, so the first
       windows are of different texts. Windows of one text do not overlap if it is long enough.
     - `block`: positions in a block, counted from 0 and again from the trained length, so no block spans both parts.
-    - `unscaled_tokens`: number of leading tokens left unscaled (LongRoPE's n-hat). `seed` draws the windows' places.
+    - `seed` draws the windows' places.
 
     Each token is predicted from all tokens before it in its window; its loss belongs to the block of its own position.
     The first token of a window has no loss, so the first block contains one loss fewer.
@@ -50,7 +50,6 @@ class LossProtocol:
     texts: tuple[str, ...]
     start_char: int = 0
     seed: int = 0
-    unscaled_tokens: int = 0
 
     def __post_init__(self) -> None:
         ones = ("trained_length", "target", "block", "windows", "stride")
@@ -59,12 +58,6 @@ class LossProtocol:
         check_whole("protocol", least=0, most=MOST_SEED, seed=self.seed)
         if not self.texts:
             raise RopeError("protocol: there is no text to measure on.", cure="Give --text FILE.")
-        if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
-            raise RopeError(
-                "protocol: `unscaled_tokens` must be a whole number, at least 0 and less than the target.",
-                facts={"unscaled_tokens": self.unscaled_tokens, "target": self.target},
-                cure="Give a few, such as 4; LongRoPE tries up to 256.",
-            )
         if not 2 <= self.block <= max(2, self.target):
             raise RopeError(
                 "protocol: `block` must be from 2 tokens to the target.",
@@ -90,7 +83,6 @@ class LossProtocol:
         stride: int | None = None,
         start_char: int = 0,
         seed: int = 0,
-        unscaled_tokens: int = 0,
         tokens: int | Sequence[int] | None = None,
     ) -> LossProtocol:
         """Fill in defaults.
@@ -120,7 +112,6 @@ class LossProtocol:
             texts=texts,
             start_char=start_char,
             seed=seed,
-            unscaled_tokens=unscaled_tokens,
         )
 
     @property
@@ -220,14 +211,8 @@ class LossProtocol:
             f"Loss in nats per token, each token given all tokens before it in its window of {self.target:,}; "
             f"{several}, placed at random (seed {self.seed}), of {texts} from character {self.start_char:,}; positions "
             f"0 to {self.target - 1:,}; a loss belongs to the block of the predicted position. Blocks of "
-            f"{self.block:,}. crop: fresh windows of {self.trained_length:,} tokens, stride {self.stride:,}. "
-            + self._first_tokens()
-        ).rstrip()
-
-    def _first_tokens(self) -> str:
-        if not self.unscaled_tokens:
-            return ""
-        return f"Methods that change frequencies leave the first {self.unscaled_tokens:,} tokens of a window unscaled. "
+            f"{self.block:,}. crop: fresh windows of {self.trained_length:,} tokens, stride {self.stride:,}."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the protocol as JSON, with its description."""
@@ -317,7 +302,7 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
 
     Raises `RopeError` if a method is unknown or does not apply.
     """
-    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
+    reach = Reach(protocol.trained_length, protocol.target)
     own = reader.positions
     chosen = chosen_methods(methods, own, reach)
     crops = [name for name in chosen if METHODS[name].crops]
@@ -347,8 +332,7 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
 def _angles(positions: Positions, seq_len: int) -> object:
     """Return each layer's frequencies and attention factor at this length, which define a method's computation."""
     distinct = {
-        rope: (columns_of(rope, seq_len), first_columns_of(rope), attention_factor_of(rope, seq_len))
-        for rope in positions.present_ropes
+        rope: (columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in positions.present_ropes
     }
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)
 

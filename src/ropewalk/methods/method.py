@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
-from ropewalk.methods.ropes import Reach, extended, with_unscaled_tokens
+from ropewalk.methods.ropes import Reach, extended
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Scaling
@@ -150,10 +150,7 @@ class Method:
                 cure="Measure it with --methods plain,as-is.",
             )
         self._check_extends(reach)
-        scaled = extended(base, self.scaling(base, reach), trained=reach.trained, length=reach.trained)
-        if reach.unscaled_tokens and self.scales_frequencies:
-            return with_unscaled_tokens(base, scaled, reach)
-        return scaled
+        return extended(base, self.scaling(base, reach), trained=reach.trained, length=reach.trained)
 
     def _check_extends(self, reach: Reach) -> None:
         if not reach.extends:

@@ -13,7 +13,7 @@ from ropewalk.families import Trained
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.scaling import LongRoPE, Scaling, Stacked
+from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import as_whole, check_whole
 
 
@@ -22,8 +22,6 @@ class Reach:
     """The lengths of an extension, in tokens.
 
     - `trained`: the trained length, with the model's own scaling. `target`: the required length.
-    - `unscaled_tokens`: number of leading tokens left unscaled by methods that scale frequencies (LongRoPE's n-hat,
-      Ding et al. 2024, arXiv:2402.13753, section 3.2).
 
     **Raises:** `RopeError` for lengths that are not whole numbers of at least 1.
 
@@ -33,11 +31,10 @@ class Reach:
 
     trained: int
     target: int
-    unscaled_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("trained", 1), ("target", 1), ("unscaled_tokens", 0)):
-            check_whole("Reach", least=least, optional=False, **{name: getattr(self, name)})
+        for name in ("trained", "target"):
+            check_whole("Reach", least=1, optional=False, **{name: getattr(self, name)})
             object.__setattr__(self, name, as_whole(getattr(self, name)))
 
     @property
@@ -149,35 +146,6 @@ def divisors_of(rope: RopeConfig, length: int) -> tuple[float, ...]:
     """
     plain = columns_of(dataclasses.replace(rope, scaling=None))
     return tuple(f / g if g else math.inf for f, g in zip(plain, columns_of(rope, length), strict=True))
-
-
-def with_unscaled_tokens(base: RopeConfig, rope: RopeConfig, reach: Reach) -> RopeConfig:
-    """Return the frequencies of `rope` as LongRoPE's divisors of `base`, except in the first `reach.unscaled_tokens`.
-
-    **Arguments:**
-    - `base`: the rope as it was trained. `rope`: the rope under a method. Its divisors at the trained length become the
-      short list, those at the target the long list, and its attention factor at the target applies to both.
-
-    **Source:** Ding et al. 2024, arXiv:2402.13753, section 3.2: the first n-hat tokens without interpolation.
-
-    >>> from ropewalk.rope.scaling import Linear
-    >>> base = RopeConfig(4, interleaved=False)
-    >>> rope = dataclasses.replace(base, scaling=Linear(4.0))
-    >>> with_unscaled_tokens(base, rope, Reach(8, 32, unscaled_tokens=2)).scaling.long_factor
-    (4.0, 4.0)
-    """
-    short, long = (
-        tuple(old / new for old, new in zip(columns_of(base, length), columns_of(rope, length), strict=True))
-        for length in (reach.trained, reach.target)
-    )
-    rule = LongRoPE(
-        short,
-        long,
-        reach.trained,
-        attention_factor=attention_factor_of(rope, reach.target) / attention_factor_of(base, reach.target),
-        unscaled_tokens=reach.unscaled_tokens,
-    )
-    return extended(base, rule, trained=reach.trained, length=reach.trained)
 
 
 def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any] | None:

@@ -153,12 +153,6 @@ def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
             cure="Extend web/src/model/setting.ts.",
         )
     frequencies = None if rope is None else inverse_frequencies(rope, reach.target)
-    if frequencies is not None and frequencies.first_tokens:
-        raise RopeError(
-            "explorer: the page supports only equal frequencies for all tokens.",
-            facts={"method": method.name, "rope": rope},
-            cure="Extend web/src/model/setting.ts.",
-        )
     index = torch.arange(LONGEST)
     return {
         "name": method.name,

@@ -238,8 +238,6 @@ def natures(document: Document) -> Table:
 
 def _config_note(known: Method, method: Mapping[str, Any]) -> str:
     """Return whether and how a config.json expresses the method as it was measured."""
-    if "unscaled_tokens=" in str(method.get("at_run_time") or ""):
-        return "no: there is no key for unscaled first tokens"
     block = method.get("rope_parameters", {})
     if known.config is None or known.scaling is None or block == {}:
         return known.config_note

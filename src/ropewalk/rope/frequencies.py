@@ -24,13 +24,10 @@ class Frequencies:
 
     - `inv_freq`: float64 `[axes, pairs]`, radians per token; angles are `positions @ inv_freq`.
     - `attention_factor`: factor of queries and of keys; 1.0 without YaRN or LongRoPE.
-    - `first_tokens`: positions below it use `first_inv_freq` (LongRoPE's unscaled first tokens).
     """
 
     inv_freq: Float64[Tensor, "axes pairs"]
     attention_factor: float
-    first_tokens: int = 0
-    first_inv_freq: Float64[Tensor, "axes pairs"] | None = None
 
 
 def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequencies:
@@ -56,13 +53,7 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
             facts={"seq_len": seq_len},
             cure="Pass the total length that the window or the cache will reach.",
         )
-    first = first_columns_of(config)
-    return Frequencies(
-        inv_freq=_matrix(config, columns_of(config, tokens)),
-        attention_factor=attention_factor_of(config, tokens),
-        first_tokens=0 if first is None else first[0],
-        first_inv_freq=None if first is None else _matrix(config, first[1]),
-    )
+    return Frequencies(_matrix(config, columns_of(config, tokens)), attention_factor_of(config, tokens))
 
 
 def check_config(config: object, where: str) -> None:
@@ -99,14 +90,6 @@ def columns_of_lengths(config: RopeConfig, seq_len: Int[Tensor, "*batch"]) -> Fl
     columns = torch.cat([config.scaling.inv_freq_of_lengths(ladder, lengths) for ladder in config.ladders], dim=-1)
     order = [column for ladder in config.ladders for column in ladder.columns]
     return columns[..., sorted(range(len(order)), key=order.__getitem__)]
-
-
-def first_columns_of(config: RopeConfig) -> tuple[int, tuple[float, ...]] | None:
-    """Return the number of unscaled first tokens (LongRoPE) and their inverse frequencies, or None."""
-    if config.scaling is None or config.scaling.first_tokens == 0:
-        return None
-    first = config.scaling.first_inv_freq
-    return config.scaling.first_tokens, _scatter(config, [first(ladder) for ladder in config.ladders])
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:

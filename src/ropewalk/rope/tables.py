@@ -33,7 +33,6 @@ def make_tables(
     columns: Sequence[float] | Tensor,
     axes: tuple[int, ...] | None = None,
     *,
-    first: tuple[int, tuple[float, ...]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of every position's angles, without the attention factor.
@@ -43,7 +42,6 @@ def make_tables(
       cannot distinguish neighbouring positions beyond 2^53.
     - `columns`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` if rows differ.
     - `axes`: axis of each pair; None is one axis.
-    - `first`: the number of LongRoPE's unscaled first tokens, and their frequencies.
     - `dtype`: float32 or float64.
 
     **Returns:** two tensors `[..., seq, pairs]` of `dtype`.
@@ -56,27 +54,17 @@ def make_tables(
     (torch.Size([2, 2]), torch.float32)
     """
     if position_ids.device.type in _WITHOUT_FLOAT64:
-        return _tables_without_float64(position_ids, columns, axes, first, dtype)
-    if _compiled_may(position_ids, columns, axes, first):
-        return _compiled_tables(position_ids, columns, axes, first, dtype)
+        return _tables_without_float64(position_ids, columns, axes, dtype)
+    if _compiled_may(position_ids, columns):
+        return _compiled_tables(position_ids, columns, axes, dtype)
     positions = _per_pair(position_ids, axes).to(torch.float64)
     angles = positions * _as_float64(columns, positions.device)
-    if first is not None:
-        count, unscaled = first
-        angles = torch.where(positions < count, positions * _as_float64(unscaled, positions.device), angles)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _compiled_may(
-    position_ids: Tensor,
-    columns: Sequence[float] | Tensor,
-    axes: tuple[int, ...] | None,
-    first: tuple[int, tuple[float, ...]] | None,
-) -> bool:
+def _compiled_may(position_ids: Tensor, columns: Sequence[float] | Tensor) -> bool:
     """Return whether the extension can compute the tables: plain eager tensors on the CPU, without gradients."""
     if kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
-        return False
-    if axes is not None and first is not None:  # each pair would need its own limit
         return False
     if position_ids.requires_grad or position_ids.dtype == torch.uint64:
         return False
@@ -87,7 +75,6 @@ def _compiled_tables(
     position_ids: Tensor,
     columns: Sequence[float] | Tensor,
     axes: tuple[int, ...] | None,
-    first: tuple[int, tuple[float, ...]] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return the same tables from the extension, which computes both functions in one pass on every core."""
@@ -97,7 +84,7 @@ def _compiled_tables(
     given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
     pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
     cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
-    kernels.tables(torch.get_num_threads(), flat, given, axes, first, cos, sin)  # type: ignore[union-attr]
+    kernels.tables(torch.get_num_threads(), flat, given, axes, None, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 
 
@@ -185,13 +172,12 @@ def _tables_without_float64(
     position_ids: Tensor,
     columns: Sequence[float] | Tensor,
     axes: tuple[int, ...] | None,
-    first: tuple[int, tuple[float, ...]] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return tables from the exact phase on the device if positions are integers; else build them on the CPU."""
     integral = not position_ids.is_floating_point()
-    if not integral or isinstance(columns, Tensor) or first is not None or dtype != torch.float32:
-        cos, sin = make_tables(position_ids.cpu(), columns, axes, first=first, dtype=dtype)
+    if not integral or isinstance(columns, Tensor) or dtype != torch.float32:
+        cos, sin = make_tables(position_ids.cpu(), columns, axes, dtype=dtype)
         return cos.to(position_ids.device), sin.to(position_ids.device)
     return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(columns), position_ids.device))
 

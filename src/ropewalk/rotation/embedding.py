@@ -17,7 +17,6 @@ from ropewalk.rope.frequencies import (
     check_config,
     columns_of,
     columns_of_lengths,
-    first_columns_of,
 )
 from ropewalk.rope.tables import (
     COORDINATES,
@@ -113,7 +112,7 @@ class RotaryEmbedding(nn.Module):
         config = self.config
         columns = self._columns(position_ids, seq_len)
         axes = None if config.num_axes == 1 else config.axes
-        return make_tables(position_ids, columns, axes, first=first_columns_of(config), dtype=dtype)
+        return make_tables(position_ids, columns, axes, dtype=dtype)
 
     def cos_sin_by_head(
         self,
@@ -316,12 +315,7 @@ class RotaryEmbedding(nn.Module):
         """Return an empty table in the shape of the tables, and positions and turns per token."""
         config = self.config
         columns = self._columns(position_ids, seq_len)
-        if (
-            isinstance(columns, Tensor)
-            or config.num_axes > 1
-            or first_columns_of(config) is not None
-            or position_ids.is_floating_point()
-        ):
+        if isinstance(columns, Tensor) or config.num_axes > 1 or position_ids.is_floating_point():
             raise RopeError(
                 "RotaryEmbedding: `tables=False` needs integer positions on one axis, and one frequency for each pair.",
                 facts={"position_ids": position_ids, "axes": config.num_axes, "scaling": config.scaling},

@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.verification.faulty_positions import (
@@ -79,12 +79,10 @@ class Hypothesis:
 @lru_cache(4096)
 def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
     """Return a rope's pairing, frequencies and attention factor at a length, to ten digits."""
-    first = first_columns_of(rope)
     return (
         rope.interleaved,
         tuple(float(f"{column:.9e}") for column in columns_of(rope, length)),
         float(f"{attention_factor_of(rope, length):.9e}"),
-        first,
     )
 
 

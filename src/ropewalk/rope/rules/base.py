@@ -130,15 +130,6 @@ class Scaling(ABC):
         """Return the length in tokens beyond which a second set of frequencies applies; None if there is one set."""
         return None
 
-    @property
-    def first_tokens(self) -> int:
-        """Return the number of leading tokens left unscaled."""
-        return 0
-
-    def first_inv_freq(self, ladder: Ladder) -> list[float]:
-        """Return the inverse frequencies of the unscaled first tokens."""
-        return ladder.inv_freq()
-
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         """Return the largest length with the frequencies of `seq_len`, in tokens; infinite without `needs_seq_len`."""
         if not self.needs_seq_len:

@@ -115,12 +115,6 @@ class Stacked(Scaling):
                 facts={"of": self.of},
                 cure="Use the model without an extension.",
             )
-        if self.of.switch_length is not None and self.by.first_tokens:
-            raise RopeError(
-                "Stacked: unscaled first tokens need one set of frequencies, and `of` has two.",
-                facts={"of": type(self.of).__name__, "unscaled_tokens": self.by.first_tokens},
-                cure="Set unscaled_tokens=0.",
-            )
 
     @property
     def needs_seq_len(self) -> bool:  # type: ignore[override]
@@ -172,10 +166,6 @@ class Stacked(Scaling):
     def _by_is_constant(self) -> bool:
         equal_lists = isinstance(self.by, LongRoPE) and self.by.short_factor == self.by.long_factor
         return equal_lists or not self.by.needs_seq_len
-
-    @property
-    def first_tokens(self) -> int:
-        return self.by.first_tokens
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         own = math.inf if self._by_is_constant else self.by.longest_at(seq_len, max_position_embeddings)
@@ -259,9 +249,6 @@ class LeRoPE(Scaling):
         own = self.of.inv_freq_of_lengths(ladder, lengths)
         return own * torch.tensor(factors, dtype=torch.float64, device=own.device)
 
-    def first_inv_freq(self, ladder: Ladder) -> list[float]:
-        return self._times(ladder, ladder.inv_freq() if self.of is None else self.of.first_inv_freq(ladder))
-
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         return 1.0 if self.of is None else self.of.attention_factor_at(ladder_max, seq_len)
 
@@ -287,10 +274,6 @@ class LeRoPE(Scaling):
     @property
     def switch_length(self) -> int | None:
         return None if self.of is None else self.of.switch_length
-
-    @property
-    def first_tokens(self) -> int:
-        return 0 if self.of is None else self.of.first_tokens
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         return math.inf if self.of is None else self.of.longest_at(seq_len, max_position_embeddings)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.rules.base import Ladder, Scaling
 from ropewalk.rope.values import (
     TRAINED_KEY,
     Block,
-    as_whole,
     check_above_zero,
     check_factor,
     check_length,
@@ -27,8 +26,6 @@ class LongRoPE(Scaling):
 
     The attention factor is Phi-3.5-MoE's `short_mscale` or `long_mscale` if given; else `attention_factor`; else
     sqrt(1 + ln(factor) / ln(trained)) at every length. `factor` defaults to max_position_embeddings / trained.
-    `unscaled_tokens` is the number of leading tokens left unscaled (section 3.2, n-hat), 0 in every published
-    checkpoint.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
 
     >>> rule = LongRoPE((1.0, 1.0), (1.0, 4.0), original_max_position_embeddings=1024, factor=4.0)
@@ -43,7 +40,6 @@ class LongRoPE(Scaling):
     attention_factor: float | None = None
     short_mscale: float | None = None
     long_mscale: float | None = None
-    unscaled_tokens: int = 0
     rope_type: ClassVar[str] = "longrope"
     hf_names: ClassVar[tuple[str, ...]] = ("longrope", "su")
     required_keys: ClassVar[tuple[str, ...]] = ("short_factor", "long_factor", TRAINED_KEY)
@@ -73,13 +69,6 @@ class LongRoPE(Scaling):
                     cure="Each entry divides the frequency of one pair.",
                 )
             object.__setattr__(self, name, tuple(float(f) for f in factors))
-        unscaled = as_whole(self.unscaled_tokens)
-        if unscaled is None or unscaled < 0:
-            raise RopeError(
-                "LongRoPE: `unscaled_tokens` must be a whole number and must not be negative.",
-                facts={"unscaled_tokens": self.unscaled_tokens},
-                cure="Use 0 to scale every token.",
-            )
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
@@ -94,10 +83,6 @@ class LongRoPE(Scaling):
     def switch_length(self) -> int:
         return self.original_max_position_embeddings
 
-    @property
-    def first_tokens(self) -> int:
-        return self.unscaled_tokens
-
     def written_out(self, max_position_embeddings: int | None) -> Scaling:
         if self.factor is not None or max_position_embeddings is None:
             return self
@@ -108,15 +93,6 @@ class LongRoPE(Scaling):
         if all(block.get(key) is None for key in cls.optional_keys):
             check_trained_ratio(block, cls.rope_type, max_position_embeddings)
         return super().from_block(block, max_position_embeddings)
-
-    def to_block(self, ladder: Ladder) -> dict[str, Any]:
-        if self.unscaled_tokens:
-            raise RopeError(
-                "to_hf: transformers has no key for LongRoPE's unscaled first tokens.",
-                facts={"unscaled_tokens": self.unscaled_tokens},
-                cure="Set unscaled_tokens=0 to export the rest of the rule.",
-            )
-        return super().to_block(ladder)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         if seq_len is None:
