@@ -12,7 +12,7 @@ import pytest
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.figures import style as styles
-from ropewalk.figures.material import opened, packaged
+from ropewalk.figures.material import main_rope, opened, packaged
 from ropewalk.figures.scalings import _runs
 from ropewalk.figures.scores import _MOVES
 from tests.figures.drawn import check_units, lines
@@ -164,6 +164,7 @@ def test_ratios_and_wavelengths() -> None:
     [panel] = rw.figures.ratios_numbers("phi_3_5_mini")["panels"]
     axes = DRAWN["ratios"]().axes[0]
     assert list(lines(axes).values())[:5] == [values.tolist() for values in panel["ratios"].values()]
+    assert DRAWN["ratios"]().get_figwidth() > 8  # with one panel, too, space for the title beside the legend
     widths = [line.get_linewidth() for line in axes.lines[:5]]
     assert widths[:4] == [min(widths)] * 4
     assert widths[4] > widths[0]
@@ -183,6 +184,7 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
     path = packaged("configs", "llama_2_7b.json")
     assert opened("llama_2_7b").name == "Llama 2 7B"
     assert opened(path).ropes == opened(str(path)).ropes == opened("llama_2_7b").ropes
+    assert main_rope("gemma_3_1b").theta == 1e6  # of full attention
     for config in (content, holder, SMALL):
         assert opened(config).ropes[None] == SMALL
     gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8, "sliding_window": 512,
@@ -207,7 +209,8 @@ def test_nonsense_is_refused(name: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "call",
     [lambda: rw.figures.clocks("no_such"), lambda: rw.figures.clocks(3), lambda: rw.figures.axial(GRID, row=24),
-     lambda: rw.figures.maps(tokens=0), lambda: rw.figures.maps(heads=[(9, 9)]), lambda: rw.figures.maps(text="short"),
+     lambda: rw.figures.maps(tokens=0), lambda: rw.figures.maps(heads=[(rw.load("tiny").config.num_hidden_layers, 0)]),
+      lambda: rw.figures.maps(text="short"),
      lambda: rw.figures.unseen(rw.RopeConfig(8, interleaved=False))],
 )  # fmt: skip
 def test_other_nonsense_too(call: Callable[[], Any]) -> None:

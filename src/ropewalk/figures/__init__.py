@@ -31,27 +31,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "axial",
-    "axial_numbers",
-    "clocks",
-    "clocks_numbers",
-    "decay",
-    "decay_numbers",
-    "maps",
-    "maps_numbers",
-    "ratios",
-    "ratios_numbers",
-    "shift",
-    "shift_numbers",
-    "tables",
-    "tables_numbers",
-    "unseen",
-    "unseen_numbers",
-    "wavelengths",
-    "wavelengths_numbers",
-    "waves",
-    "waves_numbers",
-]
+    "axial", "axial_numbers", "clocks", "clocks_numbers", "decay", "decay_numbers", "maps", "maps_numbers",
+    "ratios", "ratios_numbers", "shift", "shift_numbers", "tables", "tables_numbers", "unseen", "unseen_numbers",
+    "wavelengths", "wavelengths_numbers", "waves", "waves_numbers",
+]  # fmt: skip
 
 _MODULES = {
     "ropes": ("clocks", "tables", "waves"),

@@ -267,7 +267,7 @@ def tables(config: Any, *, learned: Any = None) -> Figure:
         top[0].set_xlabel("feature")
         bar(figure, image, top[0], "value (no unit)")
 
-        image = heat(top[1], angles.clip(min=angles[1][angles[1] > 0].min()), norm=LogNorm())
+        image = heat(top[1], angles.clip(min=angles[1].min()), norm=LogNorm())
         panel(top[1], "RoPE: the angle of each pair")
         top[1].set_xlabel("pair (fastest first)")
         if angles.max() > 2 * np.pi and angles.shape[1] > 1:
