@@ -35,7 +35,6 @@ MAP = "cividis"
 LOOKS = {
     **{name: method.look for name, method in METHODS.items()},
     "longrope": Look("#d55e00", "-", "h"),  # published factors
-    "tuned": Look("#009e73", "-", "8"),  # a tuned model
 }
 OTHER = Look("#767676", "-", "o")
 
