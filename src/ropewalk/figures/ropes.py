@@ -337,7 +337,7 @@ def tables_numbers(config: Any, *, learned: Any = None) -> dict[str, Any]:
 
 
 def packaged_table() -> tuple[Array, str]:
-    """Return the learned table that `scripts/make_learned_table.sh` trains, and its origin in words."""
+    """Return the learned table that `scripts/make_learned_table.py` trains, and its origin in words."""
     with np.load(packaged("learned_table.npz"), allow_pickle=False) as stored:
         made = json.loads(str(stored["provenance"]))
         text = f"trained on {made['tokens']:,} tokens of Moby-Dick, {made['parameters'] / 1e6:.1f}M parameters"
