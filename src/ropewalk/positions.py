@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.diffusers import latent_positions
 from ropewalk.rope.dimensions import axes_from_sections
 from ropewalk.rope.tables import text_positions
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import MOST_TOKENS, as_whole, check_whole, is_number
 from ropewalk.shapes import Int
 
 __all__ = [
@@ -130,6 +130,7 @@ def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -
             facts={"max_seqlen": max_seqlen, "tokens": tokens},
             cure="Pass max_seqlen=x.shape[1] for a padded batch, or cu_seqlens for packed tokens.",
         )
+    check_whole("positions_from", least=0, max_seqlen=max_seqlen)
     per_row = _check_offsets(offsets, None, None)
     if not isinstance(per_row, Tensor):
         return torch.arange(max_seqlen, device="cpu") + per_row
@@ -412,13 +413,8 @@ def grid_positions(
     >>> grid_positions(1, 2, normalized=True).div(torch.pi).tolist()
     [[0.0, -1.0], [0.0, 1.0]]
     """
-    sizes = (as_whole(height), as_whole(width))
-    if any(size is None or size < 1 for size in sizes) or as_whole(start) is None:
-        raise RopeError(
-            "grid_positions: `height` and `width` must be numbers of patches, at least 1, and `start` a whole number.",
-            facts={"height": height, "width": width, "start": start},
-            cure="Divide the image's sides by the size of a patch.",
-        )
+    check_whole("grid_positions", optional=False, height=height, width=width)
+    check_whole("grid_positions", least=-MOST_TOKENS, optional=False, start=start)
     if normalized and start:
         raise RopeError(
             "grid_positions: `start` and `normalized` are mutually exclusive.",

@@ -285,7 +285,7 @@ def test_what_is_refused() -> None:
         Attention(25, 4)
     with pytest.raises(RopeError, match="different head_dim"):
         Attention(32, 4, rope=rope)
-    with pytest.raises(RopeError, match="`sliding_window` must be at least 1"):
+    with pytest.raises(RopeError, match="`sliding_window` must be a whole number from 1"):
         Attention(24, 4, sliding_window=0)
     with pytest.raises(RopeError, match="`attention_dropout` must be a probability"):
         Attention(24, 4, attention_dropout=1.0)

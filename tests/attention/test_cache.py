@@ -215,7 +215,7 @@ def test_what_is_refused() -> None:
         cache.write(0, *tokens(2, 3), layout)
     with pytest.raises(RopeError, match="`attention_mask` must be bool or integer"):
         cache.lay_out(2, 2, attention_mask=torch.ones(2, 12))
-    with pytest.raises(RopeError, match="sizes must be at least 1"):
+    with pytest.raises(RopeError, match="`batch` must be a whole number from 1"):
         make(0)
     with pytest.raises(RopeError, match="one entry per layer"):
         make(ropes=[None, None])

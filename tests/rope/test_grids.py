@@ -62,8 +62,8 @@ def test_dinov3_in_training(options):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"height": 0, "width": 3}, "at least 1"),
-        ({"height": 2, "width": 2.5}, "at least 1"),
+        ({"height": 0, "width": 3}, "whole number from 1"),
+        ({"height": 2, "width": 2.5}, "whole number from 1"),
         ({"height": 2, "width": 2, "start": 0.5}, "a whole number"),
         ({"height": 2, "width": 2, "start": 1, "normalized": True}, "`start` and `normalized` are mutually exclusive"),
         ({"height": 3, "width": 5, "merge": 2}, "`merge` must be a number"),

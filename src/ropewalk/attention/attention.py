@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,9 @@ from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated, rotated
 from ropewalk.backends.request import Norm, Turn
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes, resolve
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.values import check_whole
 from ropewalk.rotation.checks import check_tables
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
@@ -56,13 +58,10 @@ def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | No
 
 def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
     """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
-    facts = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    if min(hidden, heads, kv_heads, 1 if head_dim is None else head_dim) < 1:
-        raise RopeError(
-            "Attention: sizes must be at least 1.",
-            facts=facts,
-            cure="Pass whole numbers; heads must be a multiple of key-value heads.",
-        )
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    facts = {**sizes, "head_dim": head_dim}
+    check_whole("Attention", optional=False, **sizes)
+    check_whole("Attention", head_dim=head_dim, sliding_window=window)
     if heads % kv_heads:
         raise RopeError(
             "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
@@ -74,12 +73,6 @@ def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, wi
             "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
             facts=facts,
             cure="Pass head_dim=...",
-        )
-    if window is not None and window < 1:
-        raise RopeError(
-            "Attention: `sliding_window` must be at least 1 token.",
-            facts={"sliding_window": window},
-            cure="Omit it to attend to all earlier tokens.",
         )
 
 
@@ -119,6 +112,8 @@ def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: 
 
 def layer_of(cache: KVCache | None, layer: int | None) -> int:
     """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
+    if cache is not None:
+        check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
     if layer is None and cache is not None and cache.num_layers > 1:
         raise RopeError(
             "Attention: `layer` is required: the cache has several layers.",
@@ -146,6 +141,8 @@ def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encod
 
 def check_rope(rope: RopeConfig | None, head_dim: int, extension: Extension | None) -> None:
     """Raise `RopeError` unless the rope fits the heads, and exists if an extension remaps its positions."""
+    if rope is not None:
+        check_kind("Attention", RopeConfig, "Build one: rw.RopeConfig(head_dim, interleaved=False).", rope=rope)
     if rope is not None and rope.head_dim != head_dim:
         raise RopeError(
             "Attention: `rope` has a different head_dim.",
@@ -370,6 +367,7 @@ class Attention(nn.Module):
 
         **Raises:** `RopeError` for arguments that contradict each other.
         """
+        check_kind("Attention", Tensor, "Pass [batch, seq, hidden].", hidden_states=hidden_states)
         if hidden_states.layout is not torch.strided or hidden_states.is_nested:
             raise RopeError(
                 "Attention: `hidden_states` must be a dense tensor, neither sparse nor nested.",

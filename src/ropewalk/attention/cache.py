@@ -15,7 +15,7 @@ from ropewalk.attention.tables import SeqLen, SlotTables
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import as_whole, check_whole
 from ropewalk.shapes import Float
 
 
@@ -145,19 +145,15 @@ class KVCache:
         step: int = 256,
         rotated: bool = True,
     ) -> None:
-        sizes = {
+        sizes: dict[str, Any] = {
             "num_layers": num_layers,
             "batch": batch,
             "num_key_value_heads": num_key_value_heads,
             "head_dim": head_dim,
             "step": step,
         }
-        if min(sizes.values()) < 1 or (capacity is not None and capacity < 0):
-            raise RopeError(
-                "KVCache: sizes must be at least 1.",
-                facts={**sizes, "capacity": capacity},
-                cure="Use model.new_cache(batch), which takes the sizes from the model.",
-            )
+        check_whole("KVCache", optional=False, **sizes)
+        check_whole("KVCache", least=0, capacity=capacity)
         self.num_layers, self.step, self.rotated = num_layers, step, rotated
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.attention.tables import SlotTables
 from ropewalk.backends.request import Bounds
 from ropewalk.encodings.encoding import Memo
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 
 
 class Stretch(NamedTuple):
@@ -401,6 +401,7 @@ def real_tokens(attention_mask: Tensor | None, batch: int, seq: int, where: str)
     """Return `attention_mask` as bool `[batch, seq]`, or None if it hides nothing (not checked while compiling)."""
     if attention_mask is None:
         return None
+    check_kind(where, Tensor, "Pass 1 for a real token and 0 for padding.", attention_mask=attention_mask)
     if attention_mask.shape != (batch, seq) or attention_mask.is_floating_point():
         raise RopeError(
             f"{where}: `attention_mask` must be bool or integer [batch, seq], 1 for a real token.",
