@@ -69,7 +69,6 @@ class ApplySettings:
         from ropewalk.methods import method_named
 
         check_whole("extend", target=self.target, trained_length=self.trained_length, length=self.length)
-        check_whole("extend", least=0, unscaled_tokens=self.unscaled_tokens)
         if self.dtype not in (None, *DTYPES):
             raise RopeError(
                 "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
