@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import subprocess
+import time
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +17,48 @@ import torch
 from timing import last_level_cache
 
 from ropewalk import dispatch as compiled
-from ropewalk.comparison import record as machine
 from ropewalk.models.precision import half_instructions, is_slow, slow_dtype
 
 Record = dict[str, Any]
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "benchmarks" / "results"
+PACKAGES = ("ropewalk", "torch", "transformers", "numpy", "onnxruntime", "openvino", "jax", "rotary-embedding-torch",
+            "triton", "liger-kernel", "flash-attn")  # fmt: skip
 
 
 def environment(device: str = "cpu") -> Record:
     """Return the date, commit, device, threads, load, cache, instructions of our kernels, and versions of a run."""
-    ours = None if compiled.kernels is None else compiled.kernels.instruction_set()
-    return {**machine.environment(device), "last_level_cache_bytes": last_level_cache(), "instructions": ours}
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:
+        commit = None
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit,
+        "device": _cpu() if device == "cpu" else torch.cuda.get_device_name(device),
+        "threads": torch.get_num_threads(),
+        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "versions": {name: number for name in PACKAGES if (number := _version(name)) is not None},
+        "last_level_cache_bytes": last_level_cache(),
+        "instructions": None if compiled.kernels is None else compiled.kernels.instruction_set(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
 
 
 def add_instructions(parser: argparse.ArgumentParser) -> None:

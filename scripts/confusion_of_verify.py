@@ -31,12 +31,13 @@ import torch
 from scipy.stats import beta
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from records import environment  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
-from ropewalk.comparison.record import environment  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.extend import ApplySettings, apply  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402

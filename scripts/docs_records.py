@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ropewalk.statistics import mean_and_interval
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
@@ -132,29 +134,28 @@ def training() -> str:
 
 
 def encodings() -> str:
-    """Return the loss of each encoding at the trained length, and its rise beyond."""
-    from ropewalk.comparison import summarise
-    from ropewalk.comparison.record import read_record
-
-    first, measured = read_record(RESULTS / "compare.jsonl")
-    settings = first["settings"]
-    trained, lengths = settings["seq_len"], [settings["seq_len"] * multiple for multiple in settings["multiples"]]
-    found = {(row.encoding, row.scaling, row.length): row for row in summarise(measured, trained)}
+    """Return the loss of each encoding at the trained length, and its rise beyond, with intervals over seeds."""
+    first, *measured = lines("compare.jsonl")
+    settings, losses = first["settings"], dict[tuple[str, str | None], dict[int, list[float | None]]]()
+    for one in measured:
+        if one["kind"] == "loss":
+            by_length = losses.setdefault((one["encoding"], one["scaling"]), {})
+            by_length.setdefault(one["length"], []).append(one["loss"])
+    trained, *longer = (settings["seq_len"] * multiple for multiple in settings["multiples"])
     titles = {"learned": "learned table", "rope": "RoPE", "t5": "T5 bias", "alibi": "ALiBi", "kerple": "KERPLE"}
-    kinds = [
-        (name, scaling)
-        for name in settings["encodings"]
-        for scaling in (None, *settings["scalings"] * (name == "rope"))
-    ]
     rows = []
-    for name, scaling in kinds:
-        cells = [f"{found[name, None, trained].loss:.3f}"]
-        for length in lengths[1:]:
-            row = found[name, scaling, length]
-            low, high = row.rise_interval or (0.0, 0.0)
-            cells.append("none" if row.rise is None else f"{round(row.rise, 3) + 0.0:+.3f} ±{(high - low) / 2:.3f}")
+    for (name, scaling), by_length in losses.items():
+        base = losses[name, None][trained]
+        cells = [f"{sum(base) / len(base):.3f}"]
+        for length in longer:
+            if None in by_length[length]:
+                cells.append("none")
+                continue
+            rises = [far - near for far, near in zip(by_length[length], base, strict=True)]
+            cells.append(plus_minus(*mean_and_interval(rises)))
         rows.append([titles.get(name, name) + (f", {scaling} when tested" if scaling else ""), *cells])
-    return f"{table(['encoding', *(f'at {length:,}' for length in lengths)], rows)}\n\n{where(first)}."
+    heads = ["encoding", *(f"at {length:,}" for length in (trained, *longer))]
+    return f"{table(heads, rows)}\n\n{where(first)}."
 
 
 def classification() -> str:

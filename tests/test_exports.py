@@ -44,7 +44,6 @@ LAZY = [
     "ropewalk",
     "ropewalk.audit",
     "ropewalk.checkpoints",
-    "ropewalk.comparison",
     "ropewalk.extend",
     "ropewalk.figures",
     "ropewalk.models",

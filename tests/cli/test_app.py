@@ -243,8 +243,6 @@ OPTIONS = {
     "classify train": "data text-column label-column validation max-length encoding batch-size epochs lr device seed "
     "test out restart settings",
     "classify predict": "out text-column",
-    "compare": "text validation encodings seeds seq-len steps multiples tokens scalings out quick full workers "
-    "settings",
 }
 """The options of each command, in the order of its help."""
 LIMITS = {"doctor": 20}
@@ -272,7 +270,6 @@ def test_a_command_has_few_options(command: str) -> None:
         ("extend apply", "target trained-length length"),
         ("train", "seq-len"),
         ("classify train", "max-length"),
-        ("compare", "seq-len tokens"),
     ],
 )
 def test_lengths_take_units(command: str, options: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,6 @@ COMMANDS = {
     "vectors": "Write the conformance vectors of a config: files to test an engine's rotation in any language.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",
-    "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
 }
 """Each command and its line in `ropewalk --help`.
