@@ -11,17 +11,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import decode
 import torch
 from gpu_jobs import Job, Place, Stopped, started
 from peers import Skip
 from records import Record
-from timing import Timed, interleave
 from torch import Tensor
-
-from ropewalk.checkpoints.load import load
 
 SECONDS = 6.0  # of a case of decoding
 PLAIN_OUTCOME = re.compile(r"^(tests/.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
@@ -107,13 +103,11 @@ def _importable(name: str) -> bool:
 
 
 def decoding(place: Place) -> list[Job]:
-    """Return a job for each length and dtype, and one with CUDA graphs."""
+    """Return a job for each length and dtype."""
     if place.interpreter:
-        return [Job("decode, 16 tokens, float32", decode_runner(place, 16, "float32")),
-                Job("decode with CUDA graphs, 16 tokens", graphs_runner(place, 16))]  # fmt: skip
-    timed = [Job(f"decode, {tokens} tokens, {kind}", decode_runner(place, tokens, kind))
+        return [Job("decode, 16 tokens, float32", decode_runner(place, 16, "float32"))]
+    return [Job(f"decode, {tokens} tokens, {kind}", decode_runner(place, tokens, kind))
              for tokens, kind in ((4096, "bfloat16"), (4096, "float32"), (32_768, "bfloat16"))]  # fmt: skip
-    return [timed[0], Job("decode with CUDA graphs, 4096 tokens", graphs_runner(place, 4096)), *timed[1:]]
 
 
 def prepared(place: Place, tokens: int) -> tuple[Path, Tensor, str]:
@@ -147,48 +141,6 @@ def decode_runner(place: Place, tokens: int, kind: str) -> Callable[[float], Rec
         return found
 
     return run
-
-
-class Static(decode.Ours):
-    """Our decoder with a static cache; each step replays CUDA graphs."""
-
-    def __init__(self, model: Any, ids: Tensor) -> None:
-        self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
-        self.cache = model.new_cache(batch=1, seq_len=ids.shape[1], capacity=ids.shape[1], static=True)
-        model(ids[:, :-1], cache=self.cache)
-        self.call = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-
-    def step(self) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
-        logits: Tensor = self.call(self.last, cache=self.cache)[0, -1].clone()
-        self.cache.truncate(self.tokens)
-        return logits
-
-
-def graphs_runner(place: Place, tokens: int) -> Callable[[float], Record]:
-    """Return a function that times one token by CUDA graphs and without."""
-
-    def run(seconds: float) -> Record:
-        if place.interpreter:
-            raise Skip("CUDA graphs need a GPU")
-        folder, ids, name = prepared(place, tokens)
-        ids = ids.to(place.device)
-        with torch.inference_mode():
-            model = load(folder, dtype=torch.bfloat16).eval().to(place.device)
-            eager, static = decode.Ours(model, ids), Static(model, ids)
-            expected, found = (side.step().float().log_softmax(-1) for side in (eager, static))
-            likeliest = expected.topk(decode.LIKELIEST).indices
-            apart = (found - expected)[likeliest].abs().mean().item()
-            assert apart <= decode.AGREED["bfloat16"], f"log-probabilities differ by {apart:.4f} nats"
-            timed = [Timed("ropewalk", [eager.step]), Timed("ropewalk, CUDA graphs", [static.step])]
-            times = interleave(timed, seconds=min(SECONDS, seconds), clock=place.clock())
-        return {"kind": "graphs", "model": name, "tokens": tokens, "dtype": "bfloat16", "microseconds": times,
-                "mean_difference_of_log_probs": apart}  # fmt: skip
-
-    return run
-
-
-# -- doctor -----------------------------------------------------------------------------------------------------------
 
 
 def doctor(place: Place) -> list[Job]:

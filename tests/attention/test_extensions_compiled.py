@@ -8,7 +8,6 @@ import torch
 from tests.attention.extension_material import (
     for_compilers,
     make_layer,
-    make_model,
 )
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -45,21 +44,3 @@ def test_a_compiler_finds_no_break(extension):
     layer, x = make_layer(extension, torch.float32), torch.randn(2, 20, 24)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.traced
-@pytest.mark.parametrize(
-    "extension",
-    [pytest.param(None, marks=pytest.mark.thorough), *for_compilers(pytest.mark.thorough)],
-    ids=repr,
-)
-def test_compiled_decoding(extension):
-    """One graph for a prefill and one for each token after it, from a static cache: what the eager model gives."""
-    torch.compiler.reset()
-    model, ids = make_model(extension, layers=1), torch.randint(0, 50, (2, 20))
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        cache = model.new_cache(2, capacity=24, static=True)
-        compiled(ids[:, :18], cache=cache)
-        last = [compiled(ids[:, at : at + 1], cache=cache) for at in (18, 19)]
-    torch.testing.assert_close(torch.cat(last, 1), model(ids)[:, -2:], atol=1e-9, rtol=1e-9)

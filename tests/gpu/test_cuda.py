@@ -17,7 +17,6 @@ import torch
 
 import ropewalk as rw
 from ropewalk.attention import documents as documents_module
-from ropewalk.attention.cache import KVCache
 from ropewalk.readers.adapters import reader_of
 from tests.attention.test_documents import ROPE, pack
 
@@ -80,32 +79,6 @@ def test_packed_documents_go_through_the_varlen_kernel(window: int | None, monke
         assert reference.grad is not None
         error = (parameter.grad.double() - reference.grad).norm() / reference.grad.norm()
         assert error < 0.03, (name, float(error))
-
-
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-@pytest.mark.parametrize("kind", ["plain", "self-extend"])
-def test_static_cache_in_cuda_graphs(kind: str) -> None:
-    """Greedy decoding whose every step is a replay of CUDA graphs gives the logits of the growing cache."""
-    from ropewalk.attention.extensions import SelfExtend
-
-    extension = None if kind == "plain" else SelfExtend(window=8, group=2)
-    model = make(extension=extension).eval()
-    ids, steps = torch.randint(0, VOCAB, (2, 9), device="cuda"), 12
-    total = ids.shape[1] + steps
-    compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-
-    @torch.inference_mode()
-    def decode(step: Any, cache: KVCache) -> torch.Tensor:
-        logits, found = model(ids, cache=cache)[:, -1], []
-        for _ in range(steps):
-            torch.compiler.cudagraph_mark_step_begin()
-            logits = step(logits.argmax(-1, keepdim=True), cache=cache)[:, 0].clone()
-            found.append(logits)
-        return torch.stack(found)
-
-    right = decode(model, model.new_cache(batch=2, seq_len=total, capacity=total))
-    found = decode(compiled, model.new_cache(batch=2, seq_len=total, capacity=total, static=True))
-    torch.testing.assert_close(found, right, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["plain", "yarn", "self-extend", "dca"])

@@ -334,3 +334,23 @@ def test_stop_tokens_are_ids() -> None:
     """A string would never stop anything, so it is refused."""
     with pytest.raises(RopeError, match="`stop_tokens` must be token ids"):
         generate(load("tiny"), [[1, 2]], stop_tokens=[" "])  # type: ignore[list-item]
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_generates_uncompiled(in_place: bool) -> None:
+    """A cache that grows would be a graph for each length; the tokens are those of the model."""
+    model, graphs = make(), []
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+
+    def backend(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph
+
+    if in_place:
+        model.compile(backend=backend)
+    compiled = model if in_place else torch.compile(model, backend=backend)
+    assert generate(compiled, PROMPTS, max_new_tokens=6) == wanted
+    assert not graphs
+    compiled(torch.tensor(PROMPTS[:1]))
+    assert graphs

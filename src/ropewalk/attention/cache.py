@@ -1,4 +1,4 @@
-"""Caches of keys and values, compact per row: growing, and of fixed capacity."""
+"""The cache of keys and values, compact per row, which grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.extensions import Extension
-from ropewalk.attention.masks import Branches, CompiledWrite, TokenLayout, real_tokens
+from ropewalk.attention.masks import Branches, TokenLayout, real_tokens
 from ropewalk.attention.tables import SeqLen, SlotTables
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
@@ -454,119 +454,3 @@ class KVCache:
     def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
         if self._seq_len is not None:
             refuse_outgrowing(lengths, self._seq_len, self.ropes or ())
-
-
-class StaticCache(KVCache):
-    """A `KVCache` of fixed capacity with token counts in a tensor; `model.new_cache(static=True)` returns one.
-
-    Under `torch.compile` one graph covers every decoding step: the graph computes the slots of new keys, and queries
-    attend to the whole capacity under a mask, at the cost of a full cache. Without a compiler the results equal a
-    `KVCache`'s bit for bit.
-
-    **Arguments:** `capacity` (tokens of each row) is required; others as `KVCache`'s.
-
-    **Raises:** `RopeError` for a call that exceeds the capacity, and if length-dependent frequencies are wrong at
-    `capacity`. A compiled call cannot raise: the logits of a row that exceeds it are NaN until it is truncated.
-
-    >>> cache = StaticCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=4, capacity=8)
-    >>> layout = cache.lay_out(1, 3)
-    >>> keys = torch.ones(1, 3, 1, 4)
-    >>> cache.write(0, keys, keys, layout)[0].shape
-    torch.Size([1, 1, 3, 4])
-    """
-
-    def __init__(self, *, capacity: int | None, **arguments: Any) -> None:
-        if capacity is None or capacity < 1:
-            raise RopeError(
-                "StaticCache: `capacity` is required: it never grows.",
-                facts={"capacity": capacity},
-                cure="Pass the final length in tokens: capacity=prompt + new tokens.",
-            )
-        super().__init__(capacity=capacity, **arguments)
-        self._refuse_outgrowing([capacity] * self.batch)
-
-    @property
-    def batch(self) -> int:
-        """Return the number of rows."""
-        return self._used.shape[0]
-
-    @property
-    def lengths(self) -> Tensor:
-        """Return the number of stored tokens per row, int64 `[batch]`."""
-        return self._used.clone()
-
-    @property
-    def _lengths(self) -> list[int]:
-        return self._used.tolist()
-
-    @_lengths.setter
-    def _lengths(self, lengths: list[int]) -> None:
-        with torch.inference_mode(False):
-            self._used = torch.tensor(lengths, dtype=torch.int64, device=self.device)
-
-    def lay_out(
-        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
-    ) -> TokenLayout:
-        """Return the layout as `KVCache.lay_out` does; under a compiler, use only tensor operations and no branches."""
-        if not torch.compiler.is_compiling():
-            return super().lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
-        if branches is not None:
-            raise RopeError("StaticCache: branches cannot be compiled.", cure="Pass them outside of torch.compile.")
-        self._check_batch(batch)
-        real = real_tokens(attention_mask, batch, seq, "KVCache")
-        if real is None:
-            slots = self._used[:, None] + torch.arange(seq, device=self.device)
-            ends = self._used + seq
-        else:
-            slots = (self._used[:, None] + real.long().cumsum(1) - 1).clamp(min=0)
-            ends = self._used + real.long().sum(1)
-        layout = TokenLayout(batch, seq, self.device, total=self._capacity, cached=True, unrotated=not self.rotated)
-        layout.slot_tables, layout.capacity = None if self.rotated else SlotTables(), self._capacity
-        layout.slots, layout.real = slots.clamp(max=self._capacity - 1), real
-        # padding goes to the slot after the last one, which no query sees
-        targets = layout.slots if real is None else layout.slots.masked_fill(~real, self._capacity)
-        layout.compiled_write = CompiledWrite(targets, ends > self._capacity, ends)
-        return layout
-
-    def write(self, layer: int, keys: Tensor, values: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        """Store and return as `KVCache.write`; under a compiler, return the whole capacity."""
-        if layout.compiled_write is not None:
-            # NaN reaches the last slot, which every query that exceeds the capacity sees
-            values = values.masked_fill(layout.compiled_write.exceeds[:, None, None, None], float("nan"))
-        return super().write(layer, keys, values, layout)
-
-    def _write(self, buffer: Tensor, fresh: Tensor, layout: TokenLayout) -> None:
-        """Write as `KVCache`; under a compiler by one scatter."""
-        if layout.compiled_write is None:
-            return super()._write(buffer, fresh, layout)
-        index = layout.compiled_write.targets[:, None, :, None].expand(-1, fresh.shape[2], -1, fresh.shape[3])
-        buffer.scatter_(2, index, fresh.detach().to(buffer.dtype).transpose(1, 2))
-        return None
-
-    def commit(self, layout: TokenLayout) -> None:
-        """Count a call's tokens as stored, after every layer has written them."""
-        if layout.compiled_write is not None:
-            self._used.copy_(layout.compiled_write.ends)
-        else:
-            self._used.copy_(torch.tensor(layout.lengths, dtype=torch.int64, device=self.device))
-
-    def truncate(self, length: int | Sequence[int]) -> None:
-        """Truncate as `KVCache.truncate` does, and clear the NaN of rows that exceeded the capacity."""
-        exceeded = max(self._lengths) > self._capacity
-        super().truncate(length)
-        if exceeded:
-            for row, kept in enumerate(self._lengths):
-                for buffer in self._values:
-                    buffer[row, :, kept:] = 0.0
-
-    def reserve(self, capacity: int) -> None:
-        """Raise `RopeError` if `capacity` tokens per row do not fit."""
-        if capacity > self._capacity:
-            raise RopeError(
-                "StaticCache: this call exceeds its capacity.",
-                facts={"tokens": capacity, "capacity": self._capacity},
-                cure="Create it with capacity=prompt + new tokens.",
-            )
-
-    def _empty(self, capacity: int) -> Tensor:
-        return super()._empty(capacity + 1)  # one more slot, for padding

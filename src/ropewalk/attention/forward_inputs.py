@@ -236,8 +236,7 @@ class ForwardInputs:
                 return Places(queries, keys, memo=layout.memo)
             if queries.ndim == 1:
                 return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
-            span = (1 - layout.total, layout.total - 1) if layout.compiled_write is not None else None
-            return Places(queries, keys.expand(layout.batch, -1), span=span, memo=layout.memo)
+            return Places(queries, keys.expand(layout.batch, -1), memo=layout.memo)
         if position_ids is None:
             position_ids = layout.position_ids()
             if position_ids.ndim == 1:

@@ -136,19 +136,6 @@ class Visibility:
         return self._memo((name, dtype), make)
 
 
-class CompiledWrite(NamedTuple):
-    """The writes of a compiled call into a `StaticCache`.
-
-    - `targets`: int64 `[batch, seq]`, the slots.
-    - `exceeds`: bool `[batch]`, whether the row exceeds the capacity.
-    - `ends`: int64 `[batch]`, the lengths of the rows afterwards.
-    """
-
-    targets: Tensor
-    exceeds: Tensor
-    ends: Tensor
-
-
 @dataclass(eq=False)
 class TokenLayout:
     """The places of one call's tokens in their rows; built once per forward and shared by the layers.
@@ -184,8 +171,6 @@ class TokenLayout:
     """For a call with several continuations of the cache's row, stored after it only during the call."""
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
-    compiled_write: CompiledWrite | None = None
-    """For a compiled call with a `StaticCache`."""
     memo: Memo = field(init=False, repr=False)
     """Values that the layers of this forward share."""
 

@@ -63,7 +63,6 @@ class Places:
 
     - `queries`, `keys`: int64 `[seq]` and `[keys]`, or `[batch, seq]` and `[batch, keys]`.
     - `run`: (first query, first key) if the positions of both are consecutive.
-    - `span`: lower and upper bound of query - key, for compilers, which cannot read the positions.
     - `memo`: shared with other calls.
     """
 
@@ -73,7 +72,6 @@ class Places:
         keys: Tensor,
         *,
         run: tuple[int, int] | None = None,
-        span: tuple[int, int] | None = None,
         memo: Memo | None = None,
     ) -> None:
         if queries.is_floating_point() or queries.ndim not in (1, 2) or queries.ndim != keys.ndim:
@@ -82,7 +80,7 @@ class Places:
                 facts={"position_ids": queries},
                 cure="Real or several coordinates need a RopeConfig.",
             )
-        self.queries, self.keys, self.run, self._span = queries, keys, run, span
+        self.queries, self.keys, self.run = queries, keys, run
         self.memo = Memo() if memo is None else memo
 
     @property
@@ -96,8 +94,6 @@ class Places:
             first_query, first_key = self.run
             nearest = first_query - first_key
             return nearest - self.keys.shape[-1] + 1, nearest + self.queries.shape[-1] - 1
-        if self._span is not None:
-            return self._span
         if not self.distance.numel():
             return 0, 0
         least, most = self.distance.aminmax()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention, check_unrotated
-from ropewalk.attention.cache import KVCache, StaticCache
+from ropewalk.attention.cache import KVCache
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import Branches
 from ropewalk.attention.norm import multiplied, residual_stream
@@ -213,7 +213,6 @@ class Decoder(nn.Module):
         capacity: int | None = None,
         dtype: torch.dtype | None = None,
         rotated: bool | None = None,
-        static: bool = False,
     ) -> KVCache:
         """Return an empty cache for `batch` rows, on the model's device and in its dtype (or `dtype`).
 
@@ -222,10 +221,9 @@ class Decoder(nn.Module):
         - `seq_len`: tokens, an int or `[batch]`; fixed; required if frequencies depend on length.
         - `capacity`: tokens to reserve memory for, if the final length is known.
         - `rotated`: False stores unrotated keys, which `KVCache.drop` needs; None: as the model's extension needs it.
-        - `static`: return a `StaticCache` of `capacity` tokens, for decoding in one graph under `torch.compile`.
         """
         weight = self.embed_tokens.weight
-        return (StaticCache if static else KVCache)(
+        return KVCache(
             num_layers=self.config.num_hidden_layers,
             batch=batch,
             num_key_value_heads=self.config.kv_heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -93,8 +93,7 @@ def generate(
       prompt + max_new_tokens. LongRoPE follows the tokens so far, and a row's cache is recomputed when it exceeds the
       original length, so every token equals that of a new call.
 
-    A model from `torch.compile` gets a `StaticCache` to decode all tokens in one graph, except if LongRoPE follows the
-    tokens, and for rows of different lengths under dynamic NTK.
+    A model from `torch.compile` runs uncompiled here: a cache that grows would need a graph for each length.
 
     **Raises:** `RopeError` for an empty prompt, an unknown token, text without a tokenizer, and options out of range.
 
@@ -250,12 +249,10 @@ def _prefill(run: _Generation, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
     model, lengths = run.model, [len(run.tokens[row]) for row in rows]
     longest = max(lengths)
     fixed = run.fixed_length(rows)
-    static = _is_compiled(model) and not run.follows and not isinstance(fixed, Tensor)
-    # the last token is not fed back
-    capacity = max(run.final[row] for row in rows) - 1 if static else longest + min(run.max_new_tokens, 256)
+    capacity = longest + min(run.max_new_tokens, 256)
     if model.config.retained is not None:
         capacity = min(capacity, model.config.retained.total + _PREFILL)
-    cache = model.new_cache(len(rows), seq_len=fixed, capacity=capacity, static=static)
+    cache = model.new_cache(len(rows), seq_len=fixed, capacity=capacity)
     padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
     for at, row in enumerate(rows):
         padded[at, : lengths[at]] = torch.tensor(run.tokens[row], device="cpu")
@@ -332,12 +329,13 @@ def _sample(run: _Generation, rows: Sequence[int], logits: Tensor) -> list[int]:
 
 @contextmanager
 def _evaluating(model: Decoder) -> Iterator[None]:
-    """Disable dropout inside, and restore each module's mode afterwards."""
+    """Disable dropout and compilation inside, and restore each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext():
+            yield
     finally:
         for module in training:
             module.training = True
