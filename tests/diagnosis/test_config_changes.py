@@ -11,12 +11,12 @@ from torch import nn
 
 import ropewalk as rw
 from ropewalk.attachment.layers import config_form_of, positions_of
-from ropewalk.checkpoints.export import same_rope
 from ropewalk.diagnosis.document import at_run_time, config_changes
 from ropewalk.diagnosis.run import conclude
 from ropewalk.measure.losses import Measurement
 from ropewalk.measure.plan import LossProtocol, take_windows
 from ropewalk.methods import METHODS, ConfigForm, Reach, settled, trained_length_of
+from ropewalk.rope.frequencies import same_rope
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 from tests.diagnosis.small_runs import measure, protocol
 from tests.diagnosis.test_conclude import LOSSES, measured

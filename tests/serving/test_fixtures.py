@@ -14,12 +14,13 @@ import transformers
 
 from ropewalk import extend
 from ropewalk.attachment import attach
-from ropewalk.checkpoints.export import HubRope, hub_rope, same_rope
+from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf_keys import gguf_rope
 from ropewalk.checkpoints.gguf_writer import WRITTEN
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import ENGINES, READS_GGUF
 from ropewalk.serving.serve import ServeConfig, serve_config
 from ropewalk.serving.served import Served

@@ -14,12 +14,12 @@ import transformers
 
 from ropewalk import RopeConfig
 from ropewalk.audit.audit import audit
-from ropewalk.checkpoints.export import same_rope
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from ropewalk.methods import METHODS
 from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import CAVEATS, CONVERTER, ENGINES, caveats_of
 from ropewalk.serving.serve import Cost, cost_of, serve_config
 from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, checkpoint_with_merges, reader_under, token_ids

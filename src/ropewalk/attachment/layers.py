@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names, trained_length_of, with_mscales
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.layer_types import is_windowed, window_of_layer_type
 from ropewalk.rope.values import TRAINED_KEY
 
@@ -135,7 +134,6 @@ def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
 
 
 _KEPT = ("partial_rotary_factor",)
-_EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
 
 def rope_fields(
@@ -221,16 +219,6 @@ def _describes(
     only = rotating.pop() if len(rotating) == 1 else None
     pairs = [(rope, ropes.get(label, ropes.get(None)) or only) for label, rope in wanted.items()]
     return all(
-        one is not None and other is not None and all(_same(one, other, length) for length in lengths)
+        one and other and one.interleaved == other.interleaved and same_rope(one, other, lengths)
         for one, other in pairs
-    )
-
-
-def _same(one: RopeConfig, other: RopeConfig, length: int) -> bool:
-    """Return whether two ropes have the same angles at a length."""
-    columns = zip(columns_of(one, length), columns_of(other, length), strict=False)
-    return (
-        (one.pairs, one.interleaved, one.axes) == (other.pairs, other.interleaved, other.axes)
-        and all(math.isclose(a, b, rel_tol=_EXACT) for a, b in columns)
-        and math.isclose(attention_factor_of(one, length), attention_factor_of(other, length), rel_tol=_EXACT)
     )

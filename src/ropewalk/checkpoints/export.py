@@ -7,7 +7,6 @@ and beyond the trained length.
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,20 +17,18 @@ import torch
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json, write_json
+from ropewalk.attachment.layers import rope_fields
 from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, config_to_native, half_split_rope
 from ropewalk.checkpoints.hugging_face import hugging_face_form, save_tokenizer, special_ids, stored_names
 from ropewalk.checkpoints.load import read_config
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
-from ropewalk.methods import METHODS, Reach, longrope_block, with_mscales
-from ropewalk.models.config import DecoderConfig
+from ropewalk.methods import METHODS, Reach
+from ropewalk.models.config import DecoderConfig, Positions
 from ropewalk.models.decoder import Decoder
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
-
-EXACT = 1e-9  # relative: a block's numbers are float64, written in full
-
+from ropewalk.rope.frequencies import columns_of
 
 SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
 
@@ -160,43 +157,30 @@ def alternatives(
 
 
 def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) -> HubRope | None:
-    """Return the first block that reads back as the rope, or None."""
-    stated = _stated_length(rope, method, reach)
-    stated = stated if length is None or stated != reach.target else length
-    lengths = compared_lengths(reach)
-    for block in _candidates(rope, reach):
-        read = read_block(block, rope, stated)
-        if read is not None and same_rope(read, rope, lengths):
-            return HubRope(
-                parameters=with_mscales(block, stated),
-                max_position_embeddings=stated,
-                original_max_position_embeddings=block.get("original_max_position_embeddings"),
-                rope=read,
-                wanted=rope,
-            )
-    return None
+    """Return the block that reads back as the rope, or None.
 
-
-def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
-    """Return `max_position_embeddings`: the target, except if the rule starts from the trained length.
-
-    A model with an unchanged rope keeps its own number, because its scaling may depend on it.
+    `max_position_embeddings` is the target, except for a rule that starts from the trained length, and for an unchanged
+    rope, whose scaling may depend on its own number.
     """
-    record = METHODS.get(method)
-    starts_at_max = rope.scaling is not None and rope.scaling.starts_at_max_length
-    unchanged = record is not None and (record.keeps_own or (record.scaling is None and rope.scaling is not None))
-    if starts_at_max or unchanged:
-        return rope.max_position_embeddings or reach.trained
-    return reach.trained if rope.scaling is None else reach.target
-
-
-def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
-    """Return candidate blocks for the rope: its own, unless that is longrope, then one divisor per pair."""
-    blocks = []
-    with suppress(RopeError):  # a rule without a name in transformers
-        blocks.append(rope.to_hf())
-    divisors = longrope_block(rope, reach.trained, reach.target)
-    return [block for block in blocks if block["rope_type"] != "longrope"] + ([] if divisors is None else [divisors])
+    record, scaled = METHODS.get(method), rope.scaling is not None
+    unchanged = record is not None and (record.keeps_own or (record.scaling is None and scaled))
+    own = (rope.max_position_embeddings if scaled else None) or reach.trained
+    fields = {**llama_fields(rope), "max_position_embeddings": own, "rope_parameters": {}}
+    trained = dataclasses.replace(rope, scaling=None, max_position_embeddings=reach.trained, trained=None)
+    before, after = (Positions((one,), (None,), (None,)) for one in (trained, rope))
+    target = reach.target if scaled and not unchanged else None
+    found = rope_fields(fields, (None,), before, after, method=None, target=target, length=target and length)
+    if isinstance(found, str):
+        return None
+    block, stated = found["rope_parameters"], found["max_position_embeddings"]
+    read = RopeConfig.from_hf({**fields, **found})
+    return HubRope(
+        parameters=block,
+        max_position_embeddings=stated,
+        original_max_position_embeddings=block.get("original_max_position_embeddings"),
+        rope=read,
+        wanted=rope,
+    )
 
 
 def llama_fields(rope: RopeConfig) -> dict[str, Any]:
@@ -216,26 +200,6 @@ def compared_lengths(reach: Reach) -> list[int]:
     """Return lengths in tokens for comparing two ropes: below, at and beyond both ends of the extension."""
     trained, target = reach.trained, reach.target
     return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
-
-
-def same_rope(
-    one: RopeConfig, other: RopeConfig, lengths: Sequence[int], *, relative: float = EXACT, absolute: float = 0.0
-) -> bool:
-    """Return whether two ropes rotate every pair by the same angle and scale logits the same at these lengths.
-
-    `absolute`: radians per token below which two frequencies are the same whatever their ratio.
-    """
-
-    def close(a: float, b: float) -> bool:
-        return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
-
-    if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes):
-        return False
-    return all(
-        close(attention_factor_of(one, length), attention_factor_of(other, length))
-        and all(map(close, columns_of(one, length), columns_of(other, length)))
-        for length in lengths
-    )
 
 
 def _reason(rope: RopeConfig) -> str:

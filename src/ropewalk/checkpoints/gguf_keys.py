@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.checkpoints.export import HubRope, alternatives, compared_lengths, read_block, same_rope
+from ropewalk.checkpoints.export import HubRope, alternatives, compared_lengths, read_block
 from ropewalk.checkpoints.gguf import USUAL_BETAS, rope_parameters
 from ropewalk.checkpoints.gguf_writer import GGUFRope
 from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
 from ropewalk.rope.rules.yarn import yarn_mscale
 
 WITH_DIVISORS = ("llama",)

@@ -19,7 +19,6 @@ from ropewalk.checkpoints.export import (
     compared_lengths,
     hub_rope,
     refuse_inexpressible,
-    same_rope,
 )
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
@@ -34,6 +33,7 @@ from ropewalk.models.precision import slow_dtype_of
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader, WritableReader
 from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.frequencies import same_rope
 
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -199,4 +200,25 @@ def smallest_theta(
         "smallest_theta: no base suffices for this length with this number of pairs.",
         facts={"rotary_dim": rotary_dim, "tokens": tokens, "bases tried up to": LARGEST},
         cure="Choose a shorter window or a different method.",
+    )
+
+
+def same_rope(
+    one: RopeConfig, other: RopeConfig, lengths: Sequence[int], *, relative: float = 1e-9, absolute: float = 0.0
+) -> bool:
+    """Return whether two ropes rotate every pair by the same angle and scale logits the same at these lengths.
+
+    - `relative`: the bound of their ratios; a config's numbers are float64, written in full.
+    - `absolute`: radians per token below which two frequencies are the same whatever their ratio.
+    """
+
+    def close(a: float, b: float) -> bool:
+        return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
+
+    if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes):
+        return False
+    return all(
+        close(attention_factor_of(one, length), attention_factor_of(other, length))
+        and all(map(close, columns_of(one, length), columns_of(other, length)))
+        for length in lengths
     )
