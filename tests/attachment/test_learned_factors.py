@@ -9,8 +9,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.audit import check
-from ropewalk.audit.sources import read_source
 from ropewalk.checkpoints import read_alpha
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.rope.scaling import LeRoPE, Stacked
 
 modeling = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
@@ -134,6 +134,6 @@ def test_the_composite_model_and_its_files(tmp_path):
     assert check(model) == ()
     model.save_pretrained(tmp_path)
     assert rw.RopeConfig.from_hf(tmp_path, alpha=read_alpha(tmp_path)) == own
-    assert read_source(tmp_path).ropes == {None: own}
+    assert Checkpoint.open(tmp_path).ropes == {None: own}
     again = modeling.MistralLarge4ForConditionalGeneration.from_pretrained(tmp_path)
     assert torch.equal(again.model.language_model.rotary_emb.alpha, ALPHA)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ropewalk.audit.findings import Finding
-from ropewalk.audit.sources import ropes_of
 from ropewalk.audit.traps import TRAPS, lint
+from ropewalk.checkpoints.checkpoint import ropes_of
 
 LLAMA31: dict[str, Any] = {
     "model_type": "llama",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ropewalk.audit.audit import Audit, audit_sentences
-from ropewalk.audit.sources import Source, read_source, source_of
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.audit.sources import audits_of, findings_of, layers_of
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.rope.models import CONFIGS, fixture_names
 
@@ -42,21 +42,21 @@ REACH_SHOWN = {  # all features turn, all layers rotate and see everything, and 
 TOLD = ("Make ", "Change ", "Set ", "Remove ", "Use factor", "Check ")  # what would change a checkpoint
 
 
-def source(name: str) -> Source:
+def source(name: str) -> Checkpoint:
     """A published configuration."""
-    return read_source(CONFIGS / f"{name}.json")
+    return Checkpoint.open(CONFIGS / f"{name}.json")
 
 
 def audits(name: str) -> list[Audit]:
     """The audit of each of its ropes."""
-    return source(name).audits()
+    return audits_of(source(name))
 
 
 @pytest.mark.parametrize("name", fixture_names())
 def test_warnings_of_published_configurations(name: str) -> None:
     """These, and no others; no error anywhere."""
     read = source(name)
-    found = read.findings(read.audits()[0].target)
+    found = findings_of(read, audits_of(read)[0].target)
     assert {finding.code for finding in found if finding.severity == "warning"} == set(WARNINGS.get(name, {}))
     assert not [finding for finding in found if finding.severity == "error"]
 
@@ -70,7 +70,7 @@ def test_at_most_eight_warn() -> None:
 @pytest.mark.parametrize("name", fixture_names())
 def test_no_owner_is_told_to_change_a_shipped_checkpoint(name: str) -> None:
     """Notes say what is right and who is concerned."""
-    notes = [f for f in source(name).findings(131_072) if f.severity == "note"]
+    notes = [f for f in findings_of(source(name), 131_072) if f.severity == "note"]
     assert [f.code for f in notes if f.cure.startswith(TOLD)] == []
 
 
@@ -89,7 +89,7 @@ def test_the_heuristic_is_shown_where_it_says_something(name: str) -> None:
 def test_windows_of_published_configurations(name: str) -> None:
     """Which layers see how far."""
     read = source(name)
-    assert {label: layers.window for label, layers in read.layers.items()} == WINDOWS.get(
+    assert {label: layers.window for label, layers in layers_of(read).items()} == WINDOWS.get(
         name, dict.fromkeys(read.ropes)
     )
 
@@ -105,15 +105,15 @@ def test_windows_of_published_configurations(name: str) -> None:
 )
 def test_what_carries_a_distance_beside_the_rotation(name: str, beside: str | None) -> None:
     """Multi-head latent attention, and layers without rotation."""
-    assert {layers.other_signal for layers in source(name).layers.values()} == {beside}
+    assert {layers.other_signal for layers in layers_of(source(name)).values()} == {beside}
 
 
 def test_layers_of_a_model_that_is_there() -> None:
     """Windows and layers without a rope, read from the model itself."""
     model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, 4))
-    (found,) = source_of(DecoderReader(model)).layers.values()
+    (found,) = layers_of(Checkpoint.of_positions("", model.config.positions)).values()
     assert (found.window, found.other_signal) == (8, "some layers do not rotate")
-    (everything,) = source_of(DecoderReader(tiny_decoder())).layers.values()
+    (everything,) = layers_of(Checkpoint.of_positions("", tiny_decoder().config.positions)).values()
     assert (everything.window, everything.other_signal) == (None, None)
 
 

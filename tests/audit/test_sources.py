@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ropewalk.audit.sources import read_source, ropes_of
+from ropewalk.audit.sources import audits_of, findings_of
+from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
@@ -29,7 +30,7 @@ def test_a_config_file_and_its_folder_are_the_same(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     expected = {None: RopeConfig(128, interleaved=False, max_position_embeddings=4096)}
-    assert read_source(path).ropes == read_source(str(tmp_path)).ropes == expected
+    assert Checkpoint.open(path).ropes == Checkpoint.open(str(tmp_path)).ropes == expected
 
 
 def test_several_thetas_are_several_ropes() -> None:
@@ -60,10 +61,10 @@ def test_several_thetas_are_several_ropes() -> None:
 @pytest.mark.parametrize("name", ["gemma_3_27b", "olmo_3_1_32b"])
 def test_released_configs_of_several_ropes(name: str) -> None:
     """Nobody is asked for a layer type: both ropes are there, with their audits and findings."""
-    source = read_source(CONFIGS / f"{name}.json")
+    source = Checkpoint.open(CONFIGS / f"{name}.json")
     assert set(source.ropes) == {"full_attention", "sliding_attention"}
-    assert [audit.layer_type for audit in source.audits()] == ["full_attention", "sliding_attention"]
-    assert "float32-angles" in {finding.code for finding in source.findings(1_000_000)}
+    assert [audit.layer_type for audit in audits_of(source)] == ["full_attention", "sliding_attention"]
+    assert "float32-angles" in {finding.code for finding in findings_of(source, 1_000_000)}
 
 
 def test_layers_without_rotation_have_no_rope() -> None:
@@ -76,18 +77,18 @@ def test_our_own_form_is_read(tmp_path: Path) -> None:
     """A decoder that no family can say: two ropes, one layer without."""
     other = RopeConfig(8, interleaved=False, theta=1e6, max_position_embeddings=16)
     save(tiny_decoder((ROPE, None, other), num_hidden_layers=3), tmp_path / "m")
-    assert list(read_source(tmp_path / "m").ropes.values()) == [ROPE, other]
+    assert list(Checkpoint.open(tmp_path / "m").ropes.values()) == [ROPE, other]
     save(tiny_decoder(None), tmp_path / "nope")
     with pytest.raises(RopeError, match="no rotary embedding in any layer"):
-        read_source(tmp_path / "nope")
+        Checkpoint.open(tmp_path / "nope")
 
 
 def test_what_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
     """A missing name, half a file, a list."""
     with pytest.raises(RopeError, match="no such file or folder"):
-        read_source(tmp_path / "absent")
+        Checkpoint.open(tmp_path / "absent")
     path = tmp_path / "config.json"
     for content in ('{"model_type": "ll', "[]"):
         path.write_text(content)
         with pytest.raises(RopeError, match=r"config\.json"):
-            read_source(path)
+            Checkpoint.open(path)

@@ -18,10 +18,9 @@ import torch
 from mpmath import mpf
 
 import ropewalk as rw
-from ropewalk.audit import vectors
-from ropewalk.audit.sources import Source
 from ropewalk.audit.vectors import SCHEMA, conformance_vectors
 from ropewalk.audit.wording import CASES
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.cli.app import main
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load
@@ -133,7 +132,7 @@ def test_other_configs(path: Path, tmp_path: Path) -> None:
 def test_pairs_of_separate_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rope that pairs halves inside the features of each axis has a pairing of its own, and the oracle's rotation."""
     rope = rw.RopeConfig(16, interleaved=False, axes=(0, 0, 0, 1, 1, 1, 1, 1), axis_blocks=True)
-    monkeypatch.setattr(vectors, "read_source", lambda _: Source(name="own", config={}, ropes={None: rope}))
+    monkeypatch.setattr(Checkpoint, "open", lambda _: Checkpoint(name="own", config={}, ropes={None: rope}))
     made = conformance_vectors("own.json")
     assert made.document["ropes"][0]["pairing"] == "halves_of_each_axis"
     x, y = (made.tensors[name].astype(float) for name in ("input.k.16", "rope.prefill.k"))
@@ -150,7 +149,7 @@ def test_a_native_model_with_two_ropes(monkeypatch: pytest.MonkeyPatch, tmp_path
         else rw.RopeConfig(8, interleaved=True, theta=500.0)
         for number in (0, 1)
     }
-    monkeypatch.setattr(vectors, "read_source", lambda _: Source(name="own", config={}, ropes=ropes))
+    monkeypatch.setattr(Checkpoint, "open", lambda _: Checkpoint(name="own", config={}, ropes=ropes))
     made = conformance_vectors("own.json")
     made.write(tmp_path)
     jsonschema.validate(made.document, json.loads(SCHEMA.read_text()))

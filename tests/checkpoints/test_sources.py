@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import load, load_classifier, load_decoder, read_config
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 
-READERS = [load, load_decoder, read_config, read_source]
+READERS = [load, load_decoder, read_config, Checkpoint.open]
 
 
 def message_of(source: str | Path) -> str:

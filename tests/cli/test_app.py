@@ -67,7 +67,7 @@ def test_a_full_disk_is_an_error() -> None:
     assert "No space left" in ended.stderr
 
 
-@pytest.mark.parametrize("place", ["ropewalk.cli.app.build", "ropewalk.audit.sources.read_source"])
+@pytest.mark.parametrize("place", ["ropewalk.cli.app.build", "ropewalk.checkpoints.checkpoint.Checkpoint.open"])
 def test_ctrl_c_anywhere_is_a_word_and_130(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +92,7 @@ def test_an_unexpected_exception_is_a_sentence_and_70(
     def fault(*_: object) -> None:
         raise KeyError("plain\nsecond line")
 
-    monkeypatch.setattr("ropewalk.audit.sources.read_source", fault)
+    monkeypatch.setattr("ropewalk.checkpoints.checkpoint.Checkpoint.open", fault)
     monkeypatch.setenv(TRACEBACK, "1" if wanted else "")
     with pytest.raises(SystemExit) as ended:
         main(["inspect", "config.json"])
@@ -107,7 +107,7 @@ def test_an_unexpected_exception_is_a_sentence_and_70(
 def test_sigterm_stops_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     """What it is writing is cleaned up, and the status is a shell's for SIGTERM; afterwards SIGTERM kills again."""
     code = (
-        "import os, signal, sys, ropewalk.audit.sources as sources\n"
+        "import os, signal, sys, ropewalk.checkpoints.checkpoint as opened\n"
         "from pathlib import Path\n"
         "from ropewalk.atomic_io import whole_folder\n"
         "from ropewalk.cli.app import main\n"
@@ -115,7 +115,7 @@ def test_sigterm_stops_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
         "    with whole_folder(Path(sys.argv[1]) / 'model', frozenset()):\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        signal.pause()\n"
-        "sources.read_source = work\n"
+        "opened.Checkpoint.open = work\n"
         "try: main(['inspect', 'config.json'])\n"
         "except SystemExit as end: print(end.code, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -99,7 +99,7 @@ def test_impossible_lengths_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 0) == 2
-    assert "`target` must be positive" in capsys.readouterr().err
+    assert "`target` must be a whole number from 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "thetas"), [("gemma_3_27b", [1e6, 1e4]), ("olmo_3_1_32b", [5e5, 5e5])])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import foreign_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.errors import RopeError
@@ -61,8 +61,8 @@ def test_the_rope_is_the_files(tmp_path: Path) -> None:
     said = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 10_000.0}
     path = write_foreign(model, tmp_path / "gemma.gguf", said)
     assert abs(open_reader(path).window_losses(ids) - losses_of(model, ids)).max() < CLOSE
-    assert read_source(path).ropes["full_attention"].scaling is not None
-    assert read_source(path).library == "transformers"
+    assert Checkpoint.open(path).ropes["full_attention"].scaling is not None
+    assert Checkpoint.open(path).library == "transformers"
     lists = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 5.0]}
     block = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 16, **lists}
     model = of("phi3", rope_parameters={**block, "attention_factor": 1.25}, original_max_position_embeddings=16)

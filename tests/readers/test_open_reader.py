@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.settings import DoctorSettings, Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
@@ -66,7 +66,7 @@ def test_a_model_of_the_hub_is_read_from_its_cache(name: str, hub: Path) -> None
     reader = open_reader(name)
     assert reader.name == "gemma"
     assert isinstance(reader, TransformersReader)
-    assert read_source(name).name == "gemma"
+    assert Checkpoint.open(name).name == "gemma"
 
 
 def test_what_the_hub_does_not_have_is_said(hub: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_the_hub_does_not_have_is_said(hub: Path) -> None:
     with pytest.raises(RopeError, match="files are missing") as refused:
         open_reader("someone/gemma")
     assert "*.safetensors" in str(refused.value)
-    assert read_source("someone/gemma").name == "gemma"  # the config alone is enough
+    assert Checkpoint.open("someone/gemma").name == "gemma"  # the config alone is enough
     Path("someone").mkdir()
     with pytest.raises(RopeError, match="no such file or folder"):
         open_reader("someone/gemma")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ropewalk.attention.extensions import ReRoPE, StreamingLLM
-from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import rotary_model, windows
@@ -58,7 +58,7 @@ def test_a_new_method_of_frequencies_needs_no_more_than_its_record(monkeypatch):
     """Its ratios stand in a model's tables."""
     new = replace(METHODS["pi"], name="brand-new")
     monkeypatch.setattr(explorer, "METHODS", {"brand-new": new})
-    tables = explorer_data(read_source("tiny"))["presets"][0]["methods"]["brand-new"]
+    tables = explorer_data(Checkpoint.open("tiny"))["presets"][0]["methods"]["brand-new"]
     assert [table["ratio"][0] for table in tables] == [pytest.approx(1 / table["factor"]) for table in tables]
     assert [entry["name"] for entry in method_entries()] == ["brand-new"]
 

@@ -20,8 +20,8 @@ import torch
 
 from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.findings import text_config
-from ropewalk.audit.sources import read_source
 from ropewalk.audit.wording import CASES, PAIRINGS
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.optional import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
@@ -105,7 +105,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
     >>> [case["kind"] for case in found.document["cases"]][:3]
     ['inv_freq', 'cos_sin', 'cos_sin']
     """
-    read = read_source(source)
+    read = Checkpoint.open(source)
     text = text_config(read.config)
     ropes = sorted(read.ropes.items(), key=lambda item: item[0] != "full_attention")
     tensors: dict[str, Array] = {}

@@ -33,14 +33,15 @@ def inspect(
     from rich.console import Console
 
     from ropewalk.atomic_io import check_output, write_output
-    from ropewalk.audit.sources import inspection, read_source
+    from ropewalk.audit.sources import audits_of, findings_of, inspection
+    from ropewalk.checkpoints.checkpoint import Checkpoint
     from ropewalk.cli.tables import print_inspection
 
     if json_file is not None:
         check_output(json_file)
-    found = read_source(source)
-    audits = found.audits(trained_length=trained_length, target=target)
-    findings = found.findings(audits[0].target)
+    found = Checkpoint.open(source)
+    audits = audits_of(found, trained_length=trained_length, target=target)
+    findings = findings_of(found, audits[0].target)
     print_inspection(Console(), found.name, audits, findings, library=found.library)
     if json_file is not None:
         document = {**inspection(found.name, audits, findings), "library": found.library}

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import as_path
-from ropewalk.audit.sources import Source, read_source, source_of
+from ropewalk.audit.sources import audits_of, findings_of
 from ropewalk.builtin.texts import LEAST_BYTES, default_texts, read_text, read_texts
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, refuse_ignored
@@ -110,7 +111,7 @@ def prepare(
         )
     texts = _texts(model, settings, tokenizer, reader.trained_length)
     reader, reading = _settle(reader, list(texts.tokens), settings, progress)
-    source = source.known_from(reader)
+    source = source.known_from(reader.positions)
     trained = trained_length_of(reader, settings.trained_length)
     if texts.chosen and texts.longest < (settings.target or 4 * trained):
         texts = Texts.encode([read_text(None)], tokenizer, settings.protocol.start_char, True)
@@ -180,8 +181,8 @@ def prepare(
         reader=reader,
         name=source.name,
         model=str(model) if isinstance(model, str | Path) else None,
-        audits=tuple(source.audits(trained_length=protocol.trained_length, target=protocol.target)),
-        findings=tuple(source.findings(protocol.target)),
+        audits=tuple(audits_of(source, trained_length=protocol.trained_length, target=protocol.target)),
+        findings=tuple(findings_of(source, protocol.target)),
         reading=reading,
         plan=work,
         windows=windows,
@@ -356,7 +357,7 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
     return model, tokenizer
 
 
-def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
+def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader]:
     """Return the model's config, and its reader on its device."""
     if not isinstance(model, str | Path):
         given = {name: getattr(settings, name) for name in ("dtype", "device") if settings.changes(name)}
@@ -369,8 +370,8 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
             )
         model, note = fast_copy(model)
         reader = reader_of(model)
-        return dataclasses.replace(source_of(reader), dtype_note=note), reader
-    source = read_source(model)
+        return dataclasses.replace(Checkpoint.of_positions(reader.name, reader.positions), dtype_note=note), reader
+    source = Checkpoint.open(model)
     try:
         device = torch.device(settings.device)
         torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers

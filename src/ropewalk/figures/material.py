@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.attention import Attention
-from ropewalk.audit.sources import Source, read_source, ropes_of
 from ropewalk.builtin.texts import read_text
+from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
@@ -57,12 +57,12 @@ def packaged_configs() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in packaged("configs").glob("*.json")))
 
 
-def published(name: str) -> Source:
+def published(name: str) -> Checkpoint:
     """Return a config by its packaged name ("llama_2_7b") or path; raise `RopeError` if it cannot be read."""
     if name in packaged_configs():
-        return read_source(packaged("configs", f"{name}.json"))
+        return Checkpoint.open(packaged("configs", f"{name}.json"))
     try:
-        return read_source(name)
+        return Checkpoint.open(name)
     except RopeError as error:
         raise RopeError(
             "figures: this is neither a packaged config nor a readable path.",
@@ -71,24 +71,24 @@ def published(name: str) -> Source:
         ) from error
 
 
-def opened(config: Any) -> Source:
+def opened(config: Any) -> Checkpoint:
     """Return the ropes of a config, with a name for pictures.
 
     `config`: a `RopeConfig`, the argument of `published`, the content of a config.json, or a transformers config.
     """
     if isinstance(config, RopeConfig):
-        return Source(name=described(config), config={}, ropes={None: config})
+        return Checkpoint(name=described(config), config={}, ropes={None: config})
     if isinstance(config, str | PathLike):
         source = published(str(config))
         return dataclasses.replace(source, name=TITLES.get(str(config), source.name))
     ropes = ropes_of(config)
     content = config if isinstance(config, Mapping) else config.to_dict()
-    return Source(name=str(content.get("model_type", "config")), config=content, ropes=ropes)
+    return Checkpoint(name=str(content.get("model_type", "config")), config=content, ropes=ropes)
 
 
 def main_rope(config: Any) -> RopeConfig:
-    """Return the rope of a `Source` or of `opened(config)`, that of full attention if there are several."""
-    ropes = (config if isinstance(config, Source) else opened(config)).ropes
+    """Return the rope of a `Checkpoint` or of `opened(config)`, that of full attention if there are several."""
+    ropes = (config if isinstance(config, Checkpoint) else opened(config)).ropes
     return ropes.get("full_attention") or next(iter(ropes.values()))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ropewalk.atomic_io import read_json, write_whole
 from ropewalk.attention.extensions import Extension
-from ropewalk.audit.sources import Source, read_source
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.encodings import ENCODINGS, Encoding, Places, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES
@@ -204,7 +204,7 @@ def preset_of(name: str) -> list[dict[str, Any]]:
     return preset_entries(published(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
 
 
-def preset_entries(source: Source, title: str, name: str, longest: int = LONGEST_OPENED) -> list[dict[str, Any]]:
+def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LONGEST_OPENED) -> list[dict[str, Any]]:
     """Return an entry for each rope of a model, named by layer type if there are several.
 
     Tables of methods have targets up to `longest` tokens, and twice the trained length in any case.
@@ -374,12 +374,12 @@ def _pairing_entry(name: str) -> dict[str, Any]:
 
 
 def explorer_data(
-    source: Source | None = None, record: Mapping[str, Any] | None = None, *, site: str | None = None
+    source: Checkpoint | None = None, record: Mapping[str, Any] | None = None, *, site: str | None = None
 ) -> dict[str, Any]:
     """Return everything that the page reads, as JSON values.
 
     **Arguments:**
-    - `source`: a model of `read_source`; its ropes are the first presets.
+    - `source`: a model; its ropes are the first presets.
     - `record`: a document of the doctor; it is the first record.
     - `site`: the folder of the documentation's pages relative to the page; None if there is none.
 
@@ -435,7 +435,7 @@ def page_of(source: str | None = None) -> str:
         record = read_record(Path(source))
         with understood(record):
             return explorer_page(explorer_data(record=record), packed_model())
-    return explorer_page(explorer_data(None if source is None else read_source(source)), packed_model())
+    return explorer_page(explorer_data(None if source is None else Checkpoint.open(source)), packed_model())
 
 
 def _is_record(path: Path) -> bool:

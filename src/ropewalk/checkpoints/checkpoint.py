@@ -1,0 +1,113 @@
+"""The model as given, opened once: its config and its ropes, without its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.decoder_config import NATIVE
+from ropewalk.checkpoints.gguf import foreign_config
+from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.learned import read_alpha
+from ropewalk.checkpoints.load import builds, read_config, write_config
+from ropewalk.checkpoints.sources import display_name, find
+from ropewalk.errors import RopeError
+from ropewalk.families import DECODERS, FAMILIES, Family, family_name
+from ropewalk.models.config import Positions
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.dimensions import head_dim_of
+from ropewalk.rope.hugging_face import text_part
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model as given, without its weights: a path, a name of the hub, or a loaded model.
+
+    - `name`: of its file or folder, for reports. `path`: its location; None for a loaded model.
+    - `config`: the content of its config.json, or an equivalent one for a GGUF file; empty for a loaded model.
+    - `ropes`: by layer type, or by None if there is one rope.
+    - `positions`: of each layer, of a loaded model and of ropewalk's own form; else None.
+    - `alpha`: LeRoPE's learned logarithms, zeros without weights; None for other families.
+    - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.adapters.fast_copy`), or None.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    ropes: Mapping[str | None, RopeConfig]
+    path: Path | None = None
+    positions: Positions | None = None
+    alpha: tuple[float, ...] | None = None
+    dtype_note: str | None = None
+
+    @classmethod
+    def open(cls, source: str | os.PathLike[str]) -> Checkpoint:
+        """Open a config.json, a Hugging Face folder, a .gguf file (its metadata), OWNER/NAME of the hub, or "tiny".
+
+        Raises `RopeError` if the source is missing, the config is not supported, or no layer of the model has a rope.
+        """
+        path = find(source, weights=False)
+        name = display_name(source, path) if path.name != "config.json" else str(source)
+        file = path / "config.json" if path.is_dir() else path
+        ours = file.suffix == ".gguf" and builds(file)
+        if file.suffix == ".gguf":
+            config = write_config(read_config(file)) if ours else foreign_config(GGUFFile(file)).to_dict()
+        else:
+            config = read_json(file)
+        if config.get("model_type") == NATIVE:
+            return cls.of_positions(name, read_config(config).positions, config=config, path=path)
+        alpha = _alpha(config, path)
+        found = cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, alpha=alpha)
+        # config.json has no key for the training status in a GGUF file's metadata
+        return found.known_from(read_config(file).positions) if ours else found
+
+    @classmethod
+    def of_positions(
+        cls, name: str, positions: Positions, *, config: Mapping[str, Any] | None = None, path: Path | None = None
+    ) -> Checkpoint:
+        """Return a model with each distinct rope of its layers by number; raise `RopeError` if there is none."""
+        distinct = list(dict.fromkeys(positions.present_ropes))
+        if not distinct:
+            raise RopeError(
+                "inspect: this model has no rotary embedding in any layer.",
+                facts={"source": name},
+                cure="Choose a model with RoPE.",
+            )
+        ropes = {None if len(distinct) == 1 else f"rope {index}": rope for index, rope in enumerate(distinct)}
+        return cls(name=name, config=config or {}, ropes=ropes, path=path, positions=positions)
+
+    @property
+    def library(self) -> str:
+        """Return the library that computes the model: "ropewalk" or "transformers"."""
+        return "ropewalk" if self.positions or str(self.config.get("model_type")) in DECODERS else "transformers"
+
+    def known_from(self, positions: Positions) -> Checkpoint:
+        """Return the same model with the training status of these ropes (see `RopeConfig.trained`)."""
+        known = {rope: rope for rope in positions.present_ropes}
+        return dataclasses.replace(self, ropes={label: known.get(rope, rope) for label, rope in self.ropes.items()})
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config's text part, with or without a model_type; None if it is unknown."""
+    return FAMILIES.get(family_name(str(text_part(config).get("model_type"))) or "")
+
+
+def has_weights(path: Path | None) -> bool:
+    """Return whether this is a folder with safetensors."""
+    return path is not None and path.is_dir() and any(path.glob("*.safetensors"))
+
+
+def _alpha(config: Mapping[str, Any], path: Path) -> tuple[float, ...] | None:
+    """Return LeRoPE's alpha from the weights in the folder, or zeros if there are none; None for other families."""
+    family = family_of(config)
+    if family is None or family.learned is None:
+        return None
+    return read_alpha(path) if has_weights(path) else (0.0,) * (head_dim_of(text_part(config), family, None) // 2)
+
+
+def ropes_of(config: Mapping[str, Any], alpha: Sequence[float] | None = None) -> dict[str | None, RopeConfig]:
+    """Return the ropes of a Hugging Face config by layer type, {None: rope} for one rope; raise as `from_hf`."""
+    return {label: rope for label, rope in ropes_of_layer_types(config, alpha=alpha).items() if rope is not None}
