@@ -334,6 +334,13 @@ def test_a_block_that_reads_back_otherwise_is_not_written(monkeypatch: pytest.Mo
     assert found.parameters["long_factor"] == pytest.approx([4.0] * 4)
 
 
+def test_a_stated_trained_length_does_not_change_an_unchanged_config() -> None:
+    """`as-is` keeps the config's own number; `plain` writes the trained length."""
+    rope = RopeConfig(8, interleaved=False, max_position_embeddings=2 * TRAINED)
+    stated = [hub_rope((rope,), method, **HOW).max_position_embeddings for method in ("as-is", "plain")]
+    assert stated == [2 * TRAINED, TRAINED]
+
+
 def test_an_extension_in_attention_is_refused_and_kept_natively(tmp_path: Path) -> None:
     """Under any name; --native writes it, ropewalk reads it back, transformers does not."""
     source = checkpoint(tmp_path / "source")

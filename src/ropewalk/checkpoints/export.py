@@ -164,7 +164,7 @@ def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) 
     """
     record, scaled = METHODS.get(method), rope.scaling is not None
     unchanged = record is not None and (record.keeps_own or (record.scaling is None and scaled))
-    own = (rope.max_position_embeddings if scaled else None) or reach.trained
+    own = (rope.max_position_embeddings if scaled or unchanged else None) or reach.trained
     fields = {**llama_fields(rope), "max_position_embeddings": own, "rope_parameters": {}}
     trained = dataclasses.replace(rope, scaling=None, max_position_embeddings=reach.trained, trained=None)
     before, after = (Positions((one,), (None,), (None,)) for one in (trained, rope))
