@@ -166,7 +166,8 @@ def test_output_that_is_not_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
         *(f'doctor tiny --protocol {{"{name}":{value}}}' for name, value in (
             ("seed", 2**63), ("seed", -1), ("stride", 0), ("start_char", HUGE), ("block", 0),
         )),
-        *(f"inspect tiny {option} {value}" for option in ("--target", "--trained-length") for value in (0, HUGE)),
+        *(f"inspect tiny {option} {value}" for option in ("--target", "--trained-length")
+          for value in (0, HUGE, 300 * HUGE)),
         *(f"extend apply tiny --out x {option} {value}" for option in ("--target", "--trained-length", "--length")
           for value in (0, HUGE)),
         *(f"serve-config tiny --engine vllm --method yarn {option}" for option in (
