@@ -25,8 +25,7 @@ SECONDS = 3.0  # of a group
 FIRST = 8192  # tokens of the groups that come first
 PRESET = Preset("gpu", tokens=FIRST, sweep=(FIRST, 131_072, 1024, 64, 16_384, 65_536, 256, 4096))
 TINY = Preset("interpreter", tokens=8, sweep=(8,), heads=2, kv_heads=1, head_dim=16, judged=False)
-PAGE = 16  # tokens of a page of the paged cache
-TOGETHER, APART, PAGED = "ropewalk, rotate_store", "ropewalk, rotate then write", "ropewalk, rotate_store into pages"
+TOGETHER, APART = "ropewalk, rotate_store", "ropewalk, rotate then write"
 TRAINED = "ropewalk, forward and backward"
 
 
@@ -73,7 +72,7 @@ def more_groups(preset: Preset) -> list[Group]:
     """Return the groups that only this step times."""
     shape = rotation.Case(seq=preset.tokens, heads=preset.heads, kv_heads=preset.kv_heads, head_dim=preset.head_dim,
                           dtype=torch.bfloat16, interleaved=False)  # fmt: skip
-    writes: Builds = {"floors": floor_with_values, TOGETHER: stored, PAGED: stored_in_pages, APART: rotated_then_stored}
+    writes: Builds = {"floors": floor_with_values, TOGETHER: stored, APART: rotated_then_stored}
     training: Builds = {
         "floors": two_copies, TRAINED: trained, "transformers": transformers, "torch.compile": compiled,
         "Liger-Kernel": liger,
@@ -104,38 +103,23 @@ def values_of(work: Work) -> list[Tensor]:
 
 def stored(work: Work) -> Contender:
     """Rotate, and write keys and values into a cache whose rows are sequences, in one launch."""
-    return _stored(work, TOGETHER, None)
-
-
-def stored_in_pages(work: Work) -> Contender:
-    """Rotate, and write keys and values into pages, in one launch."""
-    return _stored(work, PAGED, "bshd")
-
-
-def _stored(work: Work, name: str, pages: str | None) -> Contender:
     case, fresh = work.case, values_of(work)
     slots = torch.arange(case.seq, device=work.device)[None]
-    count = -(-case.seq // PAGE)
-    shape = (count, PAGE, case.kv_heads) if pages else (1, case.kv_heads, case.seq)
-    buffers = [[x.new_full((*shape, case.head_dim), torch.nan) for _ in range(2)] for x in fresh]
+    shape = 1, case.kv_heads, case.seq, case.head_dim
+    buffers = [[x.new_full(shape, torch.nan) for _ in range(2)] for x in fresh]
 
     def make(i: int) -> Call:
         (q, k), (keys, values) = work.inputs[i], buffers[i]
-        store = rw.fused.Store(keys, values, fresh[i], slots, pages=pages)
+        store = rw.fused.Store(keys, values, fresh[i], slots)
         return lambda: (rw.fused.rotate_store(q, k, work.cos, work.sin, store, interleaved=case.interleaved)[0], i)
 
     def read(returned: Any) -> tuple[Tensor, ...]:
         q, i = returned
-        keys, values = (_rows(x, case.seq, pages) for x in buffers[i])
-        assert torch.equal(values, fresh[i]), f"{name} writes other values"
+        keys, values = (x.transpose(1, 2) for x in buffers[i])
+        assert torch.equal(values, fresh[i]), "it writes other values"
         return q, keys
 
-    return Contender(name, work.each(make), read)
-
-
-def _rows(buffer: Tensor, seq: int, pages: str | None) -> Tensor:
-    """Return `[1, seq, kv_heads, head_dim]` of a cache."""
-    return buffer.flatten(0, 1)[None, :seq] if pages else buffer.transpose(1, 2)
+    return Contender(TOGETHER, work.each(make), read)
 
 
 def rotated_then_stored(work: Work) -> Contender:

@@ -82,7 +82,6 @@ CASES = {
     "text positions": "rw.positions.text_positions(IDS, 2)",
     "packed positions": "rw.positions.positions_from(torch.tensor([0, 3, 5], device='cpu'), offsets=IDS[:2])",
     "mrope positions": "rw.positions.mrope_positions(torch.tensor([0, 1, 1, 0], device='cpu'), images=[(1, 2, 4)])[0]",
-    "page slots": "rw.positions.page_slots(IDS[None], IDS, 2)",
     "padded positions": "rw.positions.positions_from(offsets=3, max_seqlen=4)",
     **{f"decoder with {name}": f"decoded(MODELS[{name!r}])"
        for name in ("rope", "dynamic", "t5", "relative", "kerple", "fire", "alibi", "sinusoidal")},

@@ -99,7 +99,6 @@ _MOVED = {
     "freqs_cis": "rotation",
     "grid_positions": "positions",
     "mrope_positions": "positions",
-    "page_slots": "positions",
     "positions_from": "positions",
     "qk_norm_rotate": "fused",
     "rotate_store": "fused",

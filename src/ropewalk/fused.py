@@ -17,9 +17,6 @@ from ropewalk.shapes import Float
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
 
-_CACHES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2))
-"""The dtypes of a cache for keys of up to 32 bits."""
-
 
 def qk_norm_rotate(
     q: Float[Tensor, "*batch_seq_heads head_dim"],
@@ -71,7 +68,7 @@ def qk_norm_rotate(
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
         q, k, store = _off_the_buffers(q, k, store)
-    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *([] if store is None else store.tensors()))
+    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()))
     return norm_rotated(module, q, k, cos, sin, turn, Norm(q_weight, k_weight, eps, joint), store)
 
 
@@ -95,20 +92,19 @@ def rotate_store(
 
     **Arguments:**
     - `q`, `k`: queries and keys of one dtype, batch and head_dim.
-    - `store`: a `Store` with the cache's buffers (by sequence or in pages, in the dtype of `k` or a different one), the
-      new values, and each token's slot. Keys are rounded once, to the cache's dtype, without gradients.
+    - `store`: a `Store` with the cache's buffers, the new values, and each token's slot. It takes no gradients.
     - Others: as in `rotate_qk`.
 
     **Returns:** the queries, in new memory, and the buffer of the keys.
     **Raises:** `RopeError` if shapes, dtypes, devices or slots do not fit, and if gradients would be lost.
 
-    >>> pages = torch.zeros(2, 3, 4, 1, 8)  # keys and values: three pages of four tokens, one head
+    >>> buffers = torch.zeros(2, 1, 1, 4, 8)  # keys and values of one row: one head, four tokens
     >>> q, k, v = torch.randn(1, 2, 2, 8), torch.randn(1, 2, 1, 8), torch.ones(1, 2, 1, 8)
     >>> cos, sin = torch.ones(2, 4), torch.zeros(2, 4)
-    >>> store = Store(pages[0], pages[1], v, torch.tensor([[7, 8]]), pages="bshd")  # the end of page 1, the start of 2
+    >>> store = Store(buffers[0], buffers[1], v, torch.tensor([[1, 2]]))  # the second and third token
     >>> _ = rotate_store(q, k, cos, sin, store, interleaved=False)
-    >>> pages[1, :, :, 0, 0].tolist()
-    [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]
+    >>> buffers[1, 0, 0, :, 0].tolist()
+    [0.0, 1.0, 1.0, 0.0]
     """
     turn = Turn(interleaved, scale, False, layout)
     turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks)
@@ -121,7 +117,7 @@ def rotate_store(
         )
     _check_store("rotate_store", q, k, store, layout, [q, k, cos, sin, store.fresh])
     q, k, store = _off_the_buffers(q, k, store)
-    return norm_rotated(choose(q, backend, k, cos, sin, *store.tensors()), q, k, cos, sin, turn, None, store)
+    return norm_rotated(choose(q, backend, k, cos, sin, *store), q, k, cos, sin, turn, None, store)
 
 
 def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, joint: bool, layout: str) -> None:
@@ -148,38 +144,24 @@ def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: f
 
 def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, inputs: list[Tensor]) -> None:
     """Check that the buffers fit these keys and values, that slots are inside them, and that no gradient is lost."""
-    keys, values, fresh, slots, pages, *scales = store
+    keys, values, fresh, slots = store
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise RopeError(
             f"{where}: writing into a cache loses gradients.",
             facts={"q": q, "k": k},
             cure="Decode under torch.no_grad(), or leave `store` out while training.",
         )
-    if pages not in (None, "bshd", "bhsd"):
-        raise RopeError(f"{where}: unknown `pages`.", facts={"pages": pages}, cure='Choose None, "bshd" or "bhsd".')
     sizes = [1, *k.shape] if layout == "thd" else list(k.shape)
     batch, heads, tokens, size = (sizes[i] for i in ((0, 1, 2, 3) if layout == "bhsd" else (0, 2, 1, 3)))
-    at_heads, at_tokens = (2, 1) if pages == "bshd" else (1, 2)
     fit = keys.shape == values.shape and keys.ndim == 4 and fresh.shape == k.shape
-    fit = fit and (keys.shape[at_heads], keys.shape[3]) == (heads, size)
-    fit = fit and (pages is not None or keys.shape[0] == batch) and fresh.dtype == k.dtype
-    fit = fit and values.dtype == keys.dtype and keys.dtype in (_CACHES if k.dtype in _CACHES else {k.dtype})
-    fit = fit and all(x.device == k.device for x in (keys, values, fresh))
+    fit = fit and (keys.shape[0], keys.shape[1], keys.shape[3]) == (batch, heads, size)
+    fit = fit and all(x.dtype == k.dtype and x.device == k.device for x in (keys, values, fresh))
     if not fit:
         raise RopeError(
             f"{where}: the cache's buffers do not fit these keys.",
-            facts={"k": k, "store.keys": keys, "store.values": values, "store.fresh": fresh, "pages": pages},
-            cure="Buffers are [batch, kv_heads, capacity, head_dim], or pages, of the dtype of `k` or a different one; "
-            "`fresh` has the shape and dtype of `k`.",
+            facts={"k": k, "store.keys": keys, "store.values": values, "store.fresh": fresh},
+            cure="Buffers are [batch, kv_heads, capacity, head_dim]; `fresh` has the shape of `k`, and all its dtype.",
         )
-    for scale in scales:
-        right = scale is None or (scale.dtype == torch.float32 and scale.shape in ((1,), (heads,)))
-        if not right or (scale is not None and (scale.device != k.device or k.dtype == torch.float64)):
-            raise RopeError(
-                f"{where}: `key_scale` and `value_scale` must be float32 [kv_heads] or [1]; keys must not be float64.",
-                facts={"scale": scale, "kv_heads": heads, "k": k},
-                cure="The scale divides the values: for float8_e4m3fn pass the largest magnitude / 448.",
-            )
     if overlaps_itself(keys) or overlaps_itself(values):
         raise RopeError(
             f"{where}: an expanded buffer, or one that overlaps itself, cannot be written.",
@@ -192,7 +174,7 @@ def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, in
             facts={"store.keys": keys, "store.values": values},
             cure="Give each its own tensor, or its own slice of one: torch.zeros(2, *shape).",
         )
-    capacity = keys.shape[at_tokens] * (1 if pages is None else keys.shape[0])
+    capacity = keys.shape[2]
     right = slots.dtype == torch.int64 and slots.ndim == 2 and slots.device == k.device
     right = right and slots.shape[0] in (1, batch) and slots.shape[1] == tokens
     if not right or (slots.numel() and int(slots.max()) >= capacity):

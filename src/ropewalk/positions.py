@@ -24,7 +24,6 @@ __all__ = [
     "grid_positions",
     "latent_positions",
     "mrope_positions",
-    "page_slots",
     "positions_for_rank",
     "positions_from",
     "text_positions",
@@ -81,46 +80,6 @@ def positions_from(
     sequence = sequence.clamp(max=ends.shape[0] - 2)
     first = per_row.to(torch.int64)[sequence] if isinstance(per_row, Tensor) else per_row
     return torch.where(within, index - ends[sequence] + first, 0)
-
-
-def page_slots(
-    page_table: Int[Tensor, "batch pages"], position_ids: Int[Tensor, "*batch seq"], page_size: int
-) -> Int[Tensor, "batch seq"]:
-    """Return the slots of tokens in a paged cache, for `Store(pages=...)`.
-
-    **Arguments:**
-    - `page_table`: int32 or int64 `[batch, pages]`, the page numbers of each sequence in order; below 0: no page.
-    - `position_ids`: int32 or int64 `[seq]` or `[batch, seq]`, positions in the sequence; tokens with a position below
-      0 are not stored.
-    - `page_size`: tokens per page.
-
-    **Returns:** int64 `[batch, seq]`: page * page_size + place in the page, or -1 without a page.
-    **Raises:** `RopeError` for other shapes and dtypes, and, outside of compilers, for a position beyond the table.
-
-    >>> page_slots(torch.tensor([[5, 2]]), torch.tensor([0, 3, 4, -1]), page_size=4).tolist()
-    [[20, 23, 8, -1]]
-    """
-    size = as_whole(page_size)
-    right = all(isinstance(x, Tensor) and x.dtype in _INTEGERS for x in (page_table, position_ids))
-    right = right and page_table.ndim == 2 and page_table.shape[1] > 0 and position_ids.ndim in (1, 2)
-    right = right and (position_ids.ndim == 1 or position_ids.shape[0] in (1, page_table.shape[0]))
-    if not right or size is None or size < 1:
-        raise RopeError(
-            "page_slots: `page_table` must be int32 or int64 [batch, pages], `position_ids` [seq] or [batch, seq].",
-            facts={"page_table": page_table, "position_ids": position_ids, "page_size": page_size},
-            cure="Pass the page numbers of each sequence in order, and the number of tokens per page.",
-        )
-    places = position_ids.to(torch.int64).expand(page_table.shape[0], position_ids.shape[-1])
-    if not reasons_for_mathematics(places) and places.is_cpu and bool((places >= size * page_table.shape[1]).any()):
-        raise RopeError(
-            "page_slots: a token is beyond the pages of its sequence.",
-            facts={"position_ids": position_ids, "pages": page_table.shape[1], "page_size": size},
-            cure="Add a page to the sequence first.",
-        )
-    number = torch.div(places, size, rounding_mode="floor")
-    page = page_table.to(torch.int64).gather(1, number.clamp(0, page_table.shape[1] - 1))
-    inside = (places >= 0) & (page >= 0) & (number < page_table.shape[1])
-    return torch.where(inside, page * size + places % size, -1)
 
 
 def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -> Tensor:

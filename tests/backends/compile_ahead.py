@@ -70,8 +70,6 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
     cache = torch.zeros(1, 8, 64, 128, dtype=dtype)
     store = Store(cache, cache, k, positions[None])
     joint = Norm(torch.zeros(32 * 128, dtype=dtype), torch.zeros(8 * 128, dtype=dtype), 1e-6, True)
-    small = torch.zeros(4, 16, 8, 128, dtype=torch.float8_e4m3fn)
-    pages = Store(small, small, k, positions[None], "bshd", torch.ones(1), torch.ones(1))
     return {
         "rotate": lambda: backend.rotate([q, k], cos, cos, turn),
         "rotate a window": lambda: backend.rotate(
@@ -83,7 +81,7 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
         "rotate by positions": lambda: backend.rotate([q, k], positions, positions, turn._replace(phases=True)),
         "norm": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, None),
         "norm into a cache": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, store),
-        "norm of all heads into pages": lambda: backend.norm_rotate(q, k, cos, cos, turn, joint, pages),
+        "norm of all heads into a cache": lambda: backend.norm_rotate(q, k, cos, cos, turn, joint, store),
         "norm backward": lambda: backend.norm_rotate_backward((q, k), q, k, cos, cos, turn, norm),
     }
 

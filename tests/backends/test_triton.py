@@ -222,7 +222,7 @@ def test_compiled_ahead(tmp_path):
     """Compiled for an H100 nothing spills, and accesses of 128 features are 16 bytes wide, of queries and of keys."""
     pytest.importorskip("triton.backends.nvidia.compiler")
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    others = [f"{kernel}, {dtype}, half" for kernel in ("rotate in blocks", "norm of all heads into pages")
+    others = [f"{kernel}, {dtype}, half" for kernel in ("rotate in blocks", "norm of all heads into a cache")
               for dtype in ("bfloat16", "float32")]  # fmt: skip
     windows = ["rotate a window, bfloat16, interleaved", "rotate a window, float32, half"]
     command = [sys.executable, "-m", "tests.backends.compile_ahead", "rotate", "norm", *windows, *others]

@@ -20,8 +20,6 @@ most_regions = 8
 
 _native: Any = compiled.kernels
 _LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
-_DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float8_e4m3fn: 4,
-           torch.float8_e5m2: 5}  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of attention and linear layers
 MOST_KEYS = 1 << 24  # indices of keys are compared as float32
 LAY_OUT_FROM = 256  # queries from which on keys and values are copied head by head, as each 64 queries load all
@@ -62,14 +60,11 @@ def norm_rotate(
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
     q_out = new_like(q)
     k_out = new_like(k) if store is None else store.keys
-    sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out if store is None else _bytes(k_out), k_weight))
+    sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out, k_weight))
     kept: object = None
     if store is not None:
-        sides += ((store.fresh, _bytes(store.values), None),)
+        sides += ((store.fresh, store.values, None),)
         kept = store.slots
-        if not store.is_plain():
-            pages = -1 if store.pages is None else _LAYOUTS[store.pages]
-            kept = (store.slots, pages, _DTYPES[store.keys.dtype], *store.factors())
     joint, eps = (False, 0.0) if norm is None else (norm.joint, norm.eps)
     _native.norm_rotate(*_request(cos, sin, turn, joint), eps, kept, sides)
     return q_out, k_out
@@ -87,11 +82,6 @@ def norm_rotate_backward(
     _native.norm_rotate_backward(*_request(cos, sin, turn.transposed()), norm.eps, sums, sides)
     to_weights = sums.to(weights[0].dtype)
     return results[0], results[1], to_weights[0], to_weights[1]
-
-
-def _bytes(buffer: Tensor) -> Tensor:
-    """Return a cache of 8-bit numbers as the bytes that the kernels take."""
-    return buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
 
 
 def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:

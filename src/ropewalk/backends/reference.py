@@ -42,37 +42,15 @@ def norm_rotate(
     dtype = q.dtype
     if norm is not None:
         q, k = (_normalise(x, weight, norm, turn.layout) for x, weight in ((q, norm.q_weight), (k, norm.k_weight)))
-    if store is not None and not store.is_plain():
-        k = k.to(_compute_dtype(k))
     q, k = (_rotate(x, cos, sin, turn) for x in (q, k))
     if store is None:
         return q.to(dtype), k.to(dtype)
-    for buffer, new, factor in zip((store.keys, store.values), (k, store.fresh), store.factors(), strict=True):
+    for buffer, new in ((store.keys, k), (store.values, store.fresh)):
         new = new[None] if turn.layout == "thd" else new.transpose(1, 2) if turn.layout == "bhsd" else new
-        _keep(buffer, new, factor, store)
+        slots = store.slots.expand(new.shape[:2])
+        rows, columns = (slots >= 0).nonzero(as_tuple=True)
+        buffer[rows, :, slots[rows, columns]] = new[rows, columns].to(buffer.dtype)
     return q.to(dtype), store.keys
-
-
-def _keep(buffer: Tensor, new: Tensor, factor: Tensor | None, store: Store) -> None:
-    """Write `[batch, seq, kv_heads, head_dim]` into a cache's slots, in its dtype."""
-    if factor is not None:
-        new = new.to(_compute_dtype(new)) * factor[:, None]
-    if buffer.dtype.itemsize == 1:
-        largest = torch.finfo(buffer.dtype).max
-        new = new.to(torch.float32).clamp(-largest, largest).to(buffer.dtype).view(torch.uint8)
-        buffer = buffer.view(torch.uint8)
-    slots = store.slots.expand(new.shape[:2])
-    rows, columns = (slots >= 0).nonzero(as_tuple=True)
-    chosen, places = new[rows, columns].to(buffer.dtype), slots[rows, columns]
-    if store.pages is None:
-        buffer[rows, :, places] = chosen
-        return
-    size = buffer.shape[1 if store.pages == "bshd" else 2]
-    page, place = places // size, places % size
-    if store.pages == "bshd":
-        buffer[page, place] = chosen
-    else:
-        buffer[page, :, place] = chosen
 
 
 def broadcast_rows(cos: Tensor, layout: str) -> Tensor:

@@ -55,15 +55,10 @@ class Norm(NamedTuple):
 class Store(NamedTuple):
     """A cache's buffers, to which rotated keys and unchanged values are written.
 
-    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, with any strides except 1 for the features. The dtype
-      is that of the new keys, or float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 (float64 only for float64).
+    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]` in the dtype of the new keys, with any strides except 1
+      for the features.
     - `fresh`: the new values, of the shape of the new keys in the call's layout.
     - `slots`: int64 `[batch or 1, seq]` (thd: `[1, tokens]`), each token's place, below capacity; below 0 is skipped.
-    - `pages`: the buffers are pages that all sequences share: "bshd" `[pages, page_size, kv_heads, head_dim]` (vLLM,
-      flash-attention), or "bhsd" `[pages, kv_heads, page_size, head_dim]`. A slot is then page * page_size + place;
-      `page_slots` computes it from a page table. None: each sequence has its own row.
-    - `key_scale`, `value_scale`: float32 `[kv_heads]` or `[1]`, above 0: numbers are divided by it, then rounded once;
-      numbers beyond the range of 8 bits become the largest one. None: 1.
 
     >>> import torch, ropewalk as rw
     >>> buffers = torch.zeros(2, 1, 2, 16, 4)  # keys and values of one row: two heads, 16 tokens
@@ -79,26 +74,6 @@ class Store(NamedTuple):
     values: Tensor
     fresh: Tensor
     slots: Tensor
-    pages: str | None = None
-    key_scale: Tensor | None = None
-    value_scale: Tensor | None = None
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors."""
-        parts = (self.keys, self.values, self.fresh, self.slots, self.key_scale, self.value_scale)
-        return [part for part in parts if part is not None]
-
-    def is_plain(self) -> bool:
-        """Return whether each sequence has its own row in the keys' dtype, without scales."""
-        scaled = self.key_scale is not None or self.value_scale is not None
-        return self.pages is None and not scaled and self.keys.dtype == self.fresh.dtype
-
-    def factors(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the factors of keys and of values, float32 `[kv_heads]` each, or None."""
-        heads = self.keys.shape[2 if self.pages == "bshd" else 1]
-        scales = (self.key_scale, self.value_scale)
-        key, value = (None if scale is None else (1.0 / scale).expand(heads).contiguous() for scale in scales)
-        return key, value
 
 
 class Bounds(NamedTuple):

@@ -69,16 +69,11 @@ def norm_rotate(
     kept = (q, q, q) if store is None else (store.slots, store.fresh, store.values)
     eps, joint = (None, False) if norm is None else (norm.eps, norm.joint)
     norms = [_joint_norms(x, turn.layout, norm.eps) for x in (q, k)] if norm is not None and joint else [q, k]
-    factors = _factors(q, store)
-    others = (turn, eps, joint) if store is None else (turn, eps, joint, store.pages, len(factors[0].shape))
+    others = (turn, eps, joint)
     key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, others)
     plans = _plans()
     plan = plans.planned(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store, joint=joint))
-    q_out, k_out = outs
-    values = kept[2]
-    if k_out.dtype.itemsize == 1:
-        k_out, values = k_out.view(torch.uint8), values.view(torch.uint8)
-    plan(q, k, q_out, k_out, cos, sin, *weights, *kept[:2], values, *norms, *factors)
+    plan(q, k, *outs, cos, sin, *weights, *kept, *norms)
     return outs
 
 
@@ -87,18 +82,6 @@ def _joint_norms(x: Tensor, layout: str, eps: float) -> Tensor:
     wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     means = wide.square().mean((-3, -1) if layout == "bhsd" else (-2, -1))
     return torch.rsqrt(means + eps).contiguous()
-
-
-def _factors(q: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
-    """Return the factors of keys and values of each head; tensors of other dimensions if there are none."""
-    if store is None or (store.key_scale is None and store.value_scale is None):
-        return q, q
-    heads = store.keys.shape[2 if store.pages == "bshd" else 1]
-    keys, values = (
-        torch.ones(heads, dtype=torch.float32, device=q.device) if factor is None else factor
-        for factor in store.factors()
-    )
-    return keys, values
 
 
 def norm_rotate_backward(

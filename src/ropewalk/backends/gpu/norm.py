@@ -49,66 +49,22 @@ def load_weight_of(weight, heads, mask, SECTION: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def slot_rows(batch, heads, slot, strides, C: tl.constexpr):
-    """Return `row_offsets` of a cache; a slot of a paged one counts through all its pages."""
-    if C.page > 0:
-        rows = slot // C.page * strides[0] + slot % C.page * strides[1]
-        rows = rows[None, :, None] + heads[:, None, None].to(tl.int64) * strides[2]
-    else:
-        rows = row_offsets(batch, heads, slot, strides, C)
-    return rows
-
-
-@triton.jit
-def in_8_bits(x, EXPONENT: tl.constexpr, FRACTION: tl.constexpr):
-    """Round float32 to 8-bit floats (OCP), ties to even; numbers that are too large become the largest."""
-    DROP: tl.constexpr = 23 - FRACTION
-    BIAS: tl.constexpr = (1 << (EXPONENT - 1)) - 1
-    LARGEST: tl.constexpr = 0x7E if EXPONENT == 4 else 0x7B
-    REBIAS: tl.constexpr = (127 - BIAS) << 23
-    COUNTER: tl.constexpr = (151 - BIAS - FRACTION) << 23
-    bits = x.to(tl.int32, bitcast=True)
-    rest = bits & 0x7FFFFFFF
-    normal = (rest - REBIAS + ((1 << (DROP - 1)) - 1) + ((rest >> DROP) & 1)) >> DROP
-    counter = tl.full([1, 1, 1], COUNTER, tl.int32)
-    count = rest.to(tl.float32, bitcast=True) + counter.to(tl.float32, bitcast=True)
-    small = tl.where(rest >= (128 - BIAS) << 23, normal, count.to(tl.int32, bitcast=True) - counter)
-    small = tl.where(rest >= REBIAS + (LARGEST << DROP), LARGEST, small)
-    small = tl.where(rest > 0x7F800000, 0x7F, small)
-    return (small | ((bits >> 24) & 0x80)).to(tl.uint8)
-
-
-@triton.jit
-def for_cache(x, factors, heads, mask, C: tl.constexpr):
-    """Return a tile as its cache stores it, except for the last rounding to 16 bits."""
-    if C.scaled:
-        inside = tl.max(tl.max(mask.to(tl.int32), axis=2), axis=1) > 0
-        factor = tl.load(factors + heads, mask=inside, other=1.0)
-        x = x.to(C.compute) * factor[:, None, None].to(C.compute)
-    if len(C.bits_of) > 0:
-        x = in_8_bits(x.to(tl.float32), C.bits_of[0], C.bits_of[1])
-    return x
-
-
-@triton.jit
-def store_values(
-    fresh, values, factors, slot, batch, heads, tokens, mask, fresh_strides, value_strides, C: tl.constexpr
-):
+def store_values(fresh, values, slot, batch, heads, tokens, mask, fresh_strides, value_strides, C: tl.constexpr):
     """Write whole rows of the new values into their tokens' slots."""
     BLOCK: tl.constexpr = C.block_head
     feature = tl.arange(0, BLOCK)[None, None, :]
     inside = mask & (feature < C.head_dim)
     rows = row_offsets(batch, heads, tokens, fresh_strides, C)
     value = tl.load(fresh + rows + feature * fresh_strides[3], mask=inside)
-    rows = slot_rows(batch, heads, slot, value_strides, C)
-    value = narrowed(for_cache(value, factors, heads, mask, C), values, C)
+    rows = row_offsets(batch, heads, slot, value_strides, C)
+    value = narrowed(value, values, C)
     tl.store(values + rows + feature * value_strides[3], value, mask=inside)
 
 
 @triton.jit
 def norm_rotate_tile(
     x, out, cos, sin, weight, index, group, length, x_strides, out_strides, table_strides, cos_scale, sin_scale, eps,
-    slots, fresh, values, norms, factors, value_factors, slot_strides, fresh_strides, value_strides,
+    slots, fresh, values, norms, slot_strides, fresh_strides, value_strides,
     STORED: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate a tile of queries or keys; with STORED its rows and the values go to their tokens' slots."""
@@ -137,9 +93,8 @@ def norm_rotate_tile(
     if STORED:
         places = tl.load(slots + batch * slot_strides[0] + tokens * slot_strides[1], mask=tokens < length, other=-1)
         mask = mask & (places >= 0)[None, :, None]
-        store_values(fresh, values, value_factors, places, batch, heads, tokens, mask, fresh_strides, value_strides, C)
-        out_rows = slot_rows(batch, heads, places, out_strides, C)
-        a, b = for_cache(a, factors, heads, mask, C), for_cache(b, factors, heads, mask, C)
+        store_values(fresh, values, places, batch, heads, tokens, mask, fresh_strides, value_strides, C)
+        out_rows = row_offsets(batch, heads, places, out_strides, C)
     else:
         out_rows = row_offsets(batch, heads, places, out_strides, C)
     store_pairs(out, out_rows, out_strides[3], mask, a, b, 0, C)
@@ -148,16 +103,13 @@ def norm_rotate_tile(
         if C.normed:
             first, second = load_weight_of(weight, heads, mask, section, C)
             u, v = u.to(C.compute) * reciprocal * first, v.to(C.compute) * reciprocal * second
-        if STORED:
-            u, v = for_cache(u, factors, heads, mask, C), for_cache(v, factors, heads, mask, C)
         store_pairs(out, out_rows, out_strides[3], mask, u, v, section, C)
 
 
 @triton.jit(do_not_specialize=["length"])
 def norm_rotate_kernel(
-    q, k, q_out, k_out, cos, sin, q_weight, k_weight, slots, fresh, values, q_norms, k_norms, key_factors,
-    value_factors, length, q_strides, k_strides,
-    q_out_strides, k_out_strides, table_strides, slot_strides, fresh_strides, value_strides,
+    q, k, q_out, k_out, cos, sin, q_weight, k_weight, slots, fresh, values, q_norms, k_norms, length,
+    q_strides, k_strides, q_out_strides, k_out_strides, table_strides, slot_strides, fresh_strides, value_strides,
     cos_scale: tl.float64, sin_scale: tl.float64, eps: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr,
     K_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -169,14 +121,14 @@ def norm_rotate_kernel(
     if index < Q_TILES:
         norm_rotate_tile(
             q, q_out, cos, sin, q_weight, index, group, length, q_strides, q_out_strides, table_strides, cos_scale,
-            sin_scale, eps, slots, fresh, values, q_norms, key_factors, value_factors, slot_strides, fresh_strides,
-            value_strides, False, C, Q_TILE,
+            sin_scale, eps, slots, fresh, values, q_norms, slot_strides, fresh_strides, value_strides,
+            False, C, Q_TILE,
         )  # fmt: skip
     else:
         norm_rotate_tile(
             k, k_out, cos, sin, k_weight, index - Q_TILES, group, length, k_strides, k_out_strides, table_strides,
-            cos_scale, sin_scale, eps, slots, fresh, values, k_norms, key_factors, value_factors, slot_strides,
-            fresh_strides, value_strides, C.stored, C, K_TILE,
+            cos_scale, sin_scale, eps, slots, fresh, values, k_norms, slot_strides, fresh_strides, value_strides,
+            C.stored, C, K_TILE,
         )  # fmt: skip
 
 

@@ -40,8 +40,6 @@ class Constants(NamedTuple):
     - `group`: tokens of the tiles that run next to each other.
     - `of_heads`: tables differ between heads. `repeat`: see `table_rows`. `phases`: positions instead of tables.
     - `normed`, `stored`: with RMSNorm, into a cache. `joint`: one norm over all heads of a token.
-    - `page`: tokens of a page of that cache, 0 if each sequence has its own row; `scaled`: keys and values are
-      multiplied by a factor of their head. `bits_of`: exponent and fraction of its 8-bit numbers, () for others.
     - `align`, `table_align`: powers of two that divide the strides between rows.
     - `compute`: dtype of the arithmetic. `interpreted`: in numpy.
     """
@@ -63,9 +61,6 @@ class Constants(NamedTuple):
     normed: bool
     stored: bool
     joint: bool
-    page: int
-    scaled: bool
-    bits_of: tuple[int, ...]
     align: int
     table_align: int
     compute: tl.dtype
@@ -175,32 +170,18 @@ def norm_plan(
         "fresh_strides": (0, 0, 0, 0),
         "value_strides": (0, 0, 0, 0),
         "eps": 0.0 if eps is None else float(eps),
-        "C": constants._replace(normed=eps is not None, stored=store is not None, joint=joint, **_cache(store)),
+        "C": constants._replace(normed=eps is not None, stored=store is not None, joint=joint),
         "Q_TILE": tiles[0],
         "K_TILE": tiles[1],
     }
     if store is not None:
-        values["k_out_strides"] = token_strides(store.keys, store.pages or "bhsd")
-        values["value_strides"] = token_strides(store.values, store.pages or "bhsd")
+        values["k_out_strides"] = token_strides(store.keys, "bhsd")
+        values["value_strides"] = token_strides(store.values, "bhsd")
         values["fresh_strides"] = token_strides(store.fresh, turn.layout)
         values["slot_strides"] = _position_strides(store.slots)[:2]
     return LaunchPlan(
         norm_rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block)
     )
-
-
-_BITS_OF = {torch.float8_e4m3fn: (4, 3), torch.float8_e5m2: (5, 2)}
-
-
-def _cache(store: Store | None) -> dict[str, Any]:
-    """Return the constants of a cache that a kernel is compiled for."""
-    if store is None:
-        return {}
-    return {
-        "page": 0 if store.pages is None else store.keys.shape[1 if store.pages == "bshd" else 2],
-        "scaled": store.key_scale is not None or store.value_scale is not None,
-        "bits_of": _BITS_OF.get(store.keys.dtype, ()),
-    }
 
 
 def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> LaunchPlan:
@@ -273,9 +254,6 @@ def _constants(
         normed=True,
         stored=False,
         joint=False,
-        page=0,
-        scaled=False,
-        bits_of=(),
         align=math.gcd(16, *between_rows),
         table_align=math.gcd(16, *strides),
         compute=tl.float64 if x.dtype == torch.float64 else tl.float32,
