@@ -30,6 +30,7 @@ class Checkpoint:
     - `name`: of its file or folder, for reports. `path`: its location; None for a loaded model.
     - `config`: the content of its config.json, or an equivalent one for a GGUF file; empty for a loaded model.
     - `ropes`: by layer type, or by None if there is one rope.
+    - `arch`: of a GGUF file, as in its metadata; else None.
     - `positions`: of each layer, of a loaded model and of ropewalk's own form; else None.
     - `alpha`: LeRoPE's learned logarithms, zeros without weights; None for other families.
     - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.adapters.fast_copy`), or None.
@@ -39,6 +40,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     ropes: Mapping[str | None, RopeConfig]
     path: Path | None = None
+    arch: str | None = None
     positions: Positions | None = None
     alpha: tuple[float, ...] | None = None
     dtype_note: str | None = None
@@ -52,22 +54,23 @@ class Checkpoint:
         path = find(source, weights=False)
         name = display_name(source, path) if path.name != "config.json" else str(source)
         file = path / "config.json" if path.is_dir() else path
-        ours = file.suffix == ".gguf" and builds(file)
-        if file.suffix == ".gguf":
-            config = write_config(read_config(file)) if ours else foreign_config(GGUFFile(file)).to_dict()
-        else:
+        gguf = None if file.suffix == ".json" else GGUFFile(file)
+        ours = gguf is not None and builds(file)
+        if gguf is None:
             config = read_json(file)
+        else:
+            config = write_config(read_config(file)) if ours else foreign_config(gguf).to_dict()
+        arch = None if gguf is None else str(gguf.metadata.get("general.architecture"))
         if config.get("model_type") == NATIVE:
-            return cls.of_positions(name, read_config(config).positions, config=config, path=path)
+            own = cls.of_positions(name, read_config(config).positions)
+            return dataclasses.replace(own, config=config, path=path, arch=arch)
         alpha = _alpha(config, path)
-        found = cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, alpha=alpha)
+        found = cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, arch=arch, alpha=alpha)
         # config.json has no key for the training status in a GGUF file's metadata
         return found.known_from(read_config(file).positions) if ours else found
 
     @classmethod
-    def of_positions(
-        cls, name: str, positions: Positions, *, config: Mapping[str, Any] | None = None, path: Path | None = None
-    ) -> Checkpoint:
+    def of_positions(cls, name: str, positions: Positions) -> Checkpoint:
         """Return a model with each distinct rope of its layers by number; raise `RopeError` if there is none."""
         distinct = list(dict.fromkeys(positions.present_ropes))
         if not distinct:
@@ -77,7 +80,7 @@ class Checkpoint:
                 cure="Choose a model with RoPE.",
             )
         ropes = {None if len(distinct) == 1 else f"rope {index}": rope for index, rope in enumerate(distinct)}
-        return cls(name=name, config=config or {}, ropes=ropes, path=path, positions=positions)
+        return cls(name=name, config={}, ropes=ropes, positions=positions)
 
     @property
     def library(self) -> str:

@@ -131,7 +131,7 @@ def prepare(
                 continue
         protocol, texts_used = _protocol(reader, settings, texts, trained, target)
         work = plan(reader, protocol, _methods(model, reader, settings, protocol, engine))
-        runs = _runs(model, work, engine)
+        runs = _runs(model, source, work, engine)
         work = _ordered(work, runs)
         windows = take_windows(texts_used.tokens, protocol)
         design = None
@@ -249,12 +249,12 @@ def _methods(
     return [*default_methods(reader.positions, reach), PYTHON_ONLY]
 
 
-def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:
+def _runs(model: object, opened: Checkpoint, work: Plan, engine: str | None) -> frozenset[str]:
     """Return the methods of a plan that the engine can run."""
     protocol, source = work.protocol, None
     if isinstance(model, str | Path) and engine in ENGINES:
         with suppress(RopeError):  # ropewalk's own folders
-            source = Served.open(model, protocol.trained_length)
+            source = Served.open(model, protocol.trained_length, opened)
     if source is None:
         return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work)) is None)
     reach = Reach(protocol.trained_length, protocol.target)

@@ -9,15 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ropewalk.atomic_io import read_json
 from ropewalk.attachment.layers import attends, rope_fields
-from ropewalk.checkpoints.decoder_config import half_split_rope
-from ropewalk.checkpoints.export import llama_fields
-from ropewalk.checkpoints.gguf import foreign_config, read_gguf_config
-from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf_writer import WRITTEN, architecture_of
-from ropewalk.checkpoints.load import builds, read_config
-from ropewalk.checkpoints.sources import find, is_hub_name
+from ropewalk.checkpoints.load import read_config
+from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settled_by_length
@@ -57,22 +53,15 @@ class Served:
     branches: bool
 
     @classmethod
-    def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> Served:
-        path, arch, nested = find(model, weights=False), None, False
-        is_gguf = path.is_file() and path.suffix != ".json"
-        if is_gguf:
-            arch = str(GGUFFile(path).metadata.get("general.architecture"))
-        if is_gguf and builds(path):
-            stated = half_split_rope(main_rope(read_gguf_config(path).ropes))
-            ropes: dict[str | None, RopeConfig | None] = {None: stated}
-            content = {} if stated is None else llama_fields(stated)
-        else:
-            content = (
-                foreign_config(GGUFFile(path)).to_dict()
-                if is_gguf
-                else read_json(path if path.is_file() else path / "config.json")
-            )
-            ropes, nested = ropes_by_block(content)
+    def open(
+        cls, model: str | os.PathLike[str], trained_length: int | None, opened: Checkpoint | None = None
+    ) -> Served:
+        opened = opened or Checkpoint.open(model)
+        content, path = opened.config, opened.path
+        assert path is not None
+        ropes, nested = ropes_by_block(content)
+        known = {rope: rope for rope in opened.ropes.values()}  # with the training status of a GGUF file's metadata
+        ropes = {label: rope and known.get(rope, rope) for label, rope in ropes.items()}
         whole = Positions(tuple(ropes.values()), (None,) * len(ropes), (None,) * len(ropes))
         stated = main_rope(whole.ropes)
         ropes = dict(zip(ropes, settled_by_length(whole, trained_length).ropes, strict=True))
@@ -117,7 +106,7 @@ class Served:
             parts=_parts(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
             trained=trained,
             stated_length=None if stated is None or is_unsettled(stated) else stated.trained_length,
-            arch=arch,
+            arch=opened.arch,
             path=path,
             model_type=model_type,
             branches=family is not None and bool(family.block_of),
