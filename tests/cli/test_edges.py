@@ -185,4 +185,4 @@ def test_a_value_out_of_range_is_refused(command: str, capsys: pytest.CaptureFix
     error = capsys.readouterr().err
     assert "Traceback" not in error
     word = re.findall(r'[{"-]([a-z][a-z-]+)', command)[-1].replace("-", "_")
-    assert word in error or command.split()[-1] in error or "factor 1e300" in command
+    assert word in error.replace("-", "_") or command.split()[-1] in error or "factor 1e300" in command
