@@ -275,7 +275,9 @@ def test_nobody_is_told_to_change_what_a_model_was_trained_with() -> None:
 
 def test_a_text_config_is_followed() -> None:
     """Multimodal configs hold the language model one level down."""
-    assert codes({"model_type": "some_vl", "text_config": changed(LLAMA31, {"factor": 8.0})}) == ["factor-vs-lengths"]
+    text = changed(LLAMA31, {"factor": 8.0})
+    for parts in ({"text_config": text}, {"language_config": text}, {"thinker_config": {"text_config": text}}):
+        assert codes({"model_type": "some_vl", **parts}) == ["factor-vs-lengths"]
 
 
 def test_a_clean_config_is_clean() -> None:

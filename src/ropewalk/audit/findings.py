@@ -11,6 +11,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS, FAMILIES, family_name
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.layer_types import window_of_layer_type
 
 
@@ -141,15 +142,9 @@ class Block:
 Trap = Callable[[Block], Finding | None]
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a config."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
-
-
 def blocks(config: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the rope blocks of a config: `rope_parameters` or `rope_scaling`, flat or one for each layer type."""
-    text = text_config(config)
+    text = text_part(config)
     written = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(written, Mapping):
         written = {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.tables import TablesForward
 from ropewalk.audit.causes import Ropes, largest_error
-from ropewalk.audit.findings import SEVERITIES, Finding, text_config
+from ropewalk.audit.findings import SEVERITIES, Finding
 from ropewalk.audit.live import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
 from ropewalk.audit.problems import (
     Problem,
@@ -26,6 +26,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.hugging_face import text_part
 
 _UNDESCRIBED = ("MusicFlamingoRotaryEmbedding",)  # its angles are products of two times, not of positions
 
@@ -184,7 +185,7 @@ def _model_type(config: Any) -> str:
 
 def _text_part(config: Any) -> Any:
     if isinstance(config, Mapping):
-        return text_config(config)
+        return text_part(config)
     part = getattr(config, "get_text_config", None)
     return part(decoder=True) if callable(part) else config
 

@@ -7,17 +7,18 @@ from typing import Any
 
 from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import Audit, audit
-from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of_positions, text_config
+from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of_positions
 from ropewalk.audit.traps import lint
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
 from ropewalk.rope.config import indexer_rope
+from ropewalk.rope.hugging_face import text_part
 
 
 def layers_of(model: Checkpoint) -> dict[str | None, Layers]:
     """Return the layers of each rope of a checkpoint."""
     if model.positions is not None:
         return {label: layers_of_positions(model.positions, rope) for label, rope in model.ropes.items()}
-    return {label: layers_of_config(text_config(model.config), label) for label in model.ropes}
+    return {label: layers_of_config(text_part(model.config), label) for label in model.ropes}
 
 
 def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:

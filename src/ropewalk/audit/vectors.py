@@ -19,13 +19,13 @@ import numpy.typing as npt
 import torch
 
 from ropewalk.atomic_io import as_path, check_output, write_output
-from ropewalk.audit.findings import text_config
 from ropewalk.audit.wording import CASES, PAIRINGS
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.optional import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.tables import angle_of
 
 FORMAT, VERSION = "rope-vectors", 1
@@ -106,7 +106,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
     ['inv_freq', 'cos_sin', 'cos_sin']
     """
     read = Checkpoint.open(source)
-    text = text_config(read.config)
+    text = text_part(read.config)
     ropes = sorted(read.ropes.items(), key=lambda item: item[0] != "full_attention")
     tensors: dict[str, Array] = {}
     cases: list[dict[str, Any]] = []

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.audit.findings import text_config
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import Array, frequencies, main_rope, opened, theta_of
 from ropewalk.figures.style import (
@@ -28,6 +27,7 @@ from ropewalk.figures.style import (
 )
 from ropewalk.methods import Reach, method_named, unscaled
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.scaling import Scaling
 from ropewalk.rope.values import check_whole
 
@@ -374,7 +374,7 @@ def wavelengths_numbers(configs: Any) -> dict[str, Any]:
     for config in listed(configs):
         source = opened(config)
         main = main_rope(source)
-        window = text_config(source.config).get("sliding_window")
+        window = text_part(source.config).get("sliding_window")
         for layer_type, rope in sorted(source.ropes.items(), key=lambda item: item[0] != "full_attention"):
             trained = rope.trained_length or lengths(rope)[0]
             local = layer_type == "sliding_attention" and isinstance(window, int)
