@@ -63,7 +63,7 @@ def test_every_extra_that_an_error_names_exists() -> None:
         for value in [*call.args[call.func.id == "need" :], *(keyword.value for keyword in call.keywords)]
         if isinstance(value, ast.Constant)
     }
-    assert named >= {"cli", "doctor", "figures", "tune"}
+    assert named >= {"cli", "doctor", "figures"}
     assert named - set(PROJECT["project"]["optional-dependencies"]) == set()
 
 

@@ -7,8 +7,6 @@ import dataclasses
 import inspect
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,44 +214,15 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path, changes: dict[str, Any]
         diagnose(**{"state": tmp_path, **changes})
 
 
-SCRIPT = """
-import json, sys
-import torch
-torch.set_num_threads(1)
-from tests.diagnosis.test_diagnosis import diagnose
-found = diagnose(sys.argv[1], resume=True, workers=1, methods="pi,ntk,dca", windows=3,
-                 text=[("story", "So it goes. " * 60)])
-print(json.dumps(found.to_json()["methods"]))
-"""
-
-
-def test_two_processes_share_one_run(tmp_path: Path) -> None:
-    """Every job is measured once, by either, and both give the same document."""
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert json.loads(outputs[0]) == json.loads(outputs[1])
-    files = list((tmp_path / "losses" / "results").iterdir())
-    jobs = [json.loads(line)["job"] for file in files for line in file.read_text().splitlines()]
-    assert len(jobs) == len(set(jobs)) == 3 * sum(method["same_as"] is None for method in json.loads(outputs[0]))
-    assert list((tmp_path / "losses" / "leases").iterdir()) == []
-
-
-def test_a_run_that_others_are_at_is_not_begun_again(tmp_path: Path) -> None:
-    """It may be joined."""
+def test_a_run_at_work_is_not_begun_again(tmp_path: Path) -> None:
+    """A second run on the same results is refused, also one that resumes."""
     settings = settings_of(target=64, text=TEXT, methods="pi", windows=1, state=tmp_path)
     run = prepare(model(), settings)
-    with run.at_work():
-        with pytest.raises(RopeError, match="another process is computing these results"):
+    with run.ledger.at_work():
+        with pytest.raises(RopeError, match="another run is computing these results"):
             prepare(model(), settings)
-        assert prepare(model(), dataclasses.replace(settings, resume=True)).resumed == 0
+        with pytest.raises(RopeError, match="another run is computing these results"):
+            prepare(model(), dataclasses.replace(settings, resume=True)).measure(False)
     prepare(model(), settings)
 
 
