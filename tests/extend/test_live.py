@@ -75,8 +75,9 @@ def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
         extend.apply(random_model("gemma2"), tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
     with pytest.raises(RopeError, match="only ropewalk's own families"):
         extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="yarn", target=128, native=True))
-    with pytest.raises(RopeError, match="has no block of rope parameters"):
-        extend.apply(random_model("gptj"), tmp_path / "out", extend.ApplySettings(method="pi", target=256))
+    gptj = random_model("gptj", n_embd=32, n_head=4, n_layer=2, rotary_dim=4, max_position_embeddings=64)
+    with pytest.raises(RopeError, match="rotation cannot be replaced"):
+        extend.apply(gptj, tmp_path / "out", extend.ApplySettings(method="pi", target=256))
     assert not (tmp_path / "out").exists()
 
 

@@ -44,8 +44,7 @@ Each family was built small and with random weights. *Exact* means, under `rw.at
 
 The last two columns show how far the logits move after a shift of all positions by 1,000,000: in the model itself,
 and attached. The medians are {before:.0e} and {after:.0e}. If they move as far when attached, the model also uses
-positions outside the rotation, as Ministral 3's attention scale and DeepSeek-V4's compressed entries do. RoFormer
-counts tokens itself and ignores `position_ids`. GPT-J and CodeGen have no rows that far.
+positions outside the rotation, as Ministral 3's attention scale and DeepSeek-V4's compressed entries do.
 
 """
 

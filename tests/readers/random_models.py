@@ -41,9 +41,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 8, **_EXPERTS},
     "exaone4": _SLIDING,
     "nemotron": {},
-    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 64},
-    "codegen": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 64},
-    "roformer": {"is_decoder": True, "embedding_size": 32, "max_position_embeddings": 64},
     "nanochat": {},
 }  # fmt: skip
 

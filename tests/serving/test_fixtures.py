@@ -228,7 +228,7 @@ def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any
         assert "override" not in " ".join(found.steps)
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "gemma2", "starcoder2", "gptj", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma2", "starcoder2", "deepseek_v3"])
 def test_apply_and_serve_config_have_one_rule(family: str, tmp_path: Path) -> None:
     """Both write, or both refuse with the same reason; where Python is the cure, `attach` applies the method."""
     source = folder_of(family, tmp_path / "source")
@@ -243,3 +243,13 @@ def test_apply_and_serve_config_have_one_rule(family: str, tmp_path: Path) -> No
     assert ("rw.attach" in served.cure) == ("rw.attach" in caught.value.cure)
     if "rw.attach" in served.cure:
         attach(random_model(family), "yarn", target=128).detach()
+
+
+def test_the_cure_is_not_attach_where_attach_refuses(tmp_path: Path) -> None:
+    """GPT-J has no block, and its attention looks its tables up."""
+    shape = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 64}
+    served = tried(folder_of("gptj", tmp_path / "source", **shape), "transformers", "yarn")
+    assert isinstance(served, RopeError)
+    assert served.cure == "Leave out --method, to serve the model unchanged."
+    with pytest.raises(RopeError, match="attach: the attention of gptj looks up the tables itself"):
+        attach(random_model("gptj", **shape), "yarn", target=256)

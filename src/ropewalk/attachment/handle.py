@@ -242,7 +242,7 @@ class Attachment:
         for rotary in self._modules:
             self._kept.append(Replaced(rotary.module, _MARK, self))
             self._forwards.append(TablesForward(self._length, self._layouts.forget))
-            self._kept.append(rotary.replaced(self._forwards[-1]))
+            self._kept.append(replace_forward(rotary.module, self._forwards[-1]))
         whole = need("transformers", extra="transformers").PreTrainedModel
         for module in self.model.modules():  # not peft's wrapper, which writes adapters and no config of the model
             if isinstance(module, whole) and text_config_of(module) is self._config:

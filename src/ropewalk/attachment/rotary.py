@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from ropewalk.attachment.layers import alpha_of, belongs_to, tensor_of
 from ropewalk.attachment.tables import (
     LayerTables,
-    LookedUp,
     TablesForward,
     layer_types_of,
     learned_format,
-    table_format,
 )
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
@@ -32,22 +30,11 @@ _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep
 
 @dataclass(frozen=True)
 class RotaryModule:
-    """One rotary module of a live model: its name in the model, and its own tables of each layer type.
-
-    `looked_up`: the name of the module's tensor with the tables of all positions; None: its forward computes them.
-    """
+    """One rotary module of a live model: its name in the model, and its own tables of each layer type."""
 
     name: str
     module: nn.Module
     tables: Mapping[str | None, LayerTables]
-    looked_up: str | None = None
-
-    def replaced(self, forward: TablesForward) -> Replaced:
-        """Replace the module's own tables by these."""
-        if self.looked_up is None:
-            return replace_forward(self.module, forward)
-        tensors = _tensors(self.module, self.looked_up)
-        return Replaced(self.module, self.looked_up, LookedUp(forward, tensors, self.looked_up))
 
 
 def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
@@ -58,9 +45,11 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
     ropes = ropes_of_layer_types(config, alpha=alpha_of(model, config))
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     if family is not None and family.looked_up is not None:
-        rope = _rope_of(None, ropes, family.looked_up)
-        assert rope is not None, "such a family has one rope"
-        return _modules_with_tables(model, family.looked_up, rope)
+        raise RopeError(
+            f"attach: the attention of {config.model_type} looks up the tables itself, so they cannot be replaced.",
+            facts={"model": type(model).__name__, "tensor": family.looked_up},
+            cure="Use the model without attaching it.",
+        )
     modules = [
         _module_with_forward(name, module, ropes)
         for name, module in model.named_modules()
@@ -165,31 +154,6 @@ class Replaced:
 def replace_forward(module: nn.Module, forward: object) -> Replaced:
     """Replace the forward of this instance; if a hook of accelerate wraps it, replace it under the hook."""
     return Replaced(module, _UNDER_HOOK if _UNDER_HOOK in vars(module) else _FORWARD, forward)
-
-
-def _modules_with_tables(model: nn.Module, path: str, rope: RopeConfig) -> tuple[RotaryModule, ...]:
-    """Return each module of the model with a table, at the end of `path`.
-
-    **Raises:** `RopeError` for a table with rows that are not the sines and cosines of `rope`.
-    """
-    *inner, own = path.split(".")
-    modules = []
-    for name, module in model.named_modules():
-        holder: nn.Module | None = module
-        for part in inner:
-            holder = None if holder is None else holder._modules.get(part)
-        table = None if holder is None else _tensors(holder, own).get(own)
-        if holder is not None and isinstance(table, Tensor):
-            where = f"{name}.{path}".lstrip(".")
-            form = table_format(table, rope, where)
-            tables: dict[str | None, LayerTables] = {None: LayerTables(rope, form, rope.num_axes, rope.pairs)}
-            modules.append(RotaryModule(where, holder, tables, own))
-    return tuple(modules)
-
-
-def _tensors(module: nn.Module, name: str) -> dict[str, Any]:
-    """Return the dict of the module that contains the tensor of this name: of buffers or of parameters."""
-    return module._buffers if name in module._buffers else module._parameters
 
 
 @dataclass

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
@@ -19,8 +18,8 @@ from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 MadeT = TypeVar("MadeT")
-Arrangement = Literal["doubled", "repeated", "once", "complex", "sines first"]
-"""The order of the pairs' numbers: all twice, each twice, each once, as complex numbers, or in one tensor."""
+Arrangement = Literal["doubled", "repeated", "once", "complex"]
+"""The order of the pairs' numbers: all twice, each twice, each once, or as complex numbers."""
 
 _NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
 _FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
@@ -52,8 +51,6 @@ class Format:
             cos, sin = cos.to(dtype), sin.to(dtype)
         if self.arrangement == "once":
             return cos, sin
-        if self.arrangement == "sines first":
-            return torch.cat((sin, cos), dim=-1)
         if self.arrangement == "doubled":
             return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
         return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
@@ -105,30 +102,6 @@ def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeC
     low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
     arrangement: Arrangement = min(fitting)  # a single pair fits two forms, which are then the same
     return Format(arrangement, low[0].dtype == torch.bfloat16, negated)
-
-
-def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
-    """Return the form of a tensor `[positions, width]` with the sines, then the cosines, of every position.
-
-    **Raises:** `RopeError` if near or far rows differ from those of `rope` by more than the rounding of its dtype.
-    """
-    if table.is_meta:
-        raise RopeError(
-            f"attach: the tables of {name} cannot be compared on the meta device.",
-            facts={"table": table},
-            cure="Attach after the weights are loaded.",
-        )
-    count = len(table) if table.ndim == 2 else 0
-    places = sorted({place for place in (*_NEAR, count // 3, count // 2, count - 1) if 0 <= place < count})
-    rows = table.detach()[places].cpu() if places and not rope.needs_seq_len else torch.empty(0, 0)
-    if rows.shape[1] == 2 * rope.pairs:
-        positions = torch.tensor(places, device="cpu")
-        cos, sin = RotaryEmbedding(rope).cos_sin(positions, dtype=torch.float64)
-        angles = positions.double()[:, None] @ inverse_frequencies(rope).inv_freq.abs()
-        rounding = torch.finfo(table.dtype).eps if table.dtype in (torch.bfloat16, torch.float16) else 0.0
-        if _agree(tuple(rows.chunk(2, dim=-1)), (sin, cos), angles, rounding):
-            return Format("sines first", follows_input=True)
-    raise _unlike(name, rope, {"table": table})
 
 
 def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
@@ -184,11 +157,11 @@ def _fitting(
     return fits
 
 
-def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor, rounding: float = 0.0) -> bool:
-    """Return whether two pairs of tables differ by at most float32's rounding of the angles plus `rounding`."""
+def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor) -> bool:
+    """Return whether two pairs of tables differ by at most float32's rounding of the angles."""
     if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
         return False
-    allowed = _FLOOR + rounding + _SLOPE * angles
+    allowed = _FLOOR + _SLOPE * angles
     return all(bool(((a.double() - b).abs() <= allowed).all()) for a, b in zip(theirs, ours, strict=True))
 
 
@@ -333,65 +306,3 @@ class OwnTables:
 def _signs(like: Tensor, random: torch.Generator) -> Tensor:
     """Return +1 or -1 for each number of a tensor."""
     return (torch.randint(0, 2, like.shape, generator=random, device="cpu") * 2 - 1).to(like.device)
-
-
-class LookedUp:
-    """A substitute for a tensor `[positions, rotary_dim]` that computes rows when they are indexed.
-
-    Models index it by `[]`, by `torch.gather` along the positions, or by `F.embedding`; any other use raises
-    `TypeError`. `tensors`: the module's own dict with the tensor, which has the dtype and the device.
-    """
-
-    def __init__(self, forward: TablesForward, tensors: Mapping[str, Tensor | None], name: str) -> None:
-        self.forward, self.tensors, self.name = forward, tensors, name
-
-    def rows(self, position_ids: Tensor) -> Tensor:
-        """Return sines, then cosines `[*position_ids, rotary_dim]`, in the dtype of the model's own table."""
-        x = torch.empty(0, dtype=self._own.dtype, device=position_ids.device)
-        rows = self.forward(x, position_ids)
-        assert isinstance(rows, Tensor), "its form is one tensor"
-        return rows
-
-    @property
-    def _own(self) -> Tensor:
-        own = self.tensors[self.name]
-        assert own is not None
-        return own
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return the shape of the model's own table; positions beyond it have rows too."""
-        return self._own.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the model's own table."""
-        return self._own.device
-
-    def to(self, device: torch.device) -> LookedUp:
-        """Raise `RopeError`, because the model would keep the result as its own table."""
-        raise RopeError(
-            "attach: this model's table of positions is not on the device of its inputs.",
-            facts={"table": self.device, "inputs": device},
-            cure="Move the model with model.to(device) first.",
-        )
-
-    def repeat(self, *_: int) -> LookedUp:
-        """Return itself, for any batch."""
-        return self
-
-    def __getitem__(self, position_ids: Tensor) -> Tensor:
-        return self.rows(position_ids)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.gather and not kwargs:
-            table, dim, index = args
-            if dim == index.ndim - 2:
-                return table.rows(index[..., 0])
-        if func is F.embedding:
-            ids, table = args[:2]
-            return table.rows(ids)
-        return NotImplemented

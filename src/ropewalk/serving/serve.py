@@ -19,6 +19,7 @@ from ropewalk.checkpoints.gguf_writer import WRITTEN
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import METHODS, Reach, is_unsettled, method_named
 from ropewalk.report.record import method_of, read_record, stated_length, understood
 from ropewalk.rope.values import check_factor, check_whole
@@ -226,9 +227,11 @@ def _cure(engine: str, source: Served, method: str, reach: Reach, length: int | 
     record, python = method_named(method), ""
     if not record.extends:
         return "Pass --engine transformers, which applies every config."
+    family = FAMILIES.get(family_name(source.model_type) or "")
     with suppress(RopeError):
         changed = record.positions(source.own, reach)
-        if any(changed.extensions) or changed.ropes != METHODS["plain"].positions(source.own, reach).ropes:
+        changes = any(changed.extensions) or changed.ropes != METHODS["plain"].positions(source.own, reach).ropes
+        if changes and (family is None or family.looked_up is None):
             python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
     for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
         with suppress(_Refused):
