@@ -10,6 +10,7 @@ import pytest
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.traps import TRAPS, lint
 from ropewalk.checkpoints.checkpoint import ropes_of
+from tests.rope.test_values import CONFIGS, ODD, places, with_value
 
 LLAMA31: dict[str, Any] = {
     "model_type": "llama",
@@ -90,6 +91,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("two-blocks", changed(QWEN25, rope_parameters={"rope_type": "default", "rope_theta": 1e6}), QWEN25),
     ("theta-missing", changed(PLAIN, rope_theta=...), PLAIN),
+    ("theta-null", changed(PLAIN, rope_theta=None), PLAIN),
+    ("theta-null", changed(QWEN25, {"rope_theta": None}), QWEN25),
     ("unread-settings", changed(PLAIN, use_fope=True), changed(PLAIN, use_fope=False)),
     (
         "truncate-nested",
@@ -283,3 +286,11 @@ def test_a_text_config_is_followed() -> None:
 def test_a_clean_config_is_clean() -> None:
     """Llama 3 as it was released has no finding."""
     assert codes(PLAIN, 8192, known=True) == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_value_is_linted(name: str) -> None:
+    """Numbers, lists and nulls of any kind anywhere never raise; `ropes` are unknown for most of them."""
+    for path in places(CONFIGS[name]):
+        for value in ODD:
+            assert isinstance(lint(with_value(CONFIGS[name], path, value)), list)

@@ -85,7 +85,7 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
         ({"hidden_size": ...}, r"(?s)`hidden_size` must be a whole number.*missing"),
         ({"num_hidden_layers": "3"}, "`num_hidden_layers` must be a whole number"),
         ({"num_attention_heads": 0}, "`num_attention_heads` must be"),
-        ({"rms_norm_eps": "tiny"}, "`rms_norm_eps` must be a number"),
+        ({"rms_norm_eps": "tiny"}, "`rms_norm_eps` must be a finite number"),
         ({"partial_rotary_factor": 0.5}, "rotate the whole head"),
         (
             {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},

@@ -143,7 +143,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         ({"labels": ["a", "b"]}, "shape of a tensor differs from the config"),
         ({"labels": None}, "config.json is damaged"),
         ({"pooling": "last"}, "unknown `pooling`"),
-        ({"encoder": config["encoder"] | {"hidden_size": "wide"}}, "whole numbers|damaged"),
+        ({"encoder": config["encoder"] | {"hidden_size": "wide"}}, "`hidden_size` must be a whole number"),
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(rw.RopeError, match=message):
@@ -166,7 +166,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         ({"pooling": "max"}, "unknown `pooling`"),
         ({"max_length": 0}, "at least 1 token"),
         ({"dropout": 1.0}, "below 1"),
-        ({"hidden_size": 0}, "TextClassifierConfig: sizes must be"),
+        ({"hidden_size": 0}, "TextClassifierConfig: `hidden_size` must be a whole number"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, object], message: str) -> None:

@@ -236,7 +236,7 @@ def test_what_is_refused() -> None:
         ({"ropes": 10_000}, "`rope` must be a RopeConfig"),
         ({"sliding_window": (1, 2)}, "one entry per layer"),
         ({"sliding_window": "8"}, "`sliding_window` must be a int"),
-        ({"num_hidden_layers": 0}, "sizes must be whole numbers"),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a whole number"),
         ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
         ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
     ):

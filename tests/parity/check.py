@@ -106,7 +106,7 @@ def _distance(taken: Sample, rope: rw.RopeConfig) -> float:
     """The largest difference of our rotation of the sample."""
     seq_len = LONGEST if rope.needs_seq_len else None
     ours = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions, seq_len=seq_len)
-    return float((ours - taken.turned).abs().max())
+    return float((ours - taken.turned).abs().max().detach())
 
 
 def sabotaged(rope: rw.RopeConfig) -> dict[str, rw.RopeConfig]:

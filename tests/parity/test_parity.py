@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+import ropewalk as rw
 from ropewalk.families import FAMILIES
+from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.__main__ import PAGE, RANDOM, RECORD
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
 from tests.parity.classes import Part, all_parts, rotary_classes
 from tests.parity.page import by_class, page
-from tests.parity.random_configs import compare, drawn_families, run
+from tests.parity.random_configs import NotBuilt, compare, drawn_families, run
 
 pytest.importorskip("transformers")
 if not RECORD.exists() or not PAGE.exists():
@@ -148,3 +150,39 @@ def test_a_causal_family(name: str) -> None:
     """Measured now, it is as the record says."""
     row, found = CAUSAL[name], check_causal(name)
     assert (found["status"], found.get("reason")) == (row["status"], row.get("reason"))
+
+
+NULLS = (
+    "rope_theta",
+    "partial_rotary_factor",
+    "rope_type",
+    "truncate",
+    "attention_factor",
+    "beta_fast",
+    "mscale",
+    "factor",
+)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma3_text", "deepseek_v3", "stablelm", "phi3", "gpt_neox", "olmo3"]
+)
+def test_a_null_is_read_as_by_transformers(name: str) -> None:
+    """Where transformers fails on a null, so do we; else the rotation is its own: of a file, an object, a folder."""
+    yarn = {"rope_type": "yarn", "rope_theta": 2e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    sizes = {"model_type": name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    family = FAMILIES[name]
+    refused = 0
+    for key in NULLS:
+        block = {**yarn, key: None}
+        nested = {label: dict(block) for label in family.blocks}
+        for change in ({"rope_parameters": nested or block}, {key: None}):
+            fields: dict[str, Any] = {**sizes, **change}
+            try:
+                compare(name, fields)
+            except NotBuilt:
+                refused += 1
+                with pytest.raises(rw.RopeError):
+                    ropes_of_layer_types(fields)
+    assert refused >= 3

@@ -13,7 +13,7 @@ from ropewalk.audit.findings import Layers
 from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, inverse_frequencies, reach
-from ropewalk.rope.values import check_whole
+from ropewalk.rope.values import MOST_TOKENS, check_whole
 
 Array = npt.NDArray[np.float64]
 
@@ -95,7 +95,7 @@ def audit(
     check_kind("audit", RopeConfig, "Build one: RopeConfig.from_hf(config).", config=config)
     check_whole("audit", trained_length=trained_length, target=target)
     trained = trained_length if trained_length is not None else config.trained_length
-    wanted = target if target is not None else 4 * (trained or 8192)
+    wanted = target if target is not None else min(4 * (trained or 8192), MOST_TOKENS)
     scaled, factor = text_frequencies(config, wanted)
     unscaled, _ = text_frequencies(config.unscaled(), wanted)
     known, _ = text_frequencies(config.as_trained(), trained or wanted)

@@ -13,6 +13,7 @@ from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.layer_types import window_of_layer_type
+from ropewalk.rope.values import is_number
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,13 @@ class Block:
     def theta_is_written(self) -> bool:
         """Return whether the config contains a theta in any spelling; otherwise the class's default applies."""
         names = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
-        return any(name in self.written or name in self.config for name in names)
+        return any(source.get(name) is not None for name in names for source in (self.written, self.config))
 
     def number(self, key: str) -> float | None:
         """Return a number from the block, else from the config, else None."""
         for source in (self.written, self.config):
-            value = source.get(key)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            value: Any = source.get(key)
+            if is_number(value):
                 return float(value)
         return None
 

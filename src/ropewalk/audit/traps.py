@@ -412,7 +412,7 @@ def both_blocks(block: Block) -> Finding | None:
 def theta_missing(block: Block) -> Finding | None:
     """Report a missing rope_theta, which the class replaces silently by its default."""
     family = FAMILIES.get(block.model_type)
-    if block.theta_is_written or (family is not None and family.fixed):
+    if block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed):
         return None
     taken = 10_000.0 if block.rope is None else block.rope.theta
     return block.finding(
@@ -420,6 +420,19 @@ def theta_missing(block: Block) -> Finding | None:
         "note",
         f"There is no `rope_theta`: the default of this model's class applies, {taken:,.0f}.",
         "Keep it if the config was published without it; programs with a different default need the key.",
+    )
+
+
+def theta_null(block: Block) -> Finding | None:
+    """Report `rope_theta: null`, which makes transformers fail."""
+    null = block.written.get("rope_theta", 0) is None or ("rope_theta" in block.config and not block.theta_is_written)
+    if not null or block.rope is not None:
+        return None
+    return block.finding(
+        "theta-null",
+        "error",
+        "`rope_theta` is null: transformers writes this after `config.rope_scaling = {...}`, and then refuses it.",
+        "Write the theta that the model was trained with.",
     )
 
 
@@ -488,6 +501,7 @@ TRAPS_OF_KEYS: tuple[Trap, ...] = (
     old_spelling,
     renamed_type,
     theta_missing,
+    theta_null,
     original_overridden,
     truncate_nested,
     theta_elsewhere,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.atomic_io import as_path, check_output, write_output
+from ropewalk.atomic_io import as_path, check_output, finite, write_output
 from ropewalk.audit.wording import CASES, PAIRINGS
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.optional import need
@@ -126,7 +126,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
         "name": _file_name(source),
         "source": str(read.config.get("_source", read.name)),
         "model_type": read.config.get("model_type"),
-        "config": _rope_part(read.config),
+        "config": finite(_rope_part(read.config)),
         "ropes": described,
         "cases": cases,
     }
@@ -140,7 +140,7 @@ def _file_name(source: str | Path) -> str:
 
 
 def _rope_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotation keys of a config.json, verbatim."""
+    """Return the rotation keys of a config.json, verbatim but for infinities, which JSON does not have."""
     parts = {key: config[key] for key in ("text_config", "vision_config") if isinstance(config.get(key), dict)}
     kept = {key: value for key, value in config.items() if _KEYS.search(key)}
     return {**kept, **{key: _rope_part(part) for key, part in parts.items()}}

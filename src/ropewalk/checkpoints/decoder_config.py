@@ -13,6 +13,7 @@ from ropewalk.families import DECODERS, FAMILIES, DecoderShape, Trained
 from ropewalk.models.config import DecoderConfig
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import rule_from_dict
+from ropewalk.rope.values import MOST_SIZE, MOST_TOKENS, as_whole, is_number
 
 NATIVE = "ropewalk"
 _OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
@@ -107,7 +108,6 @@ def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
 
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_MOST_LAYERS = 100_000
 _DEFAULT_LENGTH: int = DECODERS["llama"].defaults["max_position_embeddings"]  # for a RopeConfig without a length
 
 
@@ -121,12 +121,6 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
     _check_known(settings, where)
     sizes: dict[str, Any] = {name: _whole(settings, name, where) for name in _SIZES}
     layers = sizes["num_hidden_layers"]
-    if layers > _MOST_LAYERS:
-        raise RopeError(
-            "load: the number of layers exceeds that of any model.",
-            facts={"file": where, "num_hidden_layers": layers},
-            cure="Download config.json again: its num_hidden_layers is wrong.",
-        )
     heads = settings["num_key_value_heads"]
     bias = bool(settings["attention_bias"]) if shape.qkv_bias is None else shape.qkv_bias
     return DecoderConfig(
@@ -284,7 +278,7 @@ def _windows(
             )
         if settings.get("sliding_window") is None or shape.windows == "none":
             return None
-        return _whole(settings, "sliding_window", where)
+        return _whole(settings, "sliding_window", where, most=MOST_TOKENS)
     window = settings["sliding_window"] if settings["use_sliding_window"] else None
     if kinds is None and window is not None:
         if "no_rope_layers" in shape.defaults:
@@ -308,20 +302,20 @@ def _windows(
             facts={"file": where, **{key: settings[key] for key in ("sliding_window", "use_sliding_window")}},
             cure="Set sliding_window and use_sliding_window, or make every layer full_attention.",
         )
-    size = _whole(settings, "sliding_window", where)
+    size = _whole(settings, "sliding_window", where, most=MOST_TOKENS)
     windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)
     return windows if None in windows else size
 
 
-def _whole(settings: Mapping[str, Any], name: str, where: str, *, least: int = 1) -> int:
-    """Return a whole number of at least `least`; raise `RopeError` with the key otherwise."""
-    wanted = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
-    return int(_checked(settings, name, where, lambda value: isinstance(value, int) and value >= least, wanted))
+def _whole(settings: Mapping[str, Any], name: str, where: str, *, least: int = 1, most: int = MOST_SIZE) -> int:
+    """Return a whole number from `least` to `most`; raise `RopeError` with the key otherwise."""
+    wanted = f"a whole number from {least} to {most:,}"
+    return int(_checked(settings, name, where, lambda value: least <= (as_whole(value) or 0) <= most, wanted))
 
 
 def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
     """Return a number, 0 for null (dropouts); raise `RopeError` with the key otherwise."""
-    value = _checked(settings, name, where, lambda v: v is None or isinstance(v, int | float), "a number")
+    value = _checked(settings, name, where, lambda v: v is None or is_number(v), "a finite number")
     return float(value or 0.0)
 
 

@@ -38,13 +38,17 @@ def unread_keys(fields: Mapping[str, Any], family: Family | None) -> dict[str, A
         read |= {*family.top_thetas, *family.theta_keys.values(), *family.holds, *family.keys}
         read |= {family.thetas, family.fractions, family.flags, family.theta_ratio, *(family.switch or ())[:1]}
         read |= {key for key, _ in family.head_dim_of.values()}
-    every_layer = list(range(fields.get("num_hidden_layers") or 0))
-    off: tuple[Any, ...] = (None, False, 0, "", [], {}, *_ROTARY, every_layer)
+    off: tuple[Any, ...] = (None, False, 0, "", [], {}, *_ROTARY)
     return {
         key: value
         for key, value in fields.items()
-        if (key in MEANINGS or _LOOKS.search(key)) and key not in read and value not in off
+        if (key in MEANINGS or _LOOKS.search(key))
+        and not (key in read or value in off or _is_every_layer(value, fields.get("num_hidden_layers")))
     }
+
+
+def _is_every_layer(value: object, layers: object) -> bool:
+    return isinstance(value, list) and len(value) == layers and value == list(range(len(value)))
 
 
 def described(keys: Mapping[str, Any]) -> str:

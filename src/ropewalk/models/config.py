@@ -10,6 +10,7 @@ from ropewalk.attention.extensions import Extension, Retained
 from ropewalk.encodings import EncodingConfig, NoPE, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.values import MOST_SIZE, check_whole
 
 RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None
 """One rope for all layers, None for none, or a tuple with one entry (or None) per layer."""
@@ -168,10 +169,10 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         facts = {name: getattr(self, name) for name in sizes}
-        if not all(isinstance(size, int) and size >= 1 for size in facts.values()):
-            raise RopeError(
-                "DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts, cure="Pass whole numbers."
-            )
+        check_whole("DecoderConfig", most=MOST_SIZE, optional=False, **facts)
+        check_whole(
+            "DecoderConfig", most=MOST_SIZE, num_key_value_heads=self.num_key_value_heads, head_dim=self.head_dim
+        )
         if not 0.0 <= self.norm_eps < 1.0:
             raise RopeError(
                 "DecoderConfig: `norm_eps` must be between 0 and 1.",

@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope import diffusers, hugging_face
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_whole, check_whole, is_number
 
 DEFAULT_THETA = 10_000.0
 _LATER = {"later": True}  # marks fields that are not printed at their default, so that digests of older ropes stay
@@ -34,9 +34,9 @@ def _base(theta: Any) -> float:
         base = math.nan if isinstance(theta, str | bytes | bool) else float(theta)
     except (TypeError, ValueError, OverflowError):
         base = math.nan
-    if not (math.isfinite(base) and base > 1):
+    if not 1 < base <= MOST_FACTOR:
         raise RopeError(
-            "RopeConfig: `theta` must be a finite number above 1.",
+            f"RopeConfig: `theta` must be a number above 1, at most {MOST_FACTOR:g}.",
             facts={"theta": theta},
             cure="The paper's is 10000.0.",
         )
@@ -54,9 +54,9 @@ def _whole_axes(axes: Any) -> tuple[int, ...]:
 
 def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: int | None) -> None:
     """Check that sizes are even, that rotary_dim fits into head_dim, and that the length is at least one token."""
-    if head_dim < 2 or head_dim % 2:
+    if not 2 <= head_dim <= MOST_SIZE or head_dim % 2:
         raise RopeError(
-            "RopeConfig: `head_dim` must be even and at least 2: features rotate in pairs.",
+            f"RopeConfig: `head_dim` must be even and from 2 to {MOST_SIZE:,}: features rotate in pairs.",
             facts={"head_dim": head_dim},
             cure="Pass the number of features of one head (hidden_size / num_attention_heads).",
         )
@@ -73,12 +73,7 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
             cure="False pairs (i, i + rotary_dim/2): GPT-NeoX, Hugging Face's Llama. True pairs (0,1), (2,3), ...: "
             "Meta's Llama, GPT-J, the paper.",
         )
-    if length is not None and length < 1:
-        raise RopeError(
-            "RopeConfig: `max_position_embeddings` must be at least 1 token.",
-            facts={"max_position_embeddings": length},
-            cure="Omit it if it is unknown.",
-        )
+    check_whole("RopeConfig", max_position_embeddings=length)
 
 
 def _check_axes(axes: tuple[int, ...] | None, pairs: int, axes_restart: object) -> None:

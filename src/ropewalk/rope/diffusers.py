@@ -19,7 +19,7 @@ from torch import Tensor
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.rope.dimensions import axes_from_sections
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import MOST_SIZE, as_whole, check_whole, is_number
 
 Sizes = tuple[int, ...]
 
@@ -167,15 +167,9 @@ def _file(path: Path) -> dict[str, Any]:
     return read_json(file, "from_diffusers", "Pass the folder of the pipeline or of its transformer.")
 
 
-def _size(name: str, value: object) -> int:
-    size = as_whole(value)
-    if size is None or size < 1:
-        raise RopeError(
-            f"from_diffusers: `{name}` must be a whole number of at least 1.",
-            facts={name: value},
-            cure="Correct the config's value.",
-        )
-    return size
+def _size(name: str, value: Any) -> int:
+    check_whole("from_diffusers", most=MOST_SIZE, optional=False, **{name: value})
+    return as_whole(value) or 0
 
 
 # --- positions

@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Family
-from ropewalk.rope.values import as_whole, is_number, number
+from ropewalk.rope.values import MOST_TOKENS, as_whole, first, fraction, number, refuse_null, size
 
 
 def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
@@ -70,7 +70,9 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
     """Return the config's maximal length in tokens, under any of its spellings."""
     spellings = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
-    stated = _whole(fields, *spellings)
+    stated = size(fields, *spellings, most=MOST_TOKENS)
+    if stated is None and family.max_position_embeddings is not None:
+        refuse_null(fields, *spellings)
     return family.max_position_embeddings if stated is None else stated
 
 
@@ -80,13 +82,17 @@ def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family
     The config's keys are the family's `top_thetas`; DBRX has it in `attn_config`. ChatGLM multiplies it by a ratio.
     """
     inner = fields.get("attn_config")
-    stated = None if family.fixed else _first(block, "rope_theta")
+    stated = None if family.fixed else first(block, "rope_theta")
+    if not family.fixed:
+        refuse_null(block, "rope_theta")
     if family.thetas_on_top and not family.blocks:
-        stated = _first(fields, family.top_thetas[0]) or stated
-    stated = stated or _first(fields, *family.top_thetas)
+        stated = first(fields, family.top_thetas[0]) or stated
+    stated = stated or first(fields, *family.top_thetas)
     if stated is None and isinstance(inner, Mapping):
-        stated = _first(inner, "rope_theta")
-    ratio = _first(fields, family.theta_ratio) if family.theta_ratio is not None else None
+        stated = first(inner, "rope_theta")
+    if stated is None:
+        refuse_null(fields, *family.top_thetas)
+    ratio = first(fields, family.theta_ratio) if family.theta_ratio is not None else None
     theta = family.theta if stated is None else number(stated[1], stated[0])
     return theta if ratio is None else theta * number(ratio[1], ratio[0])
 
@@ -99,15 +105,18 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
             return own
         if layer_type in family.head_dim_of:
             key, default = family.head_dim_of[layer_type]
-            return _whole(fields, key) or default
+            refuse_null(fields, key)
+            return size(fields, key) or default
     if family.mla:
-        return _whole(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
+        refuse_null(fields, "qk_rope_head_dim")
+        return size(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
     if family.whole_width:
-        return _whole(fields, "hidden_size") or _derived_head_dim(fields, family)
-    stated = _whole(fields, *family.head_dim_keys)
+        return size(fields, "hidden_size") or _derived_head_dim(fields, family)
+    stated = size(fields, *family.head_dim_keys)
     if stated is not None:
         return _part_of(stated, family)
-    if family.head_dim is not None and "head_dim" not in fields:
+    if family.head_dim is not None:
+        refuse_null(fields, "head_dim")
         return _part_of(family.head_dim, family)
     return family.head_width * _derived_head_dim({**family.sizes, **fields}, family)
 
@@ -119,10 +128,12 @@ def _part_of(head_dim: int, family: Family) -> int:
 
 def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
     width_keys = ("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")
-    width = _whole(fields, *((family.width_key,) if family.width_key else width_keys))
-    heads = _whole(fields, *((family.heads_key,) if family.heads_key else _HEADS))
+    if family.axial:
+        refuse_null(fields, "embed_dim")
+    width = size(fields, *((family.width_key,) if family.width_key else width_keys))
+    heads = size(fields, *((family.heads_key,) if family.heads_key else _HEADS))
     if heads is not None and family.divisor_key is not None:
-        heads *= _whole(fields, family.divisor_key) or 1
+        heads *= size(fields, family.divisor_key) or 1
     facts = {"hidden_size": width, "num_attention_heads": heads}
     if width is None or heads is None:
         raise RopeError(
@@ -144,11 +155,11 @@ def _per_layer(fields: Mapping[str, Any], layer_type: str, key: str) -> int | No
     overrides, types = fields.get("per_layer_config"), fields.get("layer_types")
     if not isinstance(overrides, Mapping) or not types:
         return None
-    for index, override in overrides.items():
-        in_range = str(index).isdigit() and int(index) < len(types)
-        if in_range and types[int(index)] == layer_type and isinstance(override, Mapping) and key in override:
-            return _whole(override, key)
-    return _whole(fields, key)
+    for index, label in enumerate(types):
+        override = overrides.get(str(index), overrides.get(index))
+        if label == layer_type and isinstance(override, Mapping) and key in override:
+            return size(override, key)
+    return size(fields, key)
 
 
 def rotary_dim_of(
@@ -164,34 +175,40 @@ def rotary_dim_of(
     """
     if family.axial and not family.halves:
         return _axial_dim(fields, block, family, name, head_dim)
-    in_block = _first(block, "partial_rotary_factor")
-    entries = (in_block or _first(fields, "partial_rotary_factor"), _first(fields, "rotary_pct"))
-    fractions = dict(entry for entry in entries if entry is not None)
-    stated = {key: int(head_dim * number(fraction, key)) for key, fraction in fractions.items()}
+    in_block = first(block, "partial_rotary_factor")
+    if scaled or family.partial is not None or family.slice_of:
+        refuse_null(block, "partial_rotary_factor")
+    if in_block is None and family.partial is not None:
+        refuse_null(fields, *family.fraction_keys)
+    entries = (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct"))
+    fractions = {entry[0]: fraction(entry[1], entry[0]) for entry in entries if entry is not None}
+    stated = {key: int(head_dim * share) for key, share in fractions.items()}
     if family.mla and family.slice_of:
-        width = sum(_whole({**family.sizes, **fields}, key) or 0 for key in family.slice_of)
-        share = next(iter(fractions.values()), head_dim / width if family.partial is None else family.partial)
-        if int(width * number(share, "partial_rotary_factor")) != head_dim:
+        width = sum(size({**family.sizes, **fields}, key) or 0 for key in family.slice_of)
+        share = next(iter(fractions.values()), head_dim / (width or 1) if family.partial is None else family.partial)
+        if int(width * share) != head_dim:
             facts = {"qk_rope_head_dim": head_dim, " + ".join(family.slice_of): width, "partial_rotary_factor": share}
             raise _contradicts("qk_rope_head_dim", head_dim, name, int(width * share), facts)
         return head_dim
     if family.mla:
-        heads = (_whole(fields, "qk_nope_head_dim") or 0) + head_dim, _whole(fields, "head_dim") or 0
-        for key, fraction in fractions.items():
+        heads = (size(fields, "qk_nope_head_dim") or 0) + head_dim, size(fields, "head_dim") or 0
+        for key, share in fractions.items():
             of_slice = family.partial is not None or (scaled and not family.blocks)  # not of the whole head
-            if stated[key] != head_dim and (of_slice or head_dim not in [int(dim * float(fraction)) for dim in heads]):
-                facts = {key: fraction, "qk_rope_head_dim": head_dim}
+            if stated[key] != head_dim and (of_slice or head_dim not in [int(dim * share) for dim in heads]):
+                facts = {key: share, "qk_rope_head_dim": head_dim}
                 raise _contradicts(key, stated[key], name, head_dim, facts)
         return head_dim
-    dim = _whole(fields, "rotary_dim")
+    dim = size(fields, "rotary_dim")
     if dim is not None:
         stated["rotary_dim"] = dim
     partial = family.scaled_partial if scaled and family.scaled_partial is not None else family.partial
     rotated = head_dim if partial is None else int(head_dim * partial)
     if family.projected is not None:
         sized = {**family.sizes, **fields}
-        rotated = max(sized["projection_dim"] // (2 * sized["num_attention_heads"]), family.projected)
+        each = (size(sized, "projection_dim") or 0) // (2 * (size(sized, "num_attention_heads") or 1))
+        rotated = max(each, family.projected)
     elif family.rotary_dim is not None:
+        refuse_null(fields, "rotary_dim")
         rotated = stated.get("rotary_dim", family.rotary_dim)
     elif family.partial is not None and stated:
         keys = (*family.fraction_keys, *(() if in_block is None else ("partial_rotary_factor",)))
@@ -204,7 +221,8 @@ def rotary_dim_of(
 
 def fraction_in_rule(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> Any:
     """Return the fraction of the `proportional` rule: the block's, else the config's or the class's."""
-    stated = _first(block, "partial_rotary_factor") or _first(fields, *family.fraction_keys)
+    refuse_null(block, "partial_rotary_factor")
+    stated = first(block, "partial_rotary_factor") or first(fields, *family.fraction_keys)
     defaults = (None if stated is None else stated[1], family.scaled_partial, family.partial, 1.0)
     return next(value for value in defaults if value is not None)
 
@@ -221,10 +239,10 @@ def _contradicts(key: str, count: int, name: str, rotated: int, facts: Mapping[s
 def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
     """Return the rotated features of a vision tower: the same number of whole pairs for each axis."""
     axes = len(family.axial)
-    stated = _first(block, "partial_rotary_factor") or _first(fields, "partial_rotary_factor")
+    stated = first(block, "partial_rotary_factor") or first(fields, "partial_rotary_factor")
     if stated is not None:
-        heads = _whole(fields, *_HEADS) if family.whole_width else 1
-        count = int(head_dim // (heads or 1) * number(stated[1], stated[0])) * (axes if family.whole_width else 1)
+        heads = size(fields, *_HEADS) if family.whole_width else 1
+        count = int(head_dim // (heads or 1) * fraction(stated[1], stated[0])) * (axes if family.whole_width else 1)
         if count != head_dim:
             facts = {"partial_rotary_factor": stated[1], "head_dim": head_dim}
             raise _contradicts("partial_rotary_factor", count, name, head_dim, facts)
@@ -261,6 +279,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
             facts={"mrope_interleaved": stated, "the class": family.mrope},
             cure="Remove the key, or write RopeConfig(..., axes=...) yourself.",
         )
+    refuse_null(block, "mrope_section")
     sections = block.get("mrope_section") or family.mrope_section
     whole = isinstance(sections, (list, tuple)) and all(isinstance(s, int) and s > 0 for s in sections)
     if not whole or len(sections) != 3 or sum(sections) != pairs:
@@ -283,25 +302,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
 
 def fraction_of(rotary_dim: int, head_dim: int) -> float:
     """Return a fraction f with int(head_dim * f) == rotary_dim, as transformers rounds."""
-    fraction = rotary_dim / head_dim
-    while int(head_dim * fraction) < rotary_dim:
-        fraction = math.nextafter(fraction, 1.0)
-    return fraction
-
-
-def _first(fields: Mapping[str, Any], *keys: str) -> tuple[str, Any] | None:
-    return next(((key, fields[key]) for key in keys if fields.get(key) is not None), None)
-
-
-def _whole(fields: Mapping[str, Any], *keys: str) -> int | None:
-    stated = _first(fields, *keys)
-    if stated is None:
-        return None
-    key, value = stated
-    if not is_number(value) or value != int(value) or value < 1:
-        raise RopeError(
-            f"from_hf: `{key}` must be a whole number of at least 1.",
-            facts={key: value},
-            cure="Correct the config's value.",
-        )
-    return int(value)
+    share = rotary_dim / head_dim
+    while int(head_dim * share) < rotary_dim:
+        share = math.nextafter(share, 1.0)
+    return share

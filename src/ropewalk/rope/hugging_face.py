@@ -6,7 +6,6 @@ depends on the model's class and comes from `families`. If numbers contradict ea
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Mapping
@@ -39,9 +38,9 @@ from ropewalk.rope.dimensions import (
     sections_of,
     theta_of,
 )
-from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
+from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, misspelt, rule_of, scaling_of
 from ropewalk.rope.scaling import Ladder, LeRoPE, Scaling
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import as_whole, refuse_null, size
 
 _INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
 _INDEX_HEAD_DIM = 128  # of every family with an indexer
@@ -138,9 +137,12 @@ def is_nested(config: Any) -> bool:
 def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
     """Return the config of the described part, its family, and the family's name."""
     fields = text_part(config)
+    for keys in (("num_hidden_layers", "n_layer", "n_layers", "depth"), ("hidden_size", "n_embd", "d_model")):
+        size(fields, *keys)  # raises for a damaged number
     family, name = _family(fields)
     block = fields.get("rope_parameters")
-    if family.slice_of and isinstance(block, Mapping) and not isinstance(config, (Mapping, str, PathLike)):
+    is_object = not isinstance(config, (Mapping, str, PathLike)) and fields.get("partial_rotary_factor") is None
+    if is_object and isinstance(block, Mapping) and (family.slice_of or "rope_type" in block):
         fields["rope_parameters"] = {"partial_rotary_factor": 1.0, **block}  # a config object has filled its block in
     return fields, family, name
 
@@ -318,7 +320,7 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
         return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _is_axial(fields) else ()), str(model_type)
-    close = _misspelt(model_type)
+    close = misspelt(model_type, FAMILIES) if isinstance(model_type, str) else None
     hint = f"Did you mean `{close}`? Else add" if close else "If the model's own code rotates queries and keys, add"
     raise RopeError(
         "from_hf: the pairing of this model is unknown, and it is never guessed.",
@@ -365,17 +367,10 @@ def _check_holds(fields: Mapping[str, Any], family: Family, name: str) -> None:
             )
 
 
-def _misspelt(model_type: object) -> str | None:
-    """Return the family that a model_type misspells, or None; a different version is no misspelling."""
-    if not isinstance(model_type, str):
-        return None
-    close = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.87)
-    bare = model_type.rstrip("0123456789._-")
-    return close[0] if close and close[0].rstrip("0123456789._-") != bare else None
-
-
 def _interleaved(fields: Mapping[str, Any], family: Family, name: str) -> bool:
     for key in _FLAGS:
+        if family.reads_flag:
+            refuse_null(fields, key)
         stated = fields.get(key)
         if stated is None or stated == family.interleaved:
             continue

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.scaling import RULES, Scaling, rule_of_type
-from ropewalk.rope.values import TRAINED_KEY
+from ropewalk.rope.values import MOST_TOKENS, TRAINED_KEY, as_whole, number, refuse_null
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
@@ -21,11 +23,32 @@ def rope_types() -> tuple[str, ...]:
     return ("default", *(rule.hf_names[0] for rule in RULES.values() if rule.hf_names))
 
 
+_FOREIGN = {
+    "attn_factor": "vLLM and llama.cpp multiply YaRN's own factor by it, and `attention_factor` replaces that factor: "
+    "write `attention_factor`: attn_factor * (0.1 ln(factor) + 1).",
+    "extrapolation_factor": "vLLM multiplies YaRN's ramp by it; no Hugging Face key does, and 1 changes nothing.",
+}
+"""Keys of other programs whose nearest Hugging Face key has a different meaning."""
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Return the known word that a name misspells: at most two letters differ, and neither the first nor a digit.
+
+    >>> misspelt("yran", ["yarn"]), misspelt("llama4", ["llama3"]), misspelt("attn_factor", ["attention_factor"])
+    ('yarn', None, None)
+    """
+    own = Counter(name)
+    for word in difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.7):
+        apart = (own - Counter(word)) + (Counter(word) - own)
+        if word[0] == name[0] and apart.total() <= 2 and not any(letter.isdigit() for letter in apart):
+            return word
+    return None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with the nearest known word, or with all of them."""
-    words = sorted(set(known))
-    close = difflib.get_close_matches(name, words, n=1)
-    return f"Did you mean `{close[0]}`?" if close else f"Known: {', '.join(words)}."
+    """Return a sentence with the word that a name misspells, or with all of them."""
+    close = misspelt(name, known)
+    return f"Did you mean `{close}`?" if close else f"Known: {', '.join(sorted(set(known)))}."
 
 
 def rule_of(
@@ -35,7 +58,7 @@ def rule_of(
 
     `meanings` are a family's special names (see `Family.meanings`). Raises `RopeError` for an unknown name.
     """
-    stated = block.get("rope_type", block.get("type")) or "default"
+    stated = block.get("rope_type", block.get("type", "default"))
     if not isinstance(stated, str):
         raise RopeError(
             "from_hf: `rope_type` must be a string.",
@@ -75,7 +98,8 @@ def scaling_of(
             raise RopeError(
                 f"from_hf: unknown key `{key}` in the rope block of type {name!r}.",
                 facts={key: block[key]},
-                cure=f"{nearest(key, {*known, *of_rules} - {key})} Remove the key if it does not belong to this rule.",
+                cure=f"{_FOREIGN.get(key) or nearest(key, {*known, *of_rules} - {key})} Remove the key if it does not "
+                "belong to this rule.",
             )
     for key in required:
         if key not in block:
@@ -167,8 +191,10 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
 def _with_length(fields: Mapping[str, Any], family: Family, block: dict[str, Any]) -> dict[str, Any]:
     """Return a flat block with the trained length that is next to it (Phi-3's place), which transformers prefers."""
     rule, outer = rule_of(block, family.meanings), fields.get(TRAINED_KEY, family.original_length)
-    wanted = rule is not None and TRAINED_KEY in rule.required_keys and outer is not None
-    return {**block, TRAINED_KEY: outer} if wanted else block
+    if rule is None or TRAINED_KEY not in rule.required_keys:
+        return block
+    refuse_null(fields, TRAINED_KEY)
+    return block if outer is None else {**block, TRAINED_KEY: outer}
 
 
 def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], name: str) -> Blocks:
@@ -177,7 +203,11 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
         "rope_theta": fields.get(family.thetas or ""),
         "partial_rotary_factor": fields.get(family.fractions or ""),
     }
-    given = {key: value for key, value in lists.items() if isinstance(value, list | tuple)}
+    given = {
+        key: [one if one is None else number(one, key) for one in value]
+        for key, value in lists.items()
+        if isinstance(value, list | tuple)
+    }
     types = fields.get("layer_types")
     if not given and types and family.scaled and not family.blocks:  # only some types are scaled
         return {label: dict(block) if label in family.scaled else {} for label in types}
@@ -306,7 +336,7 @@ def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family
             }
             if family.slice_of:
                 block.setdefault("partial_rotary_factor", 1.0)
-            blocks[key] = untruncated(block, outer.get("truncate"))
+            blocks[key] = untruncated(block, outer)
         elif value is None and key not in _OUTER:
             blocks[key] = None
     for key, value in outer.items():
@@ -317,12 +347,12 @@ def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family
     return blocks
 
 
-def untruncated(block: Mapping[str, Any], outer: object = None) -> dict[str, Any]:
+def untruncated(block: Mapping[str, Any], outer: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return the block of a layer type with the `truncate` that transformers uses, next to the blocks."""
-    read = dict(block)
-    rule = rule_of(block)
+    read, rule = dict(block), rule_of(block)
     if rule is not None and "truncate" in rule.optional_keys:
-        read["truncate"] = outer
+        read.pop("truncate", None)
+        read |= {key: value for key, value in outer.items() if key == "truncate"}
     return read
 
 
@@ -338,6 +368,7 @@ def _nested_theta(
     fields: Mapping[str, Any], block: Mapping[str, Any], default: Mapping[str, Any], family: Family, label: str
 ) -> Any:
     """Return the theta of a nested block: its own, or the default that transformers uses."""
+    refuse_null(block, "rope_theta")
     if family.mla and block.get("rope_theta") is None:
         raise RopeError(
             "from_hf: a block of a layer type has no theta, and transformers uses that of other layers.",
@@ -357,7 +388,9 @@ def _of_family(fields: Mapping[str, Any], stated: dict[str, Any] | None, family:
             blocks[label] = None
             continue
         block = dict(default)
-        theta = fields.get(family.theta_keys.get(label, ""))
+        key = family.theta_keys.get(label, "")
+        refuse_null(fields, key)
+        theta = fields.get(key)
         if theta is not None:
             block["rope_theta"] = theta
         if stated is not None and label in family.scaled:
@@ -444,4 +477,4 @@ def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> i
     mixed = len(set(config.get("layer_types") or ())) > 1
     local = family.windowed and not mixed if layer_type is None else is_windowed(layer_type)
     window = config.get(family.window_key, family.sliding_window) if local else None
-    return window if isinstance(window, int) else None
+    return window if 0 < (as_whole(window) or 0) <= MOST_TOKENS else None

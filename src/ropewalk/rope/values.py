@@ -14,6 +14,7 @@ from ropewalk.errors import RopeError
 Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
 MOST_TOKENS, MOST_SEED = 2**31 - 1, 2**63 - 1
+MOST_SIZE, MOST_FACTOR = 2**20, 1e30  # features, heads or layers; thetas and factors: beyond, a formula overflows
 TRAINED_KEY = "original_max_position_embeddings"
 
 
@@ -105,6 +106,37 @@ def names_of(where: str, given: object) -> list[str]:
 # --- values of a Hugging Face config
 
 
+def first(fields: Block, *keys: str) -> tuple[str, Any] | None:
+    """Return the first of these keys with a value, and the value; null is none."""
+    return next(((key, fields[key]) for key in keys if fields.get(key) is not None), None)
+
+
+def refuse_null(fields: Block, *keys: str) -> None:
+    """Raise `RopeError` if a key is null where its default would be used: transformers keeps the null, and fails."""
+    for key in keys:
+        if key in fields and fields[key] is None:
+            raise RopeError(
+                f"from_hf: `{key}` is null, for which transformers has no default.",
+                facts={key: None},
+                cure="Write the model's own value; remove the key only if the class's default is that value.",
+            )
+
+
+def size(fields: Block, *keys: str, most: int = MOST_SIZE) -> int | None:
+    """Return the first of these sizes that a config states, a whole number from 1 to `most`; None if it states none."""
+    stated = first(fields, *keys)
+    if stated is not None:
+        check_whole("from_hf", most=most, **{stated[0]: stated[1]})
+    return None if stated is None else as_whole(stated[1])
+
+
+def fraction(value: object, name: str) -> float:
+    """Return a share of the features, above 0 and at most 1."""
+    if not (is_number(value) and 0 < value <= 1):  # type: ignore[operator]
+        raise _wrong_value(name, value, "a number above 0, at most 1")
+    return float(value)  # type: ignore[arg-type]
+
+
 def read_value(block: Block, key: str, kind: Any) -> Any:
     """Return the value of `key` as a field of type `kind`: float, int, bool, or a tuple of floats, each or `| None`."""
     if NoneType in get_args(kind):
@@ -152,19 +184,19 @@ def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: i
 # --- fields of scaling rules; `name` is the rule's
 
 
-def check_factor(name: str, factor: float) -> None:
-    if not (is_number(factor) and factor >= 1):
+def check_factor(name: str, factor: float, most: float = MOST_TOKENS) -> None:
+    if not (is_number(factor) and 1 <= factor <= most):
         raise RopeError(
-            f"{name}: `factor` must be a finite number of at least 1.",
+            f"{name}: `factor` must be a number from 1 to {most:g}.",
             facts={"factor": factor},
             cure="Pass target length / trained length; 1 leaves the frequencies unchanged.",
         )
 
 
 def check_length(name: str, length: int) -> None:
-    if not is_number(length) or int(length) != length or length < 1:
+    if not (is_number(length) and int(length) == length and 1 <= length <= MOST_TOKENS):
         raise RopeError(
-            f"{name}: `original_max_position_embeddings` must be a whole number of tokens, at least 1.",
+            f"{name}: `original_max_position_embeddings` must be a whole number of tokens from 1 to {MOST_TOKENS:,}.",
             facts={"original_max_position_embeddings": length},
             cure="Pass the length the model was trained at before extension.",
         )
@@ -172,9 +204,9 @@ def check_length(name: str, length: int) -> None:
 
 def check_above_zero(name: str, **values: float | None) -> None:
     for key, value in values.items():
-        if value is not None and not (is_number(value) and value > 0):
+        if value is not None and not (is_number(value) and 0 < value <= MOST_TOKENS):
             raise RopeError(
-                f"{name}: `{key}` must be a finite number above 0.",
+                f"{name}: `{key}` must be a number above 0, at most {MOST_TOKENS:,}.",
                 facts={key: value},
                 cure="Omit it for the rule's own factor; it multiplies queries and keys.",
             )
@@ -183,9 +215,9 @@ def check_above_zero(name: str, **values: float | None) -> None:
 def check_bounds(name: str, published: str, **bounds: float) -> None:
     """Check the two bounds of a ramp, the upper one first; both are rotations within the trained length."""
     (high_key, high), (low_key, low) = bounds.items()
-    if not (is_number(high) and is_number(low) and high >= low > 0):
+    if not (is_number(high) and is_number(low) and MOST_TOKENS >= high >= low > 0):
         raise RopeError(
-            f"{name}: `{high_key}` must not be below `{low_key}`, and both must be above 0.",
+            f"{name}: `{high_key}` must not be below `{low_key}`, and both must be above 0, at most {MOST_TOKENS:,}.",
             facts=bounds,
             cure=f"They count rotations within the trained length; the published values are {published}.",
         )

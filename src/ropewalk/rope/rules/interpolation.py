@@ -12,6 +12,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.rope.rules.base import Ladder, Scaling
 from ropewalk.rope.values import (
+    MOST_FACTOR,
     TRAINED_KEY,
     Block,
     Variant,
@@ -234,7 +235,7 @@ class Llama3(Scaling):
     required_keys: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor", TRAINED_KEY)
 
     def __post_init__(self) -> None:
-        check_factor("Llama3", self.factor)
+        check_factor("Llama3", self.factor, MOST_FACTOR)  # the largest stops a pair, as in an export of p-RoPE
         check_length("Llama3", self.original_max_position_embeddings)
         bounds = {"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor}
         check_bounds("Llama3", "4 and 1", **bounds)

@@ -99,10 +99,12 @@ class YaRN(Scaling):
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
-        """Return the rule as transformers does: a null factor is the ratio of lengths, a beta of 0 its default."""
+        """Return the rule as transformers: factor null is the ratio of lengths, truncate null false, beta 0 unset."""
         read = dict(block)
         if read.get("factor") is None:
             read["factor"] = check_trained_ratio(block, cls.rope_type, max_position_embeddings)
+        if "truncate" in read and read["truncate"] is None:
+            read["truncate"] = False
         for key in ("beta_fast", "beta_slow"):
             if read.get(key) == 0:
                 del read[key]
