@@ -84,26 +84,6 @@ def test_no_public_name_is_shadowed_by_a_module():
     assert ropewalk.scaling is sys.modules["ropewalk.rope.scaling"]
 
 
-@pytest.mark.parametrize("name", sorted(ropewalk._MOVED))
-def test_an_old_name_warns_and_works(name):
-    """Names that left the top level stay importable for one release."""
-    with pytest.warns(
-        DeprecationWarning, match=rf"ropewalk\.{name} is deprecated.*: use ropewalk\.{ropewalk._MOVED[name]}\."
-    ):
-        value = getattr(ropewalk, name)
-    assert value is getattr(import_module(f"ropewalk.{ropewalk._MOVED[name]}"), name)
-    assert name not in vars(ropewalk)
-
-
-def test_the_former_module_of_ranks_warns_and_works():
-    """`rw.distributed` stays importable for one release."""
-    sys.modules.pop("ropewalk.distributed", None)
-    vars(ropewalk).pop("distributed", None)
-    with pytest.warns(DeprecationWarning, match="use ropewalk.positions.positions_for_rank"):
-        module = ropewalk.distributed
-    assert module.positions_for_rank is ropewalk.positions.positions_for_rank
-
-
 def test_an_unknown_name_is_an_attribute_error():
     """`hasattr` and `from ropewalk import ...` work as for any module."""
     assert not hasattr(ropewalk, "no_such_name")

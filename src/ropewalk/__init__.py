@@ -87,29 +87,9 @@ _HOMES = {
 }
 """The module of each public name; the imports above are for type checkers."""
 
-_MOVED = {
-    "DecoderConfig": "models",
-    "Frequencies": "rope.frequencies",
-    "LearnedFrequencies": "rotation",
-    "Store": "fused",
-    "TextClassifierConfig": "models",
-    "apply_rotary_complex": "rotation",
-    "attached": "attachment",
-    "axes_from_sections": "positions",
-    "freqs_cis": "rotation",
-    "grid_positions": "positions",
-    "mrope_positions": "positions",
-    "positions_from": "positions",
-    "qk_norm_rotate": "fused",
-    "rotate_store": "fused",
-    "stream": "models",
-    "text_positions": "positions",
-}
-"""The module of each top-level name of version 0.1; the old names still work, with a warning."""
-
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
-        __name__, _HOMES, modules=("encodings", "figures", "fused", "positions", "rotation", "scaling"), moved=_MOVED
+        __name__, _HOMES, modules=("encodings", "figures", "fused", "positions", "rotation", "scaling")
     )
 
 

@@ -46,22 +46,13 @@ def test_the_arguments_are_the_settings() -> None:
     """One name, one default, and help for each field; no argument but the model's that the record does not know."""
     arguments = inspect.signature(rw.doctor).parameters
     fields = {field.name: field for field in dataclasses.fields(DoctorSettings)}
-    assert set(arguments) - {"model", "tokenizer", "progress", "moved"} == set(fields)
-    assert len(arguments) - 1 <= 15
+    assert set(arguments) - {"model", "tokenizer", "progress"} == set(fields)
+    assert len(arguments) <= 15
     for name in set(fields) - {"protocol"}:
         assert arguments[name].default == fields[name].default
     for name, field in {**fields, **{field.name: field for field in dataclasses.fields(Protocol)}}.items():
         assert name == "protocol" or field.metadata["help"].endswith((".", "]", "..."))
         assert f"`{name}`" in rw.doctor.__doc__
-
-
-def test_an_argument_that_moved_into_the_protocol_warns(tmp_path: Path) -> None:
-    """It works for one release; a name that never was is refused."""
-    with pytest.warns(DeprecationWarning, match=r"protocol=Protocol\(windows=...\)"):
-        found = rw.doctor(model(), target=64, text=TEXT, methods="pi", measure="loss", state=tmp_path, windows=1)
-    assert found.measurement.windows == 1
-    with pytest.raises(RopeError, match="unknown arguments"):
-        rw.doctor(model(), window=1)
 
 
 @pytest.mark.parametrize(

@@ -77,17 +77,6 @@ def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor 
     return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
 
 
-def explain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    """Return the backend that would multiply `x` `[..., features]` by a weight, and why each other one would not.
-
-    >>> import torch
-    >>> print(explain_linear(torch.zeros(1, 64, 8), torch.zeros(2, 8)).splitlines()[-1])
-    reference: runs
-    """
-    reasons = {module.name: module.reasons_not_to_multiply(x, [weight], [bias]) for module in LINEAR}
-    return "\n".join([describe(x), *_verdicts(reasons)])
-
-
 def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
     if reasons:
         raise RopeError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, Protocol, TextSource
-from ropewalk.errors import RopeError
 from ropewalk.progress import Progress
 
 
@@ -32,7 +29,6 @@ def doctor(
     resume: bool = False,
     progress: Progress | bool | None = None,
     protocol: Protocol | None = None,
-    **moved: Any,
 ) -> Diagnosis:
     """Measure how far a model's context really reaches, and what would extend it.
 
@@ -70,8 +66,6 @@ def doctor(
       | `workers` | None: as cores and memory allow | windows measured at the same time |
       | `device_map` | None | transformers' argument, instead of `device`, for models larger than a device |
 
-    - `moved`: fields of `protocol` that were arguments until version 0.3; they still work, with a DeprecationWarning.
-
     **Returns:** a `Diagnosis`. Losses are in nats per token.
     **Raises:** `RopeError` if something cannot be measured, before any work if possible; `RunInterrupted` (a
     KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes the run.
@@ -83,18 +77,6 @@ def doctor(
     >>> list(diagnosis.measurement.results)
     ['plain', 'crop', 'pi']
     """
-    protocol = Protocol() if protocol is None else protocol
-    if moved:
-        unknown = set(moved) - {field.name for field in dataclasses.fields(Protocol)}
-        if unknown:
-            raise RopeError(
-                "doctor: unknown arguments.",
-                facts={"given": sorted(unknown)},
-                cure="See help(rw.doctor) for its arguments and the fields of `protocol`.",
-            )
-        given = ", ".join(f"{name}=..." for name in moved)
-        warnings.warn(f"doctor: pass protocol=Protocol({given}).", DeprecationWarning, stacklevel=2)
-        protocol = dataclasses.replace(protocol, **moved)
     settings = DoctorSettings(
         target=target,
         trained_length=trained_length,
@@ -107,7 +89,7 @@ def doctor(
         device=device,
         state=state,
         resume=resume,
-        protocol=protocol,
+        protocol=Protocol() if protocol is None else protocol,
     )
     chosen = model if tokenizer is None else with_tokenizer(model, tokenizer)
     return prepare(chosen, settings, progress).measure(progress)
