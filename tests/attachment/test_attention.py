@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticC
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
-from ropewalk.attention.extensions import DPE, DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.backends import reference
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
@@ -28,7 +28,6 @@ RULES = [
     StreamingLLM(16, 4),
     LogN(32),
     ReRoPE(20, leak=0.25, log_n=32),
-    DPE((2, 4), 24),
 ]
 PARTS = {"tables": (RotaryEmbedding, "cos_sin"), "configs": (RopeConfig, "__post_init__")}
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap

@@ -13,7 +13,6 @@ import torch
 import ropewalk as rw
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.extensions import (
-    DPE,
     STRING,
     DroPE,
     DualChunk,
@@ -47,8 +46,6 @@ EXTENSIONS: list[Extension] = [
     JetLong(group=3, window=4),
     LaMPE(window=4, mapped=7, length=19),
     LaMPE(window=5, mapped=30, length=11, scale=1.0),
-    DPE(divisors=(3, 1, 5, 2), window=4),
-    DPE(divisors=(2, 4), window=5),
     LogN(trained_length=5),
     DroPE(factor=4.0),
 ]
@@ -87,9 +84,6 @@ def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:
             return d if d < s else d - s + w
         case JetLong(group=g, window=w):
             return d if d < w else m // g - n // g
-        case DPE(divisors=divisors, window=w):
-            s = np.repeat(divisors, HEAD_DIM // 2 // len(divisors))
-            return d if d < w else m // s - n // s + w - w // s
         case LaMPE(window=w, mapped=mapped, length=length):
             place = [math.floor(i * mapped / (length - 1)) for i in range(max(m, w) + 1)]
             return d if d < w else place[m] - place[n] + w - (place[w] + 1)

@@ -19,7 +19,6 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 
 __all__ = [
-    "DPE",
     "STRING",
     "DroPE",
     "DualChunk",
@@ -43,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
 
 Rule = Callable[[Tensor], Tensor]
-"""From int64 indices in the row to numbers of the same shape, or `[..., parts]`: one number per part of the pairs."""
+"""From int64 indices in the row to numbers of the same shape."""
 
 
 class Region(NamedTuple):
@@ -256,48 +255,6 @@ class LaMPE(Extension):
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return self.scale
-
-
-@dataclass(frozen=True)
-class DPE(Extension):
-    """DPE: keys nearer than `window` keep their distance; each part of the pairs groups farther ones by a divisor.
-
-    The pairs, from the fastest to the slowest, are cut into as many equal parts as there are divisors (the paper: 8).
-    In a part with divisor s the distance is floor(m / s) - floor(n / s) + window - floor(window / s), as `SelfExtend`.
-    The divisors depend on the model and the length; the paper finds them by retrieval, one part after the other. All
-    heads use all pairs of a part; the paper's selection of pairs in each head is not implemented.
-    Source: Lu et al. 2025, arXiv:2504.18857, section 3; github.com/LuLuLuyi/DPE, which contains the divisors of
-    Llama-3-8B, Llama-3.1-8B, Mistral-7B-v0.2 and Qwen2.5-7B for 131,072 tokens (`window` 1,024).
-
-    >>> DPE((2, 8, 2, 8, 32, 32, 32, 4), window=1024).divisors[-1]
-    4
-    """
-
-    divisors: tuple[int, ...]
-    window: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "divisors", tuple(self.divisors))
-        if not self.divisors:
-            raise RopeError(
-                "DPE: `divisors` must contain one number for each part of the pairs.",
-                facts={"divisors": self.divisors},
-                cure="Pass eight, as in the paper.",
-            )
-        for place, divisor in enumerate(self.divisors):
-            check_tokens("DPE", 1, **{f"divisors[{place}]": divisor})
-        check_tokens("DPE", 1, window=self.window)
-
-    def regions(self) -> tuple[Region, ...]:
-        def places(index: Tensor) -> Tensor:
-            return index[..., None] // index.new_tensor(self.divisors)
-
-        def shifted(index: Tensor) -> Tensor:
-            shifts = [self.window - self.window // divisor for divisor in self.divisors]
-            return places(index) + index.new_tensor(shifts)
-
-        near, far = near_and_far(self.window)
-        return near, far._replace(query=shifted, key=places)
 
 
 @dataclass(frozen=True)

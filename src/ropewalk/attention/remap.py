@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks, splits
 from ropewalk.attention.extensions import Extension, Region, Rule
 from ropewalk.attention.masks import TokenLayout
-from ropewalk.attention.tables import SeqLen, lengths_of, tables_at, tables_of_parts
+from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
 from ropewalk.backends import choose_attention
 from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
@@ -92,9 +92,7 @@ class Remap:
 
     def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor, float]:
         assert self._rotary is not None
-        positions = rule(index)
-        make = tables_at if positions.ndim == index.ndim else tables_of_parts
-        return make(self._rotary, positions, self._seq_len, self.exact)
+        return tables_at(self._rotary, rule(index), self._seq_len, self.exact)
 
     def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor, float]:
         """Return the tables of all keys; those of a cache are built once for all its slots."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
 
@@ -34,26 +33,6 @@ def tables_at(
         return cos, sin, factors[0]
     by_row = torch.tensor(factors, dtype=dtype, device=cos.device)[:, None, None]
     return cos * by_row, sin * by_row, 1.0
-
-
-def tables_of_parts(
-    rotary: RotaryEmbedding, position_ids: Tensor, seq_len: SeqLen | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, float]:
-    """Return the same for positions `[..., parts]`: the pairs are cut into equal parts with their own positions."""
-    pairs, parts = rotary.config.pairs, position_ids.shape[-1]
-    if parts > pairs:
-        raise RopeError(
-            "Attention: this extension has more parts than the rope has pairs.",
-            facts={"parts": parts, "pairs": pairs},
-            cure="Pass at most one number for each pair.",
-        )
-    cos, sin, factor = [], [], 1.0
-    for part in range(parts):
-        own = slice(pairs * part // parts, pairs * (part + 1) // parts)
-        cos_of_part, sin_of_part, factor = tables_at(rotary, position_ids[..., part], seq_len, dtype)
-        cos.append(cos_of_part[..., own])
-        sin.append(sin_of_part[..., own])
-    return torch.cat(cos, -1), torch.cat(sin, -1), factor
 
 
 def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
