@@ -20,7 +20,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 MEASURED = ("loss", "copies")
-FORMER = {"use": "copies"}  # names of earlier versions
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers", "python")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
@@ -259,7 +258,7 @@ class DoctorSettings:
     @property
     def measured(self) -> tuple[str, ...]:
         """Return the names of the measurements."""
-        return tuple(dict.fromkeys(FORMER.get(word, word) for word in names_of("doctor: `measure`", self.measure)))
+        return tuple(dict.fromkeys(names_of("doctor: `measure`", self.measure)))
 
 
 def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:
