@@ -26,7 +26,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention.attend import attend
-from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend
 from ropewalk.attention.masks import lay_out
 from ropewalk.backends import choose_attention
 
@@ -40,7 +40,6 @@ RULES: dict[str, dict[str, Any]] = {
     "ReRoPE": {"extension": ReRoPE(window=1024)},
     "Self-Extend": {"extension": SelfExtend(group=8, window=1024)},
     "dual chunk": {"extension": DualChunk(chunk=1536, trained_length=2048)},
-    "StreamingLLM": {"extension": StreamingLLM(window=2044)},
     "log-n": {"extension": LogN(trained_length=2048)},
     "softcap": {"softcap": 50.0},
     "sinks": {"sinks": True},

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention.attend import LogitRules
-from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.attention.masks import lay_out
 from ropewalk.attention.remap import Remap
 from ropewalk.backends import triton
@@ -75,7 +75,6 @@ def rules_of(tokens: int) -> dict[str, tuple[Extension | None, int | None, float
         "dual chunk": (DualChunk(chunk=3 * part // 2, trained_length=2 * part), None, 0.0, False),
         "Self-Extend": (SelfExtend(group=8, window=part), None, 0.0, False),
         "ReRoPE": (ReRoPE(window=part), None, 0.0, False),
-        "StreamingLLM": (StreamingLLM(window=2 * part - 1, sinks=1), None, 0.0, False),
         "window": (None, part, 0.0, False),
         "softcap": (None, None, 50.0, False),
         "sinks": (None, None, 0.0, True),

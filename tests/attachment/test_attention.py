@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticC
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
-from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend
 from ropewalk.backends import reference
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
@@ -25,7 +25,6 @@ RULES = [
     ReRoPE(20),
     SelfExtend(4, 16),
     DualChunk(24, 32),
-    StreamingLLM(16, 4),
     LogN(32),
     ReRoPE(20, leak=0.25, log_n=32),
 ]

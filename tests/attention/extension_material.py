@@ -22,7 +22,6 @@ from ropewalk.attention.extensions import (
     LogN,
     ReRoPE,
     SelfExtend,
-    StreamingLLM,
 )
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -39,8 +38,6 @@ EXTENSIONS: list[Extension] = [
     SelfExtend(group=4, window=5, log_n=6),
     DualChunk(chunk=6, trained_length=8),
     DualChunk(chunk=5, trained_length=16, log_n=7),
-    StreamingLLM(window=6, sinks=3),
-    StreamingLLM(window=9, sinks=0),
     STRING(shift=6, window=2),
     STRING(shift=5, window=5, scale=1.0),
     JetLong(group=3, window=4),
@@ -92,12 +89,6 @@ def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:
                 return d
             within = min(s + m % s, c - 1) if m // s - n // s == 1 else c - 1
             return within - n % s
-        case StreamingLLM(window=w, sinks=sinks):
-            if d < w:
-                return d
-            # the paper's: positions within the cache, which holds the sinks and the last w tokens
-            held = [*range(sinks), *range(max(sinks, m - w + 1), m + 1)]
-            return held.index(m) - held.index(n) if n in held else None
     return d
 
 

@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5": {"rope": None, "encoding": "t5"},
     "xpos": {"rope": None, "encoding": "xpos"},
 }
-METHODS = ["dca", "self-extend", "rerope", "streaming", "log-n", "drope"]
+METHODS = ["dca", "self-extend", "rerope", "log-n", "drope"]
 
 
 def line_of(node: int, parents: tuple[int, ...] = PARENTS) -> list[int]:

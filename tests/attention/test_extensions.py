@@ -20,7 +20,6 @@ from ropewalk.attention.extensions import (
     Extension,
     ReRoPE,
     SelfExtend,
-    StreamingLLM,
 )
 from ropewalk.rope.scaling import YaRN
 from tests.attention.extension_material import (
@@ -75,7 +74,7 @@ def test_softcap_and_sinks(extension: Extension, form: dict[str, Any]) -> None:
 @REPEATS
 @settings(max_examples=60, deadline=None)
 @given(
-    kind=st.sampled_from([ReRoPE, SelfExtend, DualChunk, StreamingLLM]),
+    kind=st.sampled_from([ReRoPE, SelfExtend, DualChunk]),
     a=st.integers(1, 20),
     b=st.integers(1, 12),
     seq=st.integers(1, 33),
@@ -86,7 +85,6 @@ def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int):
         ReRoPE: ReRoPE(window=a, leak=1 / b),
         SelfExtend: SelfExtend(group=b, window=a),
         DualChunk: DualChunk(chunk=a, trained_length=a + b),
-        StreamingLLM: StreamingLLM(window=a, sinks=b),
     }
     layer, x = make_layer(made[kind]), torch.randn(1, seq, 24, dtype=torch.float64)
     with torch.no_grad():

@@ -20,7 +20,6 @@ from ropewalk.attention.extensions import (
     LogN,
     ReRoPE,
     SelfExtend,
-    StreamingLLM,
 )
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
@@ -56,16 +55,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ropewalk.attention.extensions import Extension, Retained, near_and_far
+from ropewalk.attention.extensions import Extension, near_and_far
 
 
 @dataclass(frozen=True)
 class Halved(Extension):
     window: int
-
-    @property
-    def retained(self):
-        return Retained(0, self.window)
 
     def regions(self):
         near, _ = near_and_far(self.window)
@@ -83,13 +78,10 @@ def test_a_rule_of_the_caller_is_known_everywhere(tmp_path, monkeypatch):
     model = make_model(None).with_positions(extension=rule)
     rw.save(model, tmp_path / "m")
     assert rw.load(tmp_path / "m", dtype=torch.float64).config.extension == rule
-    assert model.config.retained == extensions.Retained(0, 7)
-    assert rw.load(tmp_path / "m", dtype=torch.float64).config.retained.total == 7
     ids = torch.randint(0, 50, (1, 5))
     slower = model.with_positions(rope=replace(ROPE, scaling=Linear(2.0)), extension=None)
     with torch.no_grad():
         torch.testing.assert_close(model(ids), slower(ids), atol=1e-12, rtol=0)
-    assert model.with_positions(extension=(rule, rule, None)).config.retained is None
     del sys.modules["halved"]
 
 
@@ -121,8 +113,7 @@ def test_layers_that_cannot_take_it_stay():
         lambda: ReRoPE(window=4, log_n=1),
         lambda: SelfExtend(group=0, window=4),
         lambda: DualChunk(chunk=8, trained_length=8),
-        lambda: StreamingLLM(window=True),
-        lambda: StreamingLLM(window=3, sinks=-1),
+        lambda: SelfExtend(group=2, window=True),
         lambda: LogN(trained_length=1),
         lambda: DroPE(factor=0.5),
         lambda: DroPE(factor=math.nan),
@@ -207,18 +198,3 @@ def test_encodings_refuse_remapped_positions(extension):
             Decoder(replace(config, encoding=name, extension=extension))
         with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
             Decoder(replace(config, encoding=name)).with_positions(extension=extension)
-
-
-@pytest.mark.rejects
-def test_encodings_that_write_positions_down_refuse_an_unrotated_cache():
-    """Their embeddings or keys would keep the old positions."""
-    config = replace(make_model(None).config, rope=None, encoding="sinusoidal")
-    model = Decoder(config)
-    with pytest.raises(rw.RopeError, match="do not follow from the cache"):
-        model(torch.tensor([[1, 2]]), cache=model.new_cache(rotated=False))
-    moved = Decoder(replace(config, encoding="alibi")).eval()
-    with torch.no_grad():
-        cache = moved.new_cache(rotated=False)
-        moved(torch.tensor([[1, 2, 3]]), cache=cache)
-        cache.drop(1)
-        assert cache.lengths.tolist() == [2]

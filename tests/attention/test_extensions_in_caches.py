@@ -8,14 +8,12 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.attention.attention import Attention
 from ropewalk.attention.extensions import (
     DroPE,
     DualChunk,
     LogN,
     ReRoPE,
     SelfExtend,
-    StreamingLLM,
 )
 from ropewalk.models.generation import generate
 from ropewalk.rope.scaling import LongRoPE
@@ -23,7 +21,6 @@ from tests.attention.extension_material import (
     DYNAMIC,
     EXTENSIONS,
     HEAD_DIM,
-    HEADS,
     KV_HEADS,
     REMAPPING,
     REPEATS,
@@ -74,63 +71,6 @@ def test_rows_of_unequal_length_are_each_their_own(extension):
         documents = torch.cat([torch.full_like(row, at) for at, row in enumerate(rows)], 1)
         packed = model(torch.cat(rows, 1), document_ids=documents)[0]
         torch.testing.assert_close(packed, torch.cat(alone), atol=1e-11, rtol=0)
-
-
-@REPEATS  # a thousand times
-def test_dropped_tokens_leave_keys_as_if_computed_afresh():
-    """After a thousand drops a layer gives what it gives for the tokens that stayed, within 1e-6 in float32."""
-    torch.manual_seed(4)
-    layer = Attention(24, HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rope=ROPE).eval()
-    cache = rw.KVCache(num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rotated=False)
-    tokens = torch.randn(1, 4000, 24)
-    stayed: list[int] = []
-    with torch.no_grad():
-        for step in range(1000):
-            new = list(range(4 * step, 4 * step + 4))
-            found = layer(tokens[:, new], cache=cache)
-            stayed += new
-            if step % 100 == 99:
-                torch.testing.assert_close(found, layer(tokens[:, stayed])[:, -4:], atol=1e-6, rtol=0)
-            if len(stayed) > 300:
-                cache.drop(5, sinks=2)
-                del stayed[2:7]
-    assert cache.lengths.tolist() == [len(stayed)]
-
-
-def test_a_stream_that_forgets_is_the_stream_that_remembers():
-    """Dropping what StreamingLLM does not see changes nothing, in any layer, row by row."""
-    streaming = StreamingLLM(window=6, sinks=3)
-    model, ids = make_model(streaming), torch.randint(0, 50, (2, 40))
-    with torch.no_grad():
-        full, cache, parts = model(ids), model.new_cache(2), []
-        for step in range(40):
-            parts.append(model(ids[:, step : step + 1], cache=cache))
-            if step % 3 == 0:
-                held = int(cache.lengths[0])
-                cache.drop(max(0, held - streaming.retained.total), sinks=3)
-        torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-11, rtol=0)
-    assert cache.capacity <= 256
-
-
-def test_generation_streams_in_bounded_memory(monkeypatch):
-    """Greedy tokens are those of the full forward, and the cache never holds more than its lot."""
-    from ropewalk.models import generation as module
-
-    monkeypatch.setattr(module, "_SLACK", 4)
-    monkeypatch.setattr(module, "_PREFILL", 10)
-    model = make_model(StreamingLLM(window=6, sinks=3))
-    longest: list[int] = []
-    drop = rw.KVCache.drop
-    monkeypatch.setattr(
-        rw.KVCache, "drop", lambda self, *a, **k: (longest.append(int(self.lengths.max())), drop(self, *a, **k))[1]
-    )
-    prompt = torch.randint(0, 50, (1, 33)).tolist()[0]
-    new = generate(model, [prompt], max_new_tokens=30, temperature=0.0)[0][-30:]
-    with torch.no_grad():
-        likeliest = model(torch.tensor([[*prompt, *new]]))[0].argmax(-1).tolist()
-    assert new == likeliest[len(prompt) - 1 : -1]
-    assert longest
-    assert max(longest) <= 9 + 10
 
 
 @pytest.mark.parametrize("before", [*EXTENSIONS, None], ids=repr)
@@ -271,18 +211,8 @@ def test_rows_that_agree_on_a_length_have_one():
 
 
 @pytest.mark.rejects
-def test_impossible_drops_are_refused():
-    """A cache of rotated keys, too many tokens, negative counts, a wrong number of rows."""
+def test_rows_of_a_cache_of_another_kind_are_refused():
+    """Keys that are rotated do not go into a cache of keys that are not."""
     model = make_model(None)
-    rotated, cache = model.new_cache(2), model.new_cache(2, rotated=False)
-    with torch.no_grad():
-        model(torch.randint(0, 50, (2, 6)), cache=cache)
-    with pytest.raises(rw.RopeError, match="stores rotated keys"):
-        rotated.drop(0)
-    for count, sinks in ((7, 0), (3, 4), (-1, 0), ([1, 2, 3], 0), (1.5, 0), (1, -1)):
-        with pytest.raises(rw.RopeError, match="drop"):
-            cache.drop(count, sinks=sinks)
-    cache.drop([2, 0], sinks=1)
-    assert cache.lengths.tolist() == [4, 6]
     with pytest.raises(rw.RopeError, match="different models"):
-        cache.replace([0], model.new_cache(1))
+        model.new_cache(2, rotated=False).replace([0], model.new_cache(1))

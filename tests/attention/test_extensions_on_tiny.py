@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.attention.extensions import DroPE, DualChunk, Extension, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DroPE, DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.models.decoder import Decoder
 
 BAR = 1e-5  # of the largest logit
@@ -21,7 +21,6 @@ CASES: list[tuple[Extension | None, Extension | None]] = [  # an extension, and 
     (ReRoPE(window=12, leak=0.25, log_n=16), ReRoPE(window=12, leak=0.26, log_n=16)),
     (SelfExtend(group=4, window=12), SelfExtend(group=4, window=13)),
     (DualChunk(chunk=12, trained_length=16), DualChunk(chunk=12, trained_length=17)),
-    (StreamingLLM(window=14, sinks=3), StreamingLLM(window=15, sinks=3)),
 ]
 LENGTHS = (48, 31, 19)
 

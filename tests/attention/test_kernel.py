@@ -15,7 +15,7 @@ from ropewalk import backends
 from ropewalk import dispatch as compiled
 from ropewalk.attention import remap
 from ropewalk.attention.cache import KVCache
-from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import Branches, Stretch
 from ropewalk.backends import cpu
@@ -144,7 +144,7 @@ def test_packed_equals_separate(form: dict[str, Any], dtype: torch.dtype, calls:
 
 RULES = [
     ReRoPE(window=9), ReRoPE(window=9, leak=0.25, log_n=30), SelfExtend(group=4, window=12), LogN(trained_length=16),
-    DualChunk(chunk=24, trained_length=32), StreamingLLM(window=11, sinks=3), StreamingLLM(window=11, sinks=0),
+    DualChunk(chunk=24, trained_length=32),
 ]  # fmt: skip
 
 

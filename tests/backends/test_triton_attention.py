@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ropewalk import backends
 from ropewalk.attention.attention import Attention
-from ropewalk.attention.extensions import DualChunk, Extension, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.backends import choose_attention, cpu, explain_attention, reference, triton
 from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRequest, Backend, Bounds
@@ -190,7 +190,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[AttentionRequest]:
 LAYERS: dict[str, tuple[dict[str, object], Extension | None]] = {
     "ReRoPE": ({}, ReRoPE(window=6)), "leaky ReRoPE": ({}, ReRoPE(window=6, leak=0.25, log_n=8)),
     "Self-Extend": ({}, SelfExtend(group=3, window=6)), "dual chunk": ({}, DualChunk(chunk=7, trained_length=10)),
-    "StreamingLLM": ({}, StreamingLLM(window=6, sinks=2)), "softcap": ({"softcap": 2.0}, None),
+    "softcap": ({"softcap": 2.0}, None),
     "sinks": ({"sinks": True}, None), "window": ({"sliding_window": 5}, None),
 }  # fmt: skip
 

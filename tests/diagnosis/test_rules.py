@@ -61,7 +61,6 @@ BROKEN = {"plain": 1.5}
             "yarn",
             1024,
         ),
-        (made({**BROKEN, "yarn": -0.3, "streaming": -0.9}), None, "extend", "yarn", 1024),  # it forgets
         # 3. extend by copies: up to 0.10 worse than crop
         (made({**BROKEN, "yarn": 0.09}), YES, "extend", "yarn", 1024),
         (made({**BROKEN, "yarn": 0.099}), YES, "undecided", None, None),

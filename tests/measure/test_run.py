@@ -149,7 +149,7 @@ def test_methods_by_name_by_comma_and_all() -> None:
         return planned(tiny_decoder(), protocol(), list(asked)).methods
 
     assert chosen("crop", "yarn,pi") == ("plain", "pi", "yarn", "crop")
-    others = ("mrrope", "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming")
+    others = ("mrrope", "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n")
     assert chosen("all") == ("plain", *EXTENSIONS, *others, "crop")
     assert chosen("all", "drope", "p-rope", "cope") == tuple(name for name in METHODS if name != "as-is")
 

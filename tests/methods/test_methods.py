@@ -38,7 +38,7 @@ def test_the_order_of_tables() -> None:
     """The order decides ties, so it does not change unnoticed."""
     assert list(METHODS) == [
         "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "mrrope", "p-rope", "cope",
-        "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming", "drope", "crop",
+        "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "drope", "crop",
     ]  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_the_methods_of_a_run() -> None:
 
     frequencies = ("pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance")
     assert chosen() == ("plain", *frequencies, "crop")
-    attention = ("rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming")
+    attention = ("rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n")
     assert chosen("all") == ("plain", *frequencies, "mrrope", *attention, "crop")
     assert chosen("crop,yarn") == ("plain", "yarn", "crop")
     assert chosen(reach=Reach(256, 256)) == ("plain",)

@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
         )
     },
 }
-METHODS = ["plain", "dca", "self-extend", "streaming", "log-n"]
+METHODS = ["plain", "dca", "self-extend", "log-n"]
 
 
 def fresh(model: Decoder) -> list[list[float]]:

@@ -23,7 +23,7 @@ from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.scaling import DynamicNTK
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 
-METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "streaming", "log-n", "drope"]
+METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "log-n", "drope"]
 
 
 @pytest.fixture(scope="module")

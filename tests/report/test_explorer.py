@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropewalk.attention.extensions import ReRoPE, StreamingLLM
+from ropewalk.attention.extensions import ReRoPE
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
@@ -80,12 +80,10 @@ def test_ratios_of_position_interpolation_and_ntk():
         assert (table["ratio"][0], table["ratio"][-1]) == (1, pytest.approx(1 / table["factor"], rel=1e-6))
 
 
-def test_relative_positions_of_rerope_and_streaming():
-    """ReRoPE holds far keys at its window; a stream sees its first tokens and its last."""
+def test_relative_positions_of_rerope():
+    """ReRoPE holds far keys at its window."""
     clipped = relative_positions(ReRoPE(window=8), Reach(16, 64))
     assert clipped == [(d / 16, min(d, 8) / 16) for d in range(64)]
-    stream = relative_positions(StreamingLLM(window=8, sinks=2), Reach(16, 64))
-    assert [d for d, at in stream if at is not None] == [d / 16 for d in [*range(8), 62, 63]]
 
 
 def test_embedded_json_cannot_end_its_element():

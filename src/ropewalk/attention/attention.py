@@ -123,19 +123,13 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     return layer or 0
 
 
-def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
-    """Raise `RopeError` if the extension needs unrotated keys, or the encoding rotated ones, and the cache differs."""
+def check_unrotated(cache: KVCache, extension: Extension | None) -> None:
+    """Raise `RopeError` if the extension needs unrotated keys, and the cache stores rotated ones."""
     if extension is not None and extension.remaps and cache.rotated:
         raise RopeError(
             "KVCache: an extension in attention needs unrotated keys.",
             facts={"extension": extension, "cache": cache},
             cure="Create the cache with rotated=False, as model.new_cache does.",
-        )
-    if encoding is not None and not cache.rotated and not encoding.by_slots:
-        raise RopeError(
-            "KVCache: this encoding's positions do not follow from the cache's slots, so tokens cannot be moved.",
-            facts={"encoding": encoding.config, "cache": cache},
-            cure="Create the cache with rotated=True.",
         )
 
 
@@ -387,7 +381,7 @@ class Attention(nn.Module):
             if cache is not None:
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
-                check_unrotated(cache, self.extension, self.position_encoding)
+                check_unrotated(cache, self.extension)
                 check_cache(cache, layer, self.rope, self.extension)
             inputs = ForwardInputs.of(
                 hidden_states,

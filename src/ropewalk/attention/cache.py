@@ -59,29 +59,6 @@ def check_branches(branches: Branches, seq: int, rows: int, masked: bool) -> Non
         )
 
 
-def check_counts(counts: Sequence[int], sinks: int, lengths: Sequence[int], rotated: bool, cache: object) -> None:
-    """Raise `RopeError` unless every row contains the tokens to drop, and its keys can be moved."""
-    whole = all(as_whole(number) is not None for number in [*counts, sinks])
-    if len(counts) != len(lengths) or not whole or min([*counts, sinks]) < 0:
-        raise RopeError(
-            "KVCache.drop: `count` must be at least 0, for all rows or one per row, and `sinks` at least 0.",
-            facts={"count": counts, "sinks": sinks, "cache": cache},
-            cure="Pass numbers of tokens.",
-        )
-    if rotated:
-        raise RopeError(
-            "KVCache.drop: this cache stores rotated keys, which cannot be moved to different positions.",
-            facts={"cache": cache},
-            cure="Create it with new_cache(rotated=False).",
-        )
-    if any(drop and sinks + drop > held for drop, held in zip(counts, lengths, strict=True)):
-        raise RopeError(
-            "KVCache.drop: a row contains fewer tokens than `sinks` + `count`.",
-            facts={"count": counts, "sinks": sinks, "lengths": lengths},
-            cure="Drop fewer tokens.",
-        )
-
-
 def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[int]:
     """Return the rows for `select`; raise `RopeError` for none, and for rows that do not exist."""
     chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
@@ -115,8 +92,7 @@ class KVCache:
     - `extensions`: the layers' extensions, one or None per layer (None: no layer has one). A layer with a different
       extension raises, because an extension changes the keys and values of deeper layers.
     - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
-      positions need that, and `drop`, which moves later tokens to smaller positions. It costs one rotation of all keys
-      for each call and layer.
+      positions need that. It costs one rotation of all keys for each call and layer.
 
     **Raises:** `RopeError` for impossible sizes and for a missing `seq_len`.
 
@@ -369,25 +345,6 @@ class KVCache:
                 cure="Pass an int, or a list with one length for each row.",
             )
         self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
-
-    def drop(self, count: int | Sequence[int], *, sinks: int = 0) -> None:
-        """Drop `count` tokens of each row (an int, or one per row) after its first `sinks`; later tokens move down.
-
-        A slot is a position, so token n then has position n - count. Keys are stored unrotated and rotated by their
-        slots when they are used, so they equal keys computed at the new positions, however often tokens are dropped.
-        The influence of a dropped token on deeper layers stays in their keys and values.
-
-        **Raises:** `RopeError` for a cache of rotated keys, and if a row has fewer than `sinks` + `count` tokens.
-        Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
-        """
-        counts = list(count) if isinstance(count, Sequence) else [count] * self.batch
-        check_counts(counts, sinks, self._lengths, self.rotated, self)
-        lengths = self._lengths
-        for row, (drop, held) in enumerate(zip(counts, lengths, strict=True)):
-            if drop:
-                for buffer in (*self._keys, *self._values):
-                    buffer[row, :, sinks : held - drop] = buffer[row, :, sinks + drop : held].clone()
-        self._lengths = [held - drop for drop, held in zip(counts, lengths, strict=True)]
 
     def reset(self) -> None:
         """Drop all tokens; keep the capacity and `seq_len`."""

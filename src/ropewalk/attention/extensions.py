@@ -28,9 +28,7 @@ __all__ = [
     "LogN",
     "ReRoPE",
     "Region",
-    "Retained",
     "SelfExtend",
-    "StreamingLLM",
 ]
 
 
@@ -58,18 +56,6 @@ class Region(NamedTuple):
     high: Rule
 
 
-class Retained(NamedTuple):
-    """The visible tokens of a query: the row's first `sinks` and the last `window`, which include the query."""
-
-    sinks: int
-    window: int
-
-    @property
-    def total(self) -> int:
-        """Return the sum of both."""
-        return self.sinks + self.window
-
-
 @dataclass(frozen=True)
 class Extension:
     """A change of attention for longer texts, with the trained model's weights and frequencies unchanged.
@@ -91,11 +77,6 @@ class Extension:
                 cure="Choose a different name for the class.",
             )
         Extension.registry[cls.__name__] = cls
-
-    @property
-    def retained(self) -> Retained | None:
-        """Return the bounded part of the row visible to a query; a cache may drop the rest. None: no bound."""
-        return None
 
     def regions(self) -> tuple[Region, ...]:
         """Return the keys visible to a query, with their relative positions."""
@@ -462,37 +443,3 @@ class SelfExtend(Extension):
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return log_n_factor(index, self.log_n)
-
-
-@dataclass(frozen=True)
-class StreamingLLM(Extension):
-    """StreamingLLM: only the first `sinks` and last `window` tokens are visible. Bounds memory, not context.
-
-    Positions are those in the cache: a query attends to the window's keys at m - n, and a sink n at
-    min(m, sinks + window - 1) - n. Tokens between them are not visible, and `KVCache.drop` may drop them.
-    Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
-
-    >>> StreamingLLM(window=252, sinks=4).retained
-    Retained(sinks=4, window=252)
-    """
-
-    window: int
-    sinks: int = 4
-
-    def __post_init__(self) -> None:
-        check_tokens("StreamingLLM", 1, window=self.window)
-        check_tokens("StreamingLLM", 0, sinks=self.sinks)
-
-    @property
-    def retained(self) -> Retained:
-        """Return the sinks and the window."""
-        return Retained(self.sinks, self.window)
-
-    def regions(self) -> tuple[Region, ...]:
-        sinks, last = self.sinks, self.sinks + self.window - 1
-        near, far = near_and_far(self.window)
-        if not sinks:
-            return (near,)
-        return near, far._replace(
-            query=lambda m: m.clamp(max=last), key=same_index, high=lambda m: far.high(m).clamp(max=sinks)
-        )

@@ -109,9 +109,6 @@ class Encoding(nn.Module):
     adds_to_scores: ClassVar[bool] = False
     """Whether `biased` returns a bias of scores."""
 
-    by_slots: ClassVar[bool] = False
-    """Whether positions come only from the slots of queries and keys, so that tokens of a cache can move."""
-
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__()
         self.config = config
@@ -149,7 +146,6 @@ class DistanceBias(Encoding):
     """A bias for each head that depends only on the distance."""
 
     adds_to_scores: ClassVar[bool] = True
-    by_slots: ClassVar[bool] = True
 
     def of_distance(self, distance: Tensor) -> Tensor:
         """Return the bias `[heads, n]` of int64 distances `[n]`, query - key."""

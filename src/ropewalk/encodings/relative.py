@@ -48,7 +48,6 @@ class TransformerXL(EncodingConfig):
 class _Relative(Encoding):
     config: TransformerXL
     adds_to_scores: ClassVar[bool] = True
-    by_slots: ClassVar[bool] = True
 
     def __init__(self, config: TransformerXL, sizes: Sizes) -> None:
         super().__init__(config)

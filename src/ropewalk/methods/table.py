@@ -16,7 +16,6 @@ from ropewalk.attention.extensions import (
     LogN,
     ReRoPE,
     SelfExtend,
-    StreamingLLM,
 )
 from ropewalk.errors import RopeError
 from ropewalk.methods.method import Look, Method
@@ -28,7 +27,6 @@ from ropewalk.rope.scaling import ABF, NTK, CoPE, DynamicNTK, Linear, Llama3, Mr
 from ropewalk.rope.values import names_of
 
 ALL = "all"
-DROPS_TOKENS = "it drops tokens at run time, and the checkpoint does not change"
 
 
 def _abf(base: RopeConfig, reach: Reach) -> ABF:
@@ -255,18 +253,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         equal_below=lambda reach: reach.trained,
         look=Look("#767676", ":", "x"),
     ),
-    # StreamingLLM (Xiao et al. 2023, arXiv:2309.17453): four sinks, and the latest tokens up to the trained length.
-    Method(
-        name="streaming",
-        changes="Sees only the first few tokens and the latest: bounded memory, no longer context.",
-        costs="less than plain: a bounded number of keys, rotated again for each token",
-        not_in_config=DROPS_TOKENS,
-        source="2309.17453",
-        extension=lambda reach: StreamingLLM(window=max(1, reach.trained - 4), sinks=4),
-        forgets=True,
-        equal_below=lambda reach: reach.trained,
-        look=Look("#999933", "--", "+"),
-    ),
     # DroPE (Gelberg et al. 2025, arXiv:2512.12167): the rotation is removed, and the model is tuned without it.
     Method(
         name="drope",
@@ -285,7 +271,7 @@ METHOD_TABLE: tuple[Method, ...] = (
         name="crop",
         changes="Nothing: processes windows of the trained length and forgets older tokens.",
         costs="each window is read again from its beginning",
-        not_in_config=DROPS_TOKENS,
+        not_in_config="it drops tokens at run time, and the checkpoint does not change",
         crops=True,
         equal_below=lambda reach: reach.trained,
         forgets=True,

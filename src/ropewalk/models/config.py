@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from ropewalk.attention.extensions import Extension, Retained
+from ropewalk.attention.extensions import Extension
 from ropewalk.encodings import EncodingConfig, NoPE, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
@@ -238,12 +238,6 @@ class DecoderConfig:
     def remaps(self) -> bool:
         """Return whether any layer's extension needs unrotated keys."""
         return self.positions.remaps
-
-    @property
-    def retained(self) -> Retained | None:
-        """Return the bounded part of a row visible to all layers, or None; a cache may drop the rest."""
-        parts = {None if extension is None else extension.retained for extension in self.extensions}
-        return parts.pop() if len(parts) == 1 else None
 
     @property
     def kv_heads(self) -> int:

@@ -220,7 +220,7 @@ class Decoder(nn.Module):
 
         - `seq_len`: tokens, an int or `[batch]`; fixed; required if frequencies depend on length.
         - `capacity`: tokens to reserve memory for, if the final length is known.
-        - `rotated`: False stores unrotated keys, which `KVCache.drop` needs; None: as the model's extension needs it.
+        - `rotated`: False stores unrotated keys; None: as the model's extension needs it.
         """
         weight = self.embed_tokens.weight
         return KVCache(
@@ -262,9 +262,8 @@ class Decoder(nn.Module):
                 cure="Create it with this model's new_cache, and run its tokens again.",
             )
         if cache is not None:
-            encoding = _attention_of(self.layers[0]).position_encoding
             for extension in set(self.config.extensions):
-                check_unrotated(cache, extension, encoding)
+                check_unrotated(cache, extension)
 
 
 def _attention_of(layer: nn.Module) -> Attention:

@@ -62,7 +62,6 @@ def sample(
 
 
 _PREFILL = 1024  # tokens per row of a prompt in one call of the model, which bounds memory
-_SLACK = 256  # tokens to drop at a time, because each drop moves those that stay
 
 
 def generate(
@@ -250,8 +249,6 @@ def _prefill(run: _Generation, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
     longest = max(lengths)
     fixed = run.fixed_length(rows)
     capacity = longest + min(run.max_new_tokens, 256)
-    if model.config.retained is not None:
-        capacity = min(capacity, model.config.retained.total + _PREFILL)
     cache = model.new_cache(len(rows), seq_len=fixed, capacity=capacity)
     padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
     for at, row in enumerate(rows):
@@ -266,7 +263,6 @@ def _prefill(run: _Generation, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
             # only the last chunk runs the head; before it, hidden states are kept
             head_fn = partial(_at_ends, ends=ends - 1 - begin, before=last, logits=end == longest)
             last = model(padded[:, begin:end], attention_mask=real[:, begin:end], cache=cache, head_fn=head_fn)
-            _forget(model, cache, slack=0)
     assert last is not None, "prompts are never empty"
     return cache, last
 
@@ -284,15 +280,6 @@ def _is_compiled(model: Decoder) -> bool:
     """Return whether calls of the model run compiled: by `torch.compile(model)` or `model.compile()`."""
     dynamo = sys.modules.get("torch._dynamo")  # importing it takes longer than importing torch
     return model._compiled_call_impl is not None or (dynamo is not None and isinstance(model, dynamo.OptimizedModule))
-
-
-def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:
-    """Drop tokens invisible to all later tokens, if they are more than `slack`, to bound memory."""
-    retained = model.config.retained
-    if retained is not None:
-        excess = [max(0, held - retained.total) for held in cache.lengths.tolist()]
-        if max(excess) > slack:
-            cache.drop(excess, sinks=retained.sinks)
 
 
 def _feed(run: _Generation, rows: Sequence[int], cache: KVCache) -> Tensor:
@@ -313,7 +300,6 @@ def _feed(run: _Generation, rows: Sequence[int], cache: KVCache) -> Tensor:
         mask[outdated] = 0
     with _evaluating(run.model):
         logits: Tensor = run.model(newest, attention_mask=mask, cache=cache)[:, 0]
-    _forget(run.model, cache, slack=_SLACK)
     if outdated:
         fresh, recomputed = _prefill(run, [rows[at] for at in outdated])
         cache.replace(outdated, fresh)

@@ -321,9 +321,9 @@ def _positions(method: Method) -> list[dict[str, Any]]:
 def relative_positions(extension: Extension, reach: Reach) -> list[tuple[float, float | None]]:
     """Return (distance, relative position) in trained lengths for the last query; None for a key outside its view.
 
-    >>> from ropewalk.attention.extensions import StreamingLLM
-    >>> relative_positions(StreamingLLM(window=4, sinks=0), Reach(4, 16))[-1]
-    (3.75, None)
+    >>> from ropewalk.attention.extensions import ReRoPE
+    >>> relative_positions(ReRoPE(window=4), Reach(4, 16))[-1]
+    (3.75, 1.0)
     """
     last = torch.tensor(reach.target - 1)
     count = min(SAMPLES, reach.target)
