@@ -241,8 +241,9 @@ def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Fami
     axes = len(family.axial)
     stated = first(block, "partial_rotary_factor") or first(fields, "partial_rotary_factor")
     if stated is not None:
-        heads = size(fields, *_HEADS) if family.whole_width else 1
-        count = int(head_dim // (heads or 1) * fraction(stated[1], stated[0])) * (axes if family.whole_width else 1)
+        heads = (size(fields, *_HEADS) or 1) if family.whole_width else 1
+        share = fraction(stated[1], stated[0], heads)  # of one head, though all heads rotate together
+        count = int(head_dim // heads * share) * (axes if family.whole_width else 1)
         if count != head_dim:
             facts = {"partial_rotary_factor": stated[1], "head_dim": head_dim}
             raise _contradicts("partial_rotary_factor", count, name, head_dim, facts)

@@ -130,10 +130,10 @@ def size(fields: Block, *keys: str, most: int = MOST_SIZE) -> int | None:
     return None if stated is None else as_whole(stated[1])
 
 
-def fraction(value: object, name: str) -> float:
-    """Return a share of the features, above 0 and at most 1."""
-    if not (is_number(value) and 0 < value <= 1):  # type: ignore[operator]
-        raise _wrong_value(name, value, "a number above 0, at most 1")
+def fraction(value: object, name: str, most: int = 1) -> float:
+    """Return a share of the features, above 0 and at most `most`."""
+    if not (is_number(value) and 0 < value <= most):  # type: ignore[operator]
+        raise _wrong_value(name, value, f"a number above 0, at most {most:,}")
     return float(value)  # type: ignore[arg-type]
 
 

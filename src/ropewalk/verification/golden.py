@@ -121,7 +121,7 @@ class Golden:
             )
         try:
             self._parse()
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RopeError(
                 "verify: this file of golden predictions is damaged.",
                 facts={"error": f"{type(error).__name__}: {error}"},
