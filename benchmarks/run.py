@@ -21,7 +21,7 @@ def main() -> None:
     device = parser.parse_args().device
     rotation = ["rotation.py", "--device", device]
     everything = [[*rotation, "--figure", str(HERE / "results" / "rotation")],
-                  ["attention.py"], ["training.py"], ["decode.py"], ["forward.py"]]  # fmt: skip
+                  ["attention.py"], ["decode.py"], ["forward.py"]]  # fmt: skip
     for script, *arguments in everything if device == "cpu" else [rotation]:
         print(f"== {script} {' '.join(arguments)}", flush=True)
         try:

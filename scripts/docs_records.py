@@ -121,18 +121,6 @@ def decode() -> str:
     return f"{table(heads, rows)}\n\n{found[-1]['model']}, {where(found[-1])}."
 
 
-def training() -> str:
-    """Return tokens per second of training with ropewalk and transformers, the last measurement of each case."""
-    last = {one["case"]: one for one in lines("training.jsonl")}
-    rows = []
-    for case, one in last.items():
-        for dtype in dict.fromkeys(name.split(" ")[1] for name in one["tokens_per_second"]):
-            ours, theirs = (one["tokens_per_second"][f"{name} {dtype}"] for name in ("ropewalk", "transformers"))
-            rows.append([case, dtype, f"{ours:,}", f"{theirs:,}", f"{theirs / ours:.2f}"])
-    heads = ["training", "dtype", "ropewalk, tokens/s", "transformers, tokens/s", "ratio of times"]
-    return f"{table(heads, rows)}\n\n{where(list(last.values())[-1])}."
-
-
 def encodings() -> str:
     """Return the loss of each encoding at the trained length, and its rise beyond, with intervals over seeds."""
     first, *measured = lines("compare.jsonl")
@@ -159,63 +147,18 @@ def encodings() -> str:
 
 
 def classification() -> str:
-    """Return accuracy and macro-F1 of the classifier and the baseline on both test sets, with intervals."""
-    rows = []
-    for name, title in (("banking77", "banking77"), ("polarity", "sentence polarity")):
-        record = document(f"classify-{name}.json")
-        for who, key in (("classifier", "test"), ("TF-IDF + logistic regression", "baseline")):
-            scores = (record[key][score] for score in ("accuracy", "macro_f1"))
-            cells = [f"{one['value']:.3f} ({one['interval'][0]:.3f} to {one['interval'][1]:.3f})" for one in scores]
-            rows.append([f"{title}: {who}", *cells])
-    minutes = document("classify-banking77.json")["training"]["cpu_seconds"] / 60
-    note = f"Training on banking77 took {minutes:.1f} minutes of one core."
-    return f"{table(['test set', 'accuracy', 'macro-F1'], rows)}\n\n{note}"
-
-
-OF_INIT = (
-    ("banking77", "banking77, frozen features"), ("banking77-tuned", "banking77, eight layers tuned"),
-    ("polarity", "sentence polarity, frozen features"), ("polarity-300", "sentence polarity, 300 training rows"),
-)  # fmt: skip
-
-
-def classification_init() -> str:
-    """Return accuracies of classifiers on SmolLM2-135M, of the baseline, and from scratch, with McNemar's test."""
-    rows = []
-    for name, title in OF_INIT:
-        if not (RESULTS / f"classify-init-{name}.json").is_file():
-            continue
-        record = document(f"classify-init-{name}.json")
-        scratch = document(f"classify-{name.partition('-')[0]}.json")
-        cells = []
-        for key in ("test", "baseline", "difference"):
-            one, sign = record[key]["accuracy"], "+" if key == "difference" else ""
-            ends = " to ".join(f"{end:{sign}.3f}" for end in one["interval"])
-            cells.append(f"{one['value']:{sign}.3f} ({ends})")
-        head, p = record["training"]["head"], record["difference"]["mcnemar"]["p"]
-        spent = head["features_cpu_seconds"] + head["fit_cpu_seconds"] + record["training"]["cpu_seconds"]
-        same = scratch["data"]["train_sha256"] == record["data"]["train_sha256"]
-        low, high = scratch["test"]["accuracy"]["interval"]
-        value = f"{scratch['test']['accuracy']['value']:.3f} ({low:.3f} to {high:.3f})" if same else ""
-        rows.append([title, *cells, f"{p:.2g}", value, f"{spent / 60:.1f}"])
-    names = ["test set", "SmolLM2-135M", "TF-IDF", "difference", "p", "encoder from scratch", "minutes of one core"]
-    note = "p: McNemar's exact two-sided test of the first two. Minutes: training, with the choice of its settings."
-    return f"{table(names, rows)}\n\n{note}{two_baselines()}"
-
-
-def two_baselines() -> str:
-    """Return why TF-IDF has several accuracies on banking77: the order of the rows in its cross-validation."""
-    found = set()
-    for name in ("banking77", "init-banking77", "init-banking77-tuned"):
-        if (RESULTS / f"classify-{name}.json").is_file():
-            one = document(f"classify-{name}.json")["baseline"]
-            found.add(f"{one['accuracy']['value']:.3f} (C = {one['C']:g})")
-    if len(found) < 2:
-        return ""
-    return (
-        " TF-IDF is fitted on the same rows in every run, and its C is chosen by cross-validation. On banking77 it has "
-        f"{' and '.join(sorted(found))}, because the folds depended on the order of the rows, which differed between "
-        "runs; `classify train` now keeps the order of the file. Each difference is to the value in its row."
-    )
+    """Return the accuracy of the classifier and of the linear model, and their difference, with intervals."""
+    record, rows = document("classifier-banking77.json"), []
+    for who, title in (
+        ("classifier", "encoder from scratch"),
+        ("linear", "linear model"),
+        ("difference", "difference"),
+    ):
+        one, sign = record[who], "+" if who == "difference" else ""
+        low, high = one["interval"]
+        spent = f"{one['cpu_seconds'] / 60:.1f}" if "cpu_seconds" in one else ""
+        rows.append([title, f"{one['accuracy']:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})", spent])
+    return table([f"banking77, {record['test_rows']:,} test texts", "accuracy", "minutes of one core"], rows)
 
 
 def models() -> str:
@@ -325,8 +268,8 @@ def golden() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "rotation": rotation, "attention": attention, "forward": forward,
-    "decode": decode, "training": training, "encodings": encodings, "classification": classification,
-    "classification-init": classification_init, "models": models, "verify": verify, "verify-faults": verify_faults,
+    "decode": decode, "encodings": encodings, "classification": classification,
+    "models": models, "verify": verify, "verify-faults": verify_faults,
     "golden": golden, **EXTENSION["TABLES"], **STATUS["TABLES"],
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
-TIMED = ("rotation", "attention", "forward", "decode", "training")  # records of the CPU, NAME.jsonl
+TIMED = ("rotation", "attention", "forward", "decode")  # records of the CPU, NAME.jsonl
 STEPS = ("tests", "rotation", "attention", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
 MARKED = re.compile(r"<!-- status -->.*?<!-- /status -->", re.DOTALL)
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",

@@ -2,7 +2,7 @@
 
 A small decoder with learned absolute positions reads the packaged Moby-Dick; the file has its table in float16, and how
 it came about. About a quarter of an hour on one core; to resume, rerun the command. One thread, so that sums round in
-one order. The packaged table is of the former `ropewalk train`, with the same shape, text and number of updates.
+one order. The packaged table is of the command `train` of version 0.1, with the same shape, text and number of updates.
 """
 
 from __future__ import annotations

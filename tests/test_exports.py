@@ -48,8 +48,6 @@ LAZY = [
     "ropewalk.figures",
     "ropewalk.models",
     "ropewalk.rotation",
-    "ropewalk.training",
-    "ropewalk.training.classification",
 ]
 """The packages that import their names when they are used."""
 

@@ -238,7 +238,6 @@ def test_a_line_for_each_piece_where_there_is_no_terminal(capsys: pytest.Capture
     with ProgressBar("doctor", total=200) as bar:
         work_in_pieces(bar)
         bar.begin("[2/2] yarn", 100)
-        bar.note("loss 2.00")
         bar.line("doctor: half way")
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["doctor: [1/2] yarn", "doctor: [2/2] yarn", "doctor: half way"]
@@ -251,7 +250,7 @@ def test_many_pieces_have_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
         work_in_pieces(bar, pieces=60)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == [f"[{n}/60]" for n in (*range(1, 11), 20, 40, 60)]
-    with ProgressBar("train", lines=False) as bar:
+    with ProgressBar("extend", lines=False) as bar:
         work_in_pieces(bar)
     assert capsys.readouterr().err == ""
 
@@ -261,7 +260,6 @@ def test_a_bar_on_a_terminal(total: int | None, terminal: None, capsys: pytest.C
     """A share of each piece, or of the whole; a line stays above it; standard output is left alone."""
     with ProgressBar("doctor", total=total) as bar:
         work_in_pieces(bar, pieces=1)
-        bar.note("loss 2.00")
         task = bar._bar.tasks[0]
         assert (task.completed, task.total) == (100, total or 100)
         bar.line("doctor: half way")
@@ -269,21 +267,8 @@ def test_a_bar_on_a_terminal(total: int | None, terminal: None, capsys: pytest.C
         bar._bar.refresh()
     printed = capsys.readouterr()
     assert printed.out == "a result\n"
-    for part in ("[1/1] yarn", "100%" if total is None else "50%", "loss 2.00", "doctor: half way"):
+    for part in ("[1/1] yarn", "100%" if total is None else "50%", "doctor: half way"):
         assert part in printed.err
-
-
-def test_several_pieces_at_one_time(terminal: None) -> None:
-    """Each key has a bar of its own until its end; the whole's counts beside them."""
-    with ProgressBar("compare", total=8) as bar:
-        for key in ("rope", "alibi"):
-            bar.begin(f"{key}, seed 0", 100, key=key)
-        bar.advance(30, key="alibi")
-        bar.advance(1)
-        state: dict[str, Any] = {task.description: (task.completed, task.total) for task in bar._bar.tasks}
-        assert state == {"compare": (1, 8), "rope, seed 0": (0, 100), "alibi, seed 0": (30, 100)}
-        bar.end("rope")
-        assert [task.description for task in bar._bar.tasks] == ["compare", "alibi, seed 0"]
 
 
 def test_an_error_ends_the_bar(terminal: None) -> None:

@@ -58,8 +58,6 @@ class ProgressBar:
     - `total`: the total of all pieces of work, in the unit of `begin` and `advance`; None shows a bar for each piece.
     - `every`: off a terminal, print a line for the first ten pieces and then for each `every`-th one.
     - `lines`: False if the command prints its own lines, so that pieces print none off a terminal.
-
-    Work in several processes names its pieces by `key`; each has its own bar until `end(key)`.
     """
 
     def __init__(self, name: str, *, total: int | None = None, every: int = 1, lines: bool = True) -> None:
@@ -67,7 +65,6 @@ class ProgressBar:
         from rich.progress import (
             BarColumn,
             Progress,
-            TaskID,
             TaskProgressColumn,
             TextColumn,
             TimeElapsedColumn,
@@ -80,7 +77,6 @@ class ProgressBar:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
@@ -88,7 +84,7 @@ class ProgressBar:
             disable=not self.console.is_terminal,
             redirect_stdout=False,  # rich would send it to standard error
         )
-        self._tasks: dict[str | None, TaskID] = {None: self._bar.add_task(name, total=total, note="")}
+        self._task = self._bar.add_task(name, total=total)
         self._line, self._pieces = "", 0
 
     def __enter__(self) -> ProgressBar:
@@ -100,14 +96,12 @@ class ProgressBar:
     ) -> None:
         self._bar.stop()
 
-    def begin(self, description: str, tokens: int, key: str | None = None) -> None:
+    def begin(self, description: str, tokens: int) -> None:
         """Begin a piece of work of `tokens` tokens (or steps, files, rows); 0 if the number is unknown."""
-        if key is not None and key not in self._tasks:
-            self._tasks[key] = self._bar.add_task(description, total=tokens or None, note="")
-        elif key is None and self.total is not None:
-            self._bar.update(self._tasks[None], description=description)
+        if self.total is not None:
+            self._bar.update(self._task, description=description)
         else:
-            self._bar.reset(self._tasks[key], description=description, total=tokens or None)
+            self._bar.reset(self._task, description=description, total=tokens or None)
         if description != self._line and self.lines and not self.console.is_terminal:
             self._pieces += 1
             if self._pieces <= _FIRST_LINES or self._pieces % self.every == 0:
@@ -117,23 +111,11 @@ class ProgressBar:
     def expect(self, tokens: int) -> None:
         """Begin a stage of several pieces, which share one bar with this total."""
         self.total = tokens
-        self._bar.reset(self._tasks[None], description=self.name, total=tokens)
+        self._bar.reset(self._task, description=self.name, total=tokens)
 
-    def advance(self, tokens: int, key: str | None = None) -> None:
+    def advance(self, tokens: int) -> None:
         """Count `tokens` more as done."""
-        self._bar.advance(self._tasks[key], tokens)
-
-    def advance_to(self, tokens: int, key: str | None = None) -> None:
-        """Set the number of finished tokens."""
-        self._bar.update(self._tasks[key], completed=tokens)
-
-    def note(self, text: str, key: str | None = None) -> None:
-        """Show a note next to the bar, such as the loss or the speed; off a terminal it is not shown."""
-        self._bar.update(self._tasks[key], note=text)
-
-    def end(self, key: str) -> None:
-        """Remove the bar of a piece."""
-        self._bar.remove_task(self._tasks.pop(key))
+        self._bar.advance(self._task, tokens)
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""

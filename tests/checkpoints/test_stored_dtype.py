@@ -16,14 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 import ropewalk as rw
 from ropewalk import extend
-from ropewalk.backends import widened
 from ropewalk.checkpoints.load import load, load_decoder, save
 from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.readers.adapters import open_reader
-from ropewalk.training.classification.score import predict
 from tests.readers.random_models import folder_of, random_model
 
 SLOW = "bfloat16 products are slow on this CPU"
@@ -109,7 +107,7 @@ def test_a_fast_dtype_is_kept(own: Path, foreign: Path, monkeypatch: pytest.Monk
 
 
 def test_a_classifier_too(tmp_path: Path) -> None:
-    """`load` and the reader of `classify predict`."""
+    """`load` and what it computes."""
     config = TextClassifierConfig(
         vocab_size=257, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         labels=["a", "b"], max_length=16, encoding=rw.RopeConfig(8, interleaved=False),
@@ -119,7 +117,7 @@ def test_a_classifier_too(tmp_path: Path) -> None:
         classifier = load(tmp_path / "narrow")
     assert dtypes(classifier) == {torch.float32}
     with no_half_products():
-        predict(classifier, ["x"])
+        classifier(torch.tensor([classifier.encode("x")]))
 
 
 def test_without_memory_the_stored_dtype_stays(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,12 +215,3 @@ def test_attach_warns_and_keeps_the_dtype() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rw.attach(random_model("phi3"), "yarn", target=128)
-
-
-def test_training_chooses_float32() -> None:
-    """Also `extend tune` and `classify train`, by the same function."""
-    from ropewalk.training.settings import on_machine
-
-    assert on_machine("cpu", "auto") == ("cpu", "float32")
-    assert on_machine("cpu", "bfloat16") == ("cpu", "bfloat16")
-    assert not widened.fast_bfloat16("cpu")

@@ -154,7 +154,7 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
     assert with_a_command - {"__init__", "options", "command_line"} == {name.replace("-", "_") for name in COMMANDS}
 
 
-SUBCOMMANDS = ["extend apply", "classify train", "classify predict"]
+SUBCOMMANDS = ["extend apply"]
 
 
 def test_help_and_version_import_no_torch() -> None:
@@ -218,7 +218,7 @@ def test_the_commands_of_a_group_have_a_short_help_option(command: str, capsys: 
     assert "-h, --help" in shown
 
 
-@pytest.mark.parametrize("group", ["extend", "classify"])
+@pytest.mark.parametrize("group", ["extend"])
 def test_a_group_lists_its_commands_in_full(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command's line is its docstring's first, and is not cut at 80 columns."""
     with pytest.raises(SystemExit):
@@ -238,11 +238,6 @@ OPTIONS = {
     "report": "out",
     "inspect": "target trained-length json",
     "explore": "out",
-    "train": "text validation vocab-size size encoding seq-len batch-size steps epochs lr device seed out restart "
-    "settings",
-    "classify train": "data text-column label-column validation max-length encoding batch-size epochs lr device seed "
-    "test out restart settings",
-    "classify predict": "out text-column",
 }
 """The options of each command, in the order of its help."""
 LIMITS = {"doctor": 20}
@@ -268,8 +263,6 @@ def test_a_command_has_few_options(command: str) -> None:
     [
         ("inspect", "target trained-length"),
         ("extend apply", "target trained-length length"),
-        ("train", "seq-len"),
-        ("classify train", "max-length"),
     ],
 )
 def test_lengths_take_units(command: str, options: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from ropewalk.errors import RopeError
 class SampleSettings:
     """One field of each kind that a command may have."""
 
-    text: tuple[Path, ...] = field(metadata={"help": "A text; repeatable.", "rest": "More texts."})
+    text: tuple[Path, ...] = field(metadata={"help": "A text; repeatable."})
     target: int | None = field(default=None, metadata={"help": "The length wanted.", "unit": "tokens"})
     block: int = field(default=512, metadata={"help": "Tokens of a block.", "unit": "tokens"})
     windows: int = field(default=16, metadata={"help": "Windows of each text."})
@@ -28,9 +28,6 @@ class SampleSettings:
     )
     lengths: tuple[int, ...] = field(default=(), metadata={"help": "Lengths.", "commas": True, "unit": "tokens"})
     seeds: tuple[int, ...] = field(default=(0, 1), metadata={"help": "Seeds.", "commas": True})
-    scalings: tuple[str, ...] = field(
-        default=("pi", "ntk"), metadata={"help": "Rules.", "commas": True, "empty": "none"}
-    )
     words: str | list[str] | None = field(default=None, metadata={"help": "Words.", "type": tuple[str, ...]})
     scoring: Literal["choice", "generate"] = field(default="choice", metadata={"help": "How."})
     resume: bool = field(default=False, metadata={"help": "Go on."})
@@ -85,10 +82,7 @@ def test_defaults_are_the_dataclass_s_own():
         (["--methods", "yarn, ntk", "--method", "pi"], "methods", ("yarn", "ntk", "pi")),
         (["--lengths", "512,1k", "--lengths", "1.5k"], "lengths", (512, 1024, 1536)),
         (["--seeds", "3,4"], "seeds", (3, 4)),
-        (["--scalings", "none"], "scalings", ()),
-        (["--scalings", "pi"], "scalings", ("pi",)),
         (["--words", "a,b", "--words", "c"], "words", ("a,b", "c")),
-        (["b.txt", "--windows", "3", "c.txt"], "text", (Path("a.txt"), Path("b.txt"), Path("c.txt"))),
         (["--scoring", "generate"], "scoring", "generate"),
         (["--resume"], "resume", True),
         (["--no-echo"], "echo", False),
@@ -134,12 +128,6 @@ def test_the_command_is_printed_with_what_was_given():
     assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt --target 8k --methods yarn,ntk --resume --no-echo"
 
 
-def test_further_arguments_are_printed_with_their_option():
-    """`--text A B C` is printed as it was typed."""
-    run("tiny", "--text", "a.txt", "b.txt", "c.txt", "--block", "1k")
-    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt b.txt c.txt --block 1k"
-
-
 def test_the_command_of_a_group_is_printed_with_its_group():
     """`ropewalk group measure ...`, of which a part alone is no command."""
     group, app = typer.Typer(name="group"), typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -164,8 +152,8 @@ def choose(settings: Overrides[SampleSettings], quick: bool = False) -> None:
     [
         ([], {}),
         (["--windows", "16", "--block", "1k"], {"windows": 16, "block": 1024}),
-        (["--text", "a.txt", "c.txt"], {"text": (Path("a.txt"), Path("c.txt"))}),
-        (["--scalings", "none", "--resume", "--no-echo"], {"scalings": (), "resume": True, "echo": False}),
+        (["--text", "a.txt", "--text", "c.txt"], {"text": (Path("a.txt"), Path("c.txt"))}),
+        (["--resume", "--no-echo"], {"resume": True, "echo": False}),
     ],
 )
 def test_settings_over_other_defaults(arguments: list[str], given: dict[str, Any]):
@@ -184,7 +172,6 @@ def test_the_help_is_the_fields_own():
     text = " ".join(run("--help").output.split())
     for part in (
         "--text PATH A text; repeatable. [required]",
-        "More texts.",
         "--target TOKENS The length wanted.",
         "--block TOKENS Tokens of a block. [default: 512]",
         "--methods, --method TEXT Names.",
@@ -210,15 +197,11 @@ def test_a_missing_option_is_a_usage_error():
 
 @dataclass(frozen=True)
 class GroupedSettings:
-    """Fields in groups, and fields that are set in a file."""
+    """Fields in groups."""
 
     steps: int = field(default=5, metadata={"help": "Updates.", "group": "Training"})
     target: int = field(default=512, metadata={"help": "The length wanted.", "unit": "tokens"})
     lr: float = field(default=0.5, metadata={"help": "Learning rate.", "group": "Training"})
-    beta: float = field(default=0.9, metadata={"help": "A beta.", "file": True})
-    block: int | None = field(default=None, metadata={"help": "Tokens of a block.", "file": True, "unit": "tokens"})
-    names: tuple[str, ...] = field(default=("a",), metadata={"help": "Names.", "file": True, "commas": True})
-    fast: bool = field(default=False, metadata={"help": "Be fast.", "file": True})
 
 
 def grouped(
@@ -240,39 +223,4 @@ def test_the_help_has_a_heading_for_each_group():
     """Groups stand in the order of their first option; options without a group stand under Options."""
     lines = run_grouped("--help").output.splitlines()
     starts = [line.split()[0] for line in lines if line.endswith(":") or line.startswith("  ")][1:]
-    assert starts == [
-        *("Training:", "--steps", "--lr", "Options:", "--target", "--settings", "--help"),
-        *("Output:", "--json", "In", "beta", "block", "names", "fast"),
-    ]
-
-
-def test_a_settings_file_sets_the_fields_that_have_no_option(tmp_path: Path):
-    """Values arrive as the field's type, next to what is typed."""
-    (tmp_path / "s.toml").write_text('beta = 1\nblock = "8k"\nnames = ["b", "c"]\nfast = true\n')
-    result = run_grouped("--settings", tmp_path / "s.toml", "--steps", "7")
-    assert result.exit_code == 0, result.output
-    assert CALLS[0]["settings"] == GroupedSettings(7, 512, 0.5, 1, 8192, ("b", "c"), True)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("steps = 3", "an unknown name"),
-        ("beta = true", "the wrong type"),
-        ('beta = "0.9"', "the wrong type"),
-        ("fast = 1", "the wrong type"),
-        ('names = "b"', "the wrong type"),
-        ("block = 0.5", "the wrong type"),
-        ('block = "8x"', "ropewalk: block must be a whole number of tokens"),
-        ("beta = ", "Pass a TOML file"),
-        (None, "no such file"),
-    ],
-)
-def test_a_bad_settings_file_is_a_rope_error(content: str | None, message: str, tmp_path: Path):
-    """The file, the name and the value; an option is not set there."""
-    if content is not None:
-        (tmp_path / "s.toml").write_text(content)
-    result = run_grouped("--settings", tmp_path / "s.toml")
-    assert isinstance(result.exception, RopeError)
-    assert message in str(result.exception)
-    assert CALLS == []
+    assert starts == ["Training:", "--steps", "--lr", "Options:", "--target", "--help", "Output:", "--json"]

@@ -14,7 +14,7 @@ import torch
 from tests.examples.loading import example
 from tests.extend.material import TARGET, TRAINED, checkpoint
 from tests.launch.ranks import free_port
-from tests.training.material import prose
+from tests.prose import prose
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.thorough  # importing the Trainer takes seconds

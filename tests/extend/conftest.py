@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tests.training.material import prose
+from tests.prose import prose
 
 
 @pytest.fixture(autouse=True)

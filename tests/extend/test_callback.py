@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend import DoctorCallback, SkipCollator
 from ropewalk.models.training import held_out_windows
 from tests.extend.material import TARGET, TRAINED, checkpoint
-from tests.training.material import prose
+from tests.prose import prose
 
 
 @pytest.fixture

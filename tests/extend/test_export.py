@@ -273,7 +273,7 @@ def test_shards_and_dtype(tmp_path: Path) -> None:
 
 
 def test_a_saved_model_of_this_package(tmp_path: Path) -> None:
-    """What `save` and `ropewalk train` write is a source like any other."""
+    """What `save` writes is a source like any other."""
     save(extended(checkpoint(tmp_path / "source"), "plain"), tmp_path / "saved")
     model = extended(tmp_path / "saved", "llama3")
     assert (

@@ -43,13 +43,13 @@ def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfi
         raise RopeError(
             "TextClassifier: this version does not support classifiers on language models.",
             facts={"file": where},
-            cure="Load it with the version that trained it (commit d970beb), or use examples/classify_checkpoint.py.",
+            cure="Load it with the version that trained it (commit d970beb).",
         )
     if not is_classifier(content):
         raise RopeError(
             "TextClassifier: this is not a text classifier of ropewalk.",
             facts={"file": where, "model_type": content.get("model_type")},
-            cure="Train one with `ropewalk classify train`; rw.load loads language models.",
+            cure="Save a TextClassifier there; rw.load loads language models.",
         )
     try:
         encoder = config_from_native(content["encoder"], where)

@@ -29,7 +29,7 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
 
     **Arguments:**
     - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, a folder
-      that `save` or `ropewalk classify train` wrote, a model of the hub as OWNER/NAME, or the built-in "tiny".
+      that `save` wrote, a model of the hub as OWNER/NAME, or the built-in "tiny".
     - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several), except that float32
       replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both. GGUF files, which are
       dequantised, give float32.
@@ -68,7 +68,7 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
         raise RopeError(
             "load: this folder contains a text classifier, but a language model is needed.",
             facts={"source": str(source)},
-            cure="Use rw.load, which loads both, or `ropewalk classify predict` to label texts.",
+            cure="Use rw.load, which loads both.",
         )
     return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
 
@@ -96,7 +96,7 @@ def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None
         raise RopeError(
             "load: there is no such folder.",
             facts={"folder": str(path)},
-            cure="Pass the --out folder of `ropewalk classify train`.",
+            cure="Pass a folder that `save` wrote of a TextClassifier.",
         )
     return read_classifier(path, fast_dtype_or_warn(path, "load") if dtype is None else dtype)
 

@@ -30,8 +30,6 @@ COMMANDS = {
     "serve-config": "Print the commands, flags and files to serve an extended model, and the engine's caveats.",
     "verify": "Determine which rotary embedding an engine applies to a model.",
     "vectors": "Write the conformance vectors of a config: files to test an engine's rotation in any language.",
-    "train": "Train a decoder language model from scratch.",
-    "classify": "Train a text classifier, and label texts with it.",
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
 }
 """Each command and its line in `ropewalk --help`.
@@ -136,7 +134,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         with joined(), _short_warnings():
             build(_command(words))(args=words, prog_name="ropewalk")
     except RopeError as error:
-        return _fail(_by_command(str(error), words)) if os.environ.get("RANK", "0") in ("0", "") else 2
+        return _fail(str(error)) if os.environ.get("RANK", "0") in ("0", "") else 2
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -177,15 +175,6 @@ def _silence() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-
-
-def _by_command(message: str, arguments: Sequence[str]) -> str:
-    """Return a message of the training loop with the name of the command."""
-    return (
-        f"{_command(arguments) or 'ropewalk'}: {message.removeprefix('train: ')}"
-        if message.startswith("train: ")
-        else message
-    )
 
 
 def _command(arguments: Sequence[str]) -> str | None:

@@ -8,16 +8,11 @@ dataclass becomes one option for each field, and the function gets the dataclass
 - "type": the type on the command line, if the field's own type is wider.
 - "unit": "tokens" for a length, which may be written as 8k or 1M.
 - "commas": True for a tuple that may also be separated by commas, as in --methods yarn,ntk.
-- "empty": the word for an empty tuple, as in --scalings none.
-- "rest": the help of further arguments, which also belong to the tuple, as in --text A B C.
 - "option": the option's name or names, if they differ from the field's name with dashes.
-- "argument": True for a positional argument.
 - "metavar": the name of the value in the help.
 - "command_line": False for a field without an option.
 - "group": the heading under which the help lists the option (default: Options). An option in a function's own
   signature names it as `typer.Option(rich_help_panel="Output")`.
-- "file": True for a field that is set in a TOML file instead of by an option. If the settings have such fields, the
-  command has the option --settings FILE, and its help lists them.
 
 A tuple is a repeatable option. A bool with the default False is a flag, and one with True has a --no- form. A `Literal`
 is checked, and the help lists its choices.
@@ -40,7 +35,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
-from ropewalk.atomic_io import as_path, parse_object, read_text
+from ropewalk.atomic_io import as_path
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import names_of
 from ropewalk.version import __version__
@@ -106,21 +101,14 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         assert not options.keys() & new.keys(), f"{function.__name__}: two options have one name"
         options |= new
 
-    fields = {name: option for group in groups.values() for name, option in group.in_file.items()}
-    if fields:
-        options["settings_file"] = _SETTINGS_FILE
-
     def command(**typed: Any) -> None:
         values = {name: options[name].read(value) for name, value in typed.items()}
         own = {name: value for name, value in values.items() if name in hints and name not in groups}
-        file = values.get("settings_file")
-        filed = {} if file is None else _read_settings(file, fields)
-        function(**own, **{name: group.read(typed, values, filed) for name, group in groups.items()})
+        function(**own, **{name: group.read(typed, values) for name, group in groups.items()})
 
     command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
     command.__signature__ = inspect.Signature([option.parameter(name) for name, option in options.items()])  # type: ignore[attr-defined]
     command.__annotations__ = {name: option.annotation for name, option in options.items()}
-    command.settings_in_file = [(name, option.help) for name, option in fields.items()]  # type: ignore[attr-defined]
     return command
 
 
@@ -128,7 +116,7 @@ class Command(TyperCommand):
     """A command with help that lists the options under the headings of their groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, the groups of options in their order, and the settings in a file."""
+        """Write the arguments, and the groups of options in their order."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             heading = "Arguments" if parameter.param_type_name == "argument" else None
@@ -137,8 +125,7 @@ class Command(TyperCommand):
             if record is not None:
                 sections.setdefault(heading, []).append(record)
         arguments = {"Arguments": sections.pop("Arguments")} if "Arguments" in sections else {}
-        in_file = getattr(self.callback, "settings_in_file", [])
-        for heading, rows in {**arguments, **sections, "In the file of --settings": in_file}.items():
+        for heading, rows in {**arguments, **sections}.items():
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
@@ -151,25 +138,9 @@ class _Option:
     annotation: Any
     default: Any
     read: Callable[[Any], Any]
-    extends: str | None = None
-    """The field to which these values are added."""
-    from_file: Callable[[Any], Any] = lambda value: value
-    """Converts a value of a settings file to the field's type, or raises TypeError."""
-    help: str = ""
-    """The help of a field that is set in a file."""
 
     def parameter(self, name: str) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=self.annotation)
-
-
-_SETTINGS_FILE = _Option(
-    annotation=Annotated[
-        str | None,
-        typer.Option("--settings", help="A TOML file with the further settings listed below.", metavar="FILE"),
-    ],
-    default=None,
-    read=lambda value: None if value is None else as_path(value, "--settings"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,23 +150,19 @@ class _SettingsGroup:
     settings: type
     partial: bool
     options: dict[str, _Option]
-    in_file: dict[str, _Option]
 
-    def read(self, typed: Mapping[str, Any], values: Mapping[str, Any], filed: Mapping[str, Any]) -> Any:
+    def read(self, typed: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
         """Return the dataclass or the `Overrides` that the function gets.
 
         **Arguments:**
         - `typed`: the values from typer.
         - `values`: the same values, converted to the fields' types.
-        - `filed`: the values in the settings file.
         """
-        chosen = {name: filed[name] for name in self.in_file if name in filed}
-        for name, option in self.options.items():
-            if option.extends is not None:
-                if values.get(name):
-                    chosen[option.extends] = (*(chosen.get(option.extends) or ()), *values[name])
-            elif name in typed and not (self.partial and typed[name] in (None, [])):
-                chosen[name] = values[name]
+        chosen = {
+            name: values[name]
+            for name in self.options
+            if name in typed and not (self.partial and typed[name] in (None, []))
+        }
         return Overrides(self.settings, chosen) if self.partial else self.settings(**chosen)
 
 
@@ -206,27 +173,12 @@ def _settings_group(hint: Any) -> _SettingsGroup | None:
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
         return None
     hints = get_type_hints(settings)
-    options: dict[str, _Option] = {}
-    in_file: dict[str, _Option] = {}
-    for field in dataclasses.fields(settings):
-        if field.metadata.get("file"):
-            in_file[field.name] = _of_field(field, hints[field.name], partial)
-        elif field.init and field.metadata.get("command_line", True):
-            options[field.name] = _of_field(field, hints[field.name], partial)
-            if "rest" in field.metadata:
-                options[f"more_{field.name}"] = _rest_of(field, options[field.name])
-    return _SettingsGroup(settings=settings, partial=partial, options=options, in_file=in_file)
-
-
-def _rest_of(field: dataclasses.Field[Any], option: _Option) -> _Option:
-    """Return the command's further arguments, which belong to a field that is a tuple."""
-    argument = typer.Argument(help=field.metadata["rest"], metavar=field.metadata.get("metavar", "TEXT"))
-    return _Option(
-        annotation=Annotated[list[str] | None, argument],
-        default=None,
-        read=lambda value: option.read(value) if value else (),
-        extends=field.name,
-    )
+    options = {
+        field.name: _of_field(field, hints[field.name], partial)
+        for field in dataclasses.fields(settings)
+        if field.init and field.metadata.get("command_line", True)
+    }
+    return _SettingsGroup(settings=settings, partial=partial, options=options)
 
 
 def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
@@ -272,16 +224,12 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
     is_flag = kind is bool and default is False
     if is_flag and not names:
         names = (_named(field.name),)
-    shown = field.name if field.metadata.get("file") else names[0] if names else _named(field.name)
+    shown = names[0] if names else _named(field.name)
     commas, tokens = bool(field.metadata.get("commas")), field.metadata.get("unit") == "tokens"
     typed: Any = str if tokens or commas or element is Path or get_origin(element) is Literal else element
     help_text, metavar = field.metadata.get("help"), field.metadata.get("metavar")
-    info: Any
-    if field.metadata.get("argument"):
-        info = typer.Argument(help=help_text, metavar=metavar or field.name.upper())
-    else:
-        panel = field.metadata.get("group")
-        info = typer.Option(*names, help=help_text, metavar=metavar or _metavar(element, tokens), rich_help_panel=panel)
+    panel = field.metadata.get("group")
+    info = typer.Option(*names, help=help_text, metavar=metavar or _metavar(element, tokens), rich_help_panel=panel)
 
     def read_one(value: Any) -> Any:
         return _read(value, element, tokens, shown)
@@ -290,56 +238,13 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
         if value is None or not repeated:
             return default if value is None else read_one(value)
         words = names_of(f"ropewalk: {shown}", value) if commas else list(value)
-        if words == [field.metadata.get("empty")]:
-            return ()
         return tuple(map(read_one, words)) if words else default
-
-    def from_file(value: Any) -> Any:
-        if repeated != isinstance(value, list):
-            raise TypeError
-        items = value if repeated else [value]
-        accepted = {float: (int, float), bool: (bool,), int: (int, str) if tokens else (int,)}.get(element, (str,))
-        if not all(isinstance(item, accepted) and isinstance(item, bool) == (element is bool) for item in items):
-            raise TypeError
-        items = [read_one(str(item) if tokens else item) for item in items]
-        return tuple(items) if repeated else items[0]
 
     required = default is inspect.Parameter.empty
     annotation = list[typed] if repeated else typed
     if not required and (repeated or optional or partial):
         annotation = annotation | None
-    value = str(default).lower() if isinstance(default, bool) else default
-    shown_default = "" if partial or default in (None, "", ()) else f"  [default: {value}]"
-    return _Option(
-        annotation=_annotated(annotation, info),
-        default=_typed(default, typed),
-        read=read,
-        from_file=from_file,
-        help=f"{help_text}{shown_default}",
-    )
-
-
-def _read_settings(path: Path, fields: Mapping[str, _Option]) -> dict[str, Any]:
-    """Return the values of a TOML file in the fields' types; raise `RopeError` for an unknown name or a wrong type."""
-    cure = "Pass a TOML file to --settings, with one `name = value` on each line."
-    document = parse_object(read_text(path, "ropewalk", cure), path, "ropewalk", cure, toml=True)
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        if name not in fields:
-            raise RopeError(
-                "ropewalk: the file of --settings contains an unknown name.",
-                facts={"file": str(path), "name": name},
-                cure=f"It may contain {', '.join(fields)}. All other settings are options.",
-            )
-        try:
-            values[name] = fields[name].from_file(value)
-        except TypeError as error:
-            raise RopeError(
-                "ropewalk: a value in the file of --settings has the wrong type.",
-                facts={"file": str(path), name: value},
-                cure=f"{name}: {fields[name].help}",
-            ) from error
-    return values
+    return _Option(annotation=_annotated(annotation, info), default=_typed(default, typed), read=read)
 
 
 def _typed(default: Any, typed: type) -> Any:

@@ -188,7 +188,7 @@ class TextClassifier(nn.Module):
         if self.tokenizer is None:
             raise RopeError(
                 "TextClassifier: the model has no tokenizer to encode texts.",
-                cure="Set `tokenizer`, or load a folder written by `ropewalk classify train`.",
+                cure="Set `tokenizer`, or load a folder that was saved with one.",
             )
         ids = self.tokenizer.encode(text.strip())
         if not ids:

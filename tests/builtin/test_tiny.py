@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-import tomllib
+import runpy
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,9 +24,8 @@ from ropewalk.measure.losses import run
 from ropewalk.measure.plan import KIND, LossProtocol, plan
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
+from ropewalk.models.training import held_out_windows, loss_by_position
 from ropewalk.readers.adapters import reader_of
-from ropewalk.training.data import TokenStream, validation_batches
-from ropewalk.training.objective import loss_by_position
 
 FOLDER = Path(str(files("ropewalk.builtin"))) / "tiny"
 TRAINED = 256
@@ -80,9 +79,8 @@ def test_loss_rises_past_twice_the_trained_length(tiny: Decoder, moby_dick: str)
     assert tiny.tokenizer is not None
     assert tiny.config.ropes[0] is not None
     assert tiny.config.ropes[0].trained_length == TRAINED
-    stream = TokenStream.pack([moby_dick[30_000:]], tiny.tokenizer.encode, None)
-    batches = validation_batches(stream, seq_len=4 * TRAINED, limit=12, batch_size=4)
-    within, _, third, fourth = (nats for _, _, nats in loss_by_position(tiny, batches, blocks=4))
+    windows = held_out_windows([tiny.tokenizer.encode(moby_dick[30_000:])], length=4 * TRAINED, limit=12)
+    within, _, third, fourth = loss_by_position(tiny, windows).view(4, TRAINED).mean(1).tolist()
     assert within < 4.8
     assert min(third, fourth) >= within + 0.1
 
@@ -94,9 +92,8 @@ def test_its_quotes_are_those_of_the_doctors_text(tiny: Decoder, moby_dick: str)
     assert straight != moby_dick
     losses = []
     for text in (moby_dick, straight):
-        stream = TokenStream.pack([text[100_000:140_000]], tiny.tokenizer.encode, None)
-        batches = validation_batches(stream, seq_len=TRAINED, limit=16, batch_size=8)
-        losses.append(loss_by_position(tiny, batches, blocks=1)[0][2])
+        windows = held_out_windows([tiny.tokenizer.encode(text[100_000:140_000])], length=TRAINED, limit=16)
+        losses.append(float(loss_by_position(tiny, windows).mean()))
     assert losses[0] < losses[1] - 0.05
 
 
@@ -152,33 +149,21 @@ def test_the_log_is_of_this_run(tiny: Decoder) -> None:
     assert within < second < third < fourth
 
 
-@pytest.fixture
-def script() -> str:
-    """The one command that trains it."""
-    script = Path(ropewalk.__file__).parents[2] / "scripts" / "make_tiny.sh"
-    if not script.is_file():
+def test_the_scripts_recipe_is_the_models() -> None:
+    """Books, updates, tokens, learning rate and copy warm-up as the log and the config have them."""
+    path = Path(ropewalk.__file__).parents[2] / "scripts" / "make_tiny.py"
+    if not path.is_file():
         pytest.skip("the package is installed without its repository")
-    return script.read_text()
-
-
-def test_the_script_names_no_text_of_the_doctor(script: str) -> None:
-    """Moby-Dick is not among the texts that the one command trains on."""
-    command = [line for line in script.splitlines() if "--text" in line]
-    assert len(command) == 1
-    assert "middlemarch.txt" in command[0]
-    assert "bleak_house.txt" in command[0]
-    assert "moby" not in command[0]
-
-
-def test_the_scripts_recipe_is_the_models(script: str) -> None:
-    """Updates, tokens, learning rate and copy warm-up as the log and the config have them."""
+    sys.path.insert(0, str(path.parent))
+    try:
+        names = runpy.run_path(str(path))
+    finally:
+        sys.path.remove(str(path.parent))
     last = json.loads((FOLDER / "training-log.jsonl").read_text().splitlines()[-1])
-    words = shlex.split(script[script.index("-m ropewalk train") :], comments=True)
-    option = {name: words[words.index(name) + 1] for name in words if name.startswith("--")}
-    in_file = tomllib.loads(script.partition("<<END\n")[2].partition("END\n")[0])
-    assert int(option["--steps"]) == last["step"]
-    assert int(option["--seq-len"]) == TRAINED
-    assert int(option["--steps"]) * int(option["--batch-size"]) * TRAINED == last["tokens"]
-    assert float(option["--lr"]) * in_file["final_lr"] == pytest.approx(last["lr"])
-    assert in_file["copy_warmup"] == COPY_WARMUP
-    assert in_file["validation_length"] == last["validation_by_position"][-1][1]
+    assert names["BOOKS"] == ("middlemarch", "bleak_house")  # not Moby-Dick, the doctor's text
+    assert names["STEPS"] == last["step"]
+    assert names["LENGTH"] == TRAINED
+    assert names["STEPS"] * names["BATCH"] * TRAINED == last["tokens"]
+    assert names["LR"] * names["FINAL_LR"] == pytest.approx(last["lr"])
+    assert names["COPY_WARMUP"] == COPY_WARMUP
+    assert names["VALIDATION_LENGTH"] == last["validation_by_position"][-1][1]
