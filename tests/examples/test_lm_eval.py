@@ -22,7 +22,7 @@ def test_the_harness_scores_the_attached_model(monkeypatch: pytest.MonkeyPatch) 
     from lm_eval.api.instance import Instance
 
     page = HOWTO.read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", page[page.index("## Benchmarks of others") :], re.DOTALL)[0]
+    code = re.findall(r"```py\n(.*?)```", page[page.index("## Benchmarks of others") :], re.DOTALL)[0]
     scored: dict[str, Any] = {}
 
     def evaluate(model: Any, tasks: Any) -> dict[str, Any]:

@@ -102,5 +102,5 @@ def test_workers_share_the_jobs() -> None:
 @pytest.mark.parametrize("minutes", [0, -1, float("nan")])
 def test_minutes_are_a_time(minutes: float) -> None:
     """Above zero."""
-    with pytest.raises(RopeError, match="must be above 0"):
+    with pytest.raises(RopeError, match="must be a finite number above 0"):
         DoctorSettings(minutes=minutes)

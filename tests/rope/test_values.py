@@ -119,7 +119,7 @@ def test_a_decoder_of_any_size_is_built_or_refused(tmp_path: Path) -> None:
         ("dynamic", {"rope_parameters": {"rope_type": "dynamic", "factor": 1e308}}, "`factor` must be a number from 1"),
         ("yarn", {"rope_parameters": {**YARN, "beta_fast": 1e308}}, "`beta_fast` must not be below"),
         ("yarn", {"rope_parameters": {**YARN, "mscale": 1e308}}, "`mscale` must be a number above 0, at most"),
-        ("plain", {"rope_theta": 1e31}, "`theta` must be a number above 1, at most 1e.30"),
+        ("plain", {"rope_theta": 1e32}, "`theta` must be a number above 1, at most 1e.31"),
     ],
 )
 def test_numbers_have_a_range(name: str, change: dict[str, Any], message: str) -> None:

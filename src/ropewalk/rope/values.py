@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
 MOST_TOKENS, MOST_SEED = 2**31 - 1, 2**63 - 1
-MOST_SIZE, MOST_FACTOR = 2**20, 1e30  # features, heads or layers; thetas and factors: beyond, a formula overflows
+MOST_SIZE, MOST_FACTOR = 2**20, 1e31  # features, heads or layers; thetas and factors: beyond, a formula overflows
 TRAINED_KEY = "original_max_position_embeddings"
 
 
