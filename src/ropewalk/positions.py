@@ -175,7 +175,7 @@ def mrope_positions(
     split_frames: bool = False,
     attention_mask: Tensor | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
-) -> tuple[Int[Tensor, "*batch seq axes"], Int[Tensor, "*batch"]]:
+) -> tuple[Int[Tensor, "*batch seq axes"], Int[Tensor, "*rows"]]:
     """Return (time, height, width) of each token of text with images and videos, and the offset for decoding.
 
     **Arguments:**

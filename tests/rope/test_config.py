@@ -91,6 +91,7 @@ def test_the_pairing_is_required():
         rw.RopeConfig(64)
 
 
+@pytest.mark.rejects  # the annotations say int and float
 def test_numbers_of_numpy_and_torch_are_numbers():
     """They come out as Python's, so that equal configs are equal and hash alike."""
     built = config(
