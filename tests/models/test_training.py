@@ -112,6 +112,19 @@ def test_what_is_not_finite_stops_before_the_update(name: str) -> None:
     assert torch.equal(model.weight, weights[-1])
 
 
+def test_a_run_that_ended_early_is_not_continued(tmp_path: Path) -> None:
+    """`after` ended it; with the same state, the losses are returned."""
+    model = nn.Linear(3, 1)
+
+    def run() -> list[float]:
+        return fit(model, lambda step: model(torch.ones(3)).square().sum(), steps=9, state=tmp_path / "state",
+                   after=lambda step, loss: step == 2)  # fmt: skip
+
+    losses = run()
+    assert len(losses) == 2
+    assert run() == losses
+
+
 class Stopped(Exception):
     """Raised in place of a kill."""
 
@@ -211,6 +224,11 @@ def test_held_out_windows_are_apart_and_within_documents(lengths: list[int], lim
     targets = found[:, 1:].flatten().tolist()
     assert len(targets) == len(set(targets)) == 5 * min(limit, sum(max(0, length - 1) // 5 for length in lengths))
     assert bool((found.diff() == 1).all())
+
+
+def test_held_out_windows_are_evenly_spread() -> None:
+    """Two of four: the first and the third."""
+    assert held_out_windows([range(9)], length=2, limit=2)[:, 0].tolist() == [0, 4]
 
 
 def test_a_text_shorter_than_a_window_is_refused() -> None:
