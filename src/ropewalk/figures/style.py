@@ -24,8 +24,6 @@ SHADE = "#f3f0e8"
 PALE = "#c9c9c9"
 # Okabe and Ito's colours by name, from dark to light when printed in grey
 BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
-# text on the cells of a colour map: the same on light and dark pages
-ON_LIGHT, ON_DARK = "#1f1f1f", "#fefefe"
 # inches: half of a desktop page, and a phone's width
 WIDE, NARROW = (7.4, 4.3), (4.3, 3.1)
 # the colour map of every table of numbers: its lightness grows evenly, so a grey print keeps the order
