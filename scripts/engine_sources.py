@@ -60,7 +60,7 @@ _CONVERTER = (
     "The rule is left out of the file",
     "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not applied",
     "The divisors are written for Phi-3 only",
-    "ropewalk writes no .gguf file of this architecture, and",
+    "ropewalk copies no .gguf file of this architecture, and",
 )
 
 PIECES: tuple[Piece, ...] = (

@@ -11,7 +11,7 @@ from ropewalk.diagnosis.settings import DoctorSettings, Protocol
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.adapters import reader_of
 from ropewalk.rope.config import RopeConfig
 
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)
@@ -35,8 +35,13 @@ def tiny_decoder(rope: Any = ROPE, **changes: Any) -> Decoder:
 
 def under_method(model: Decoder, method: str, *, trained: int, target: int) -> Decoder:
     """The decoder under an extension method, its weights shared."""
-    reader = DecoderReader(model)
-    return reader.under(METHODS[method].positions(reader.positions, Reach(trained, target))).model
+    positions = METHODS[method].positions(model.config.positions, Reach(trained, target))
+    return model.with_positions(rope=positions.ropes, extension=positions.extensions)
+
+
+def window_losses(model: Decoder, ids: torch.Tensor, **options: Any) -> Any:
+    """Losses of a window by the reader of a decoder, which transformers computes."""
+    return reader_of(model).window_losses(ids, **options)
 
 
 def random_ids(tokens: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ def test_the_config_is_that_of_the_method() -> None:
     attention = conclude(measured({"plain": 6.0, "dca": 3.0, "crop": 3.5}))
     assert (attention.method, attention.config) == ("dca", None)
     assert "No config.json can express it, so no engine can serve it; it works in Python." in attention.sentence
-    assert str(attention.call).startswith("model.with_positions(extension=DualChunk(")
+    assert str(attention.call).startswith('rw.attach(model, "dca", target=')
 
 
 def test_the_config_states_the_length_that_is_shown() -> None:
@@ -166,11 +166,9 @@ def test_a_stopped_run_keeps_its_minutes() -> None:
 
 
 def test_a_method_that_no_config_holds_is_put_into_a_live_model_by_attach() -> None:
-    """The call is the library's: our decoder's own, or rw.attach for a model that transformers computes."""
+    """With its target and the trained length."""
     measurement = measured({"rerope": 2.0, "yarn": 2.5})
-    assert str(at_run_time("rerope", measurement)).startswith("model.with_positions(extension=ReRoPE(")
-    live = at_run_time("rerope", measurement, library="transformers 5.23.0, PhiForCausalLM")
-    assert live == 'rw.attach(model, "rerope", target=64, trained_length=16)'
-    assert at_run_time("yarn", measurement, library="transformers 5.23.0, PhiForCausalLM") is None
+    assert at_run_time("rerope", measurement) == 'rw.attach(model, "rerope", target=64, trained_length=16)'
+    assert at_run_time("yarn", measurement) is None
     verdict = Verdict(action="extend", method="rerope", length=64)
     assert "rw.attach(model, 'rerope', target=64)" in str(next_step(verdict, "owner/phi", 64))

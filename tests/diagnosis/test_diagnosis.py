@@ -233,8 +233,7 @@ def names_in(tree: ast.AST) -> set[str]:
 def test_diagnosis_and_measure_know_only_readers() -> None:
     """No file of these subpackages names our decoder or its adapter."""
     forbidden = {
-        "Decoder", "DecoderReader", "DecoderConfig", "load_decoder", "ropewalk.models.decoder",
-        "ropewalk.readers.decoder", "ropewalk.models.generation",
+        "Decoder", "DecoderConfig", "load_decoder", "ropewalk.models.decoder", "ropewalk.models.generation",
     }  # fmt: skip
     package = Path(ropewalk.__file__).parent
     files = [path for name in ("diagnosis", "measure") for path in (package / name).glob("*.py")]

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import transformers
 
+from ropewalk.checkpoints.decoder_config import half_split
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.extend.job import Exported
 from ropewalk.extend.job import export as export_reader
-from ropewalk.extend.writable import WritableDecoder
 from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.models.decoder import Decoder
+from ropewalk.readers.adapters import reader_of
 
 TRAINED, TARGET = 16, 64
 REACH = Reach(TRAINED, TARGET)
@@ -31,31 +32,19 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": TRAINED,
     "initializer_range": 0.2,
 }
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 8}),
-    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": None}),
-}
-
-
 _WRITTEN: dict[str, dict[str, bytes]] = {}
 
 
-def checkpoint(folder: Path, family: str = "llama", **changes: Any) -> Path:
+def checkpoint(folder: Path, **changes: Any) -> Path:
     """A folder that transformers wrote: random weights large enough that positions matter, and a tokenizer of bytes.
 
     Equal checkpoints are made once and then copied.
     """
-    key = json.dumps([family, changes], sort_keys=True)
+    key = json.dumps(changes, sort_keys=True)
     if key not in _WRITTEN:
-        name, own = FAMILIES[family]
         torch.manual_seed(3)
-        config = getattr(transformers, f"{name}Config")(
-            **{**_SHAPE, **own, "bos_token_id": 256, "eos_token_id": 256, **changes}
-        )
-        getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folder)
+        config = transformers.LlamaConfig(**{**_SHAPE, "bos_token_id": 256, "eos_token_id": 256, **changes})
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
         TextTokenizer.bytes().save(folder)
         _WRITTEN[key] = {path.name: path.read_bytes() for path in folder.iterdir()}
     else:
@@ -63,13 +52,6 @@ def checkpoint(folder: Path, family: str = "llama", **changes: Any) -> Path:
         for file, content in _WRITTEN[key].items():
             (folder / file).write_bytes(content)
     torch.manual_seed(3)
-    return folder
-
-
-def checkpoint_with_merges(folder: Path, family: str = "llama", **changes: Any) -> Path:
-    """The same with a trained tokenizer, which llama.cpp asks for."""
-    checkpoint(folder, family, **{"bos_token_id": 0, "eos_token_id": 0, **changes})
-    TextTokenizer.train(["the rain in Spain stays mainly in the plain; Call me Ishmael, 1851. "] * 40, 300).save(folder)
     return folder
 
 
@@ -89,13 +71,6 @@ def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -
     return most
 
 
-def reader_under(model: Decoder | Path, method: str, reach: Reach = REACH) -> WritableDecoder:
-    """A model, or the checkpoint of a folder in float32, under a method."""
-    decoder = model if isinstance(model, Decoder) else load_decoder(model, dtype=torch.float32)
-    reader = WritableDecoder(decoder)
-    return reader.under(method_named(method).positions(reader.positions, reach))
-
-
 INEXPRESSIBLE = tuple(name for name, method in METHODS.items() if method.config is None)
 EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
 HOW = {"reach": REACH}
@@ -103,14 +78,17 @@ HOW = {"reach": REACH}
 
 def extended(folder: Path, method: str) -> Decoder:
     """The checkpoint under a method, in float32."""
-    return reader_under(folder, method).module
+    return under(load_decoder(folder, dtype=torch.float32), method)
 
 
 def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
     """A model under a method."""
-    return reader_under(model, method, reach).module
+    positions = method_named(method).positions(model.config.positions, reach)
+    return model.with_positions(rope=positions.ropes, extension=positions.extensions)
 
 
 def export(model: Decoder, out: Path, **how: Any) -> Exported:
-    """`extend.job.export` of a decoder."""
-    return export_reader(WritableDecoder(model), out, **how)
+    """`extend.job.export` of a decoder's positions, put into its source if that is given."""
+    dtype = model.embed_tokens.weight.dtype
+    reader: Any = reader_of(load_decoder(how["source"], dtype=dtype) if "source" in how else model)
+    return export_reader(reader.under(half_split(model.config).positions), out, **how)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from ropewalk import extend
 from ropewalk.errors import RopeError
-from ropewalk.extend.writable import WritableLive
+from ropewalk.extend.writable import in_dtype
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.transformers import TransformersReader
@@ -40,6 +40,8 @@ def own_losses(folder: Path) -> Any:
         ("cohere", "yarn"),
         ("phi3", "yarn"),
         ("phi3", "ntk"),
+        ("qwen3", "yarn"),
+        ("smollm3", "llama3"),
     ],
 )
 @pytest.mark.parametrize("length", [None, 96])
@@ -65,7 +67,7 @@ def test_a_written_folder_computes_the_same(family: str, method: str, length: in
 
 
 def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
-    """A method in attention, Gemma 2's one block for windowed and full layers, ropewalk's own form, GPT-J."""
+    """A method in attention, Gemma 2's one block for windowed and full layers, GPT-J."""
     granite = folder_of("granite", tmp_path / "granite")
     with pytest.raises(RopeError, match="inside attention"):
         extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="rerope", target=128))
@@ -73,8 +75,6 @@ def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
         extend.apply(random_model("phi3"), tmp_path / "out", extend.ApplySettings(method="dynamic", target=128))
     with pytest.raises(RopeError, match="one rope for all layers"):
         extend.apply(random_model("gemma2"), tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
-    with pytest.raises(RopeError, match="only ropewalk's own families"):
-        extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="yarn", target=128, native=True))
     gptj = random_model("gptj", n_embd=32, n_head=4, n_layer=2, rotary_dim=4, max_position_embeddings=64)
     with pytest.raises(RopeError, match="rotation cannot be replaced"):
         extend.apply(gptj, tmp_path / "out", extend.ApplySettings(method="pi", target=256))
@@ -92,9 +92,9 @@ def test_a_folder_that_computes_something_else_is_not_written(tmp_path: Path, mo
 def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
     """A live model is written from a copy, on request in another dtype."""
     model = random_model("granite")
-    reader = WritableLive.of(TransformersReader(model))
-    half = reader.to(dtype=torch.bfloat16)
+    reader = TransformersReader(model)
+    half = in_dtype(reader, torch.bfloat16)
     assert (half.dtype, reader.dtype, model.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    assert reader.to(dtype=torch.float32) is reader
+    assert in_dtype(reader, torch.float32) is reader
     extend.apply(model, tmp_path / "out", extend.ApplySettings(method="pi", target=128))
     assert "save_pretrained" not in vars(model)

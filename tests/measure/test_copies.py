@@ -33,8 +33,10 @@ from ropewalk.measure.copies import (
 from ropewalk.measure.losses import run
 from ropewalk.measure.plan import LossProtocol, plan
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import as_transformers
 from ropewalk.readers.reader import Reader
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.report.record import CopiesEntry, _mismatches
 from ropewalk.rope.config import RopeConfig
 from tests.diagnosis.models import tiny_decoder
@@ -84,7 +86,7 @@ def live_reader() -> Reader:
 
 
 READERS: dict[str, Callable[[], Reader]] = {
-    "decoder": lambda: DecoderReader(tiny_decoder(LONGER)),
+    "decoder": lambda: reader_of(tiny_decoder(LONGER)),
     "transformers": live_reader,
 }
 
@@ -193,15 +195,13 @@ def test_asking_changes_no_loss_and_no_cache(kind: str, chunk: int) -> None:
 
 def test_the_cache_is_bit_for_bit_as_it_was() -> None:
     """Keys and values of every layer, and the number of tokens."""
-    reader = DecoderReader(tiny_decoder(LONGER))
+    reader = reader_of(tiny_decoder(LONGER))
     tensor = torch.tensor(ids_of(TARGET))
     held: list[list[torch.Tensor]] = []
 
     def copy(prefix: Any) -> list[torch.Tensor]:
-        layout = prefix.cache.lay_out(1, 0)
-        assert layout.total == 100
-        layers = range(reader.model.config.num_hidden_layers)
-        return [part[:, :, :100].clone() for layer in layers for part in prefix.cache.held(layer, layout)]
+        assert prefix.cache.get_seq_length() == 100
+        return [part.clone() for layer in prefix.cache.layers for part in (layer.keys, layer.values)]
 
     def ask(prefix: Any) -> None:
         held.append(copy(prefix))
@@ -249,7 +249,7 @@ def test_answers_do_not_depend_on_what_a_run_was_resumed_from(dtype: torch.dtype
     """
     protocol = protocol_of(windows=2)
     windows, spans = drawn(protocol, 2)
-    reader = DecoderReader(tiny_decoder(LONGER).to(dtype))
+    reader = reader_of(tiny_decoder(LONGER).to(dtype))
     work = plan(reader, protocol, ["yarn", "dca", "crop"])
 
     def measured(ledger: Any, **options: Any) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def test_until_begins_no_further_job(workers: int) -> None:
     """What has begun is finished and kept; what is left stays due."""
     protocol = protocol_of(windows=3)
     windows, _ = drawn(protocol, 3)
-    reader, ledger = DecoderReader(tiny_decoder(LONGER)), ledger_at(None)
+    reader, ledger = reader_of(tiny_decoder(LONGER)), ledger_at(None)
     work = plan(reader, protocol, ["yarn"])
     jobs = work.due(ledger)
     run(reader, torch.tensor(windows), work, ledger, workers=workers, until=lambda: len(ledger) >= 2)
@@ -505,16 +505,12 @@ def _stop(design: SpanDesign, length: int) -> Any:
     return next(stop for stop in (design.control, *design.stops) if stop.length == length)
 
 
-class Copier(DecoderReader):
+class Copier(TransformersReader):
     """A reader whose answers are -5 for a token, and -3 for those of spans that it has read at most `reach` back."""
 
     def __init__(self, model: Decoder, windows: Sequence[Sequence[int]], reach: int) -> None:
-        super().__init__(model, "copier")
+        super().__init__(*as_transformers(model), "copier")
         self.windows, self.reach = windows, reach
-
-    def under(self, positions: Any) -> Copier:
-        """Itself, under other positions."""
-        return Copier(super().under(positions).model, self.windows, self.reach)
 
     def continuation_log_probs(self, pairs: Any, **options: Any) -> Any:
         """The same for every span alone."""
@@ -525,12 +521,6 @@ class Copier(DecoderReader):
         for stop, ask in (asking or {}).items():
             ask(Told(input_ids[:stop].tolist(), self.reach))
         return super().window_losses(input_ids, **options)
-
-    def reading_on(self, input_ids: Any, *, asking: Any = None, **options: Any) -> Any:
-        """As `window_losses`."""
-        for stop, ask in (asking or {}).items():
-            ask(Told(input_ids[:stop].tolist(), self.reach))
-        return super().reading_on(input_ids, **options)
 
 
 class Told:

@@ -21,7 +21,8 @@ from ropewalk.measure.estimate import (
 from ropewalk.measure.plan import LossProtocol, workload_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.progress import SilentProgress
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.loading import as_transformers
+from ropewalk.readers.transformers import TransformersReader
 from tests.diagnosis.models import settings_of
 from tests.diagnosis.small_runs import loss_job
 from tests.diagnosis.test_diagnosis import TEXT, model
@@ -29,18 +30,15 @@ from tests.diagnosis.test_diagnosis import TEXT, model
 SETTINGS: dict[str, Any] = {"target": 64, "text": TEXT, "methods": "pi,ntk,yarn,dca,crop", "windows": 8}
 
 
-class Clockwork(DecoderReader):
+class Clockwork(TransformersReader):
     """A real reader that takes a second for each token, on a clock of its own."""
 
-    def __init__(self, decoder: Decoder, now: list[float] | None = None) -> None:
-        super().__init__(decoder, "clockwork")
-        self.now = [0.0] if now is None else now
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(*as_transformers(decoder), "clockwork")
+        self.now = [0.0]
 
     def clock(self) -> float:
         return self.now[0]
-
-    def under(self, positions: Any) -> Clockwork:
-        return Clockwork(super().under(positions).model, self.now)
 
     def prefix(self, ids: Sequence[int], **options: Any) -> Any:
         found: Any = super().prefix(ids, **options)

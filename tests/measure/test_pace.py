@@ -12,7 +12,7 @@ import torch
 from ropewalk.measure.engine import Workload
 from ropewalk.measure.estimate import BOUNDS, Pace, pace_of, pair_over_token, resident_bytes, time_trial
 from ropewalk.models.config import Positions
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.adapters import reader_of
 from tests.diagnosis.models import ROPE, tiny_decoder
 
 
@@ -95,7 +95,7 @@ def test_the_share_of_attention_by_arithmetic() -> None:
 
 def test_a_real_trial() -> None:
     """Several workers, by the real clock: rates, memory, and the threads as they were."""
-    reader = DecoderReader(tiny_decoder())
+    reader = reader_of(tiny_decoder())
     threads = torch.get_num_threads()
     found = time_trial(reader, torch.arange(40) % 50, ahead=Workload.of(1000), workers=2, chunk=16)
     assert found.pace.seconds(Workload.of(40, chunk=16)) > 0

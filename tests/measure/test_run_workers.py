@@ -16,7 +16,8 @@ from ropewalk.measure.engine import Job
 from ropewalk.measure.losses import run
 from ropewalk.measure.plan import take_windows
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.loading import as_transformers
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.readers.workers import fitting_workers
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.diagnosis.small_runs import Recorder, ledger_at, planned, protocol, ran
@@ -48,14 +49,10 @@ def test_several_workers_find_the_same_numbers(workers: int) -> None:
         run(reader, windows, planned(model, of, ["pi"]), ledger_at(None), workers=0)
 
 
-class Interrupted(DecoderReader):
+class Interrupted(TransformersReader):
     """A reader on which Ctrl-C falls at the sixth window."""
 
     calls = itertools.count()
-
-    def under(self, positions: Any) -> Interrupted:
-        """Itself, under other positions."""
-        return Interrupted(super().under(positions).model)
 
     def window_losses(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, but for one."""
@@ -70,7 +67,7 @@ def test_several_workers_stop_together(tmp_path: Path) -> None:
     windows, work = take_windows(random_ids(300).tolist(), of), planned(tiny_decoder(), of, ["pi,yarn,ntk"])
     ledger = ledger_at(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run(Interrupted(model), windows, work, ledger, workers=2)
+        run(Interrupted(*as_transformers(model)), windows, work, ledger, workers=2)
     assert 4 <= len(ledger) < 12
     assert len(work.due(ledger)) == 12 - len(ledger)
 

@@ -16,10 +16,9 @@ from ropewalk.errors import RopeError
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import ABF, Linear, Scaling, YaRN
-from tests.diagnosis.models import tiny_decoder
+from tests.diagnosis.models import tiny_decoder, window_losses
 
 TEXT = read_text(None)[1][100_000:160_000]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+
+from ropewalk.checkpoints.sources import find
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 PROSE = (
@@ -117,6 +121,35 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def gguf_of(source: str | Path, path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    """A folder as a GGUF file, with its tokenizer of byte-level BPE, which splits digits as SmolLM's does."""
+    import transformers
+
+    folder = find(source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = TextTokenizer.from_folder(folder)
+    content = json.loads(tokenizer.tokenizer.to_str())
+    tokens = {number: token for token, number in tokenizer.tokenizer.get_vocab().items()}
+    special = {entry["id"] for entry in content["added_tokens"]}
+    merges = content["model"]["merges"]
+    numbers = range(model.config.vocab_size)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": [tokens.get(number, f"[PAD{number}]") for number in numbers],
+        "tokenizer.ggml.token_type": [3 if number in special else 1 if number in tokens else 5 for number in numbers],
+        "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
+        "tokenizer.ggml.add_bos_token": False,
+        **({} if tokenizer.bos_id is None else {"tokenizer.ggml.bos_token_id": tokenizer.bos_id}),
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_ids[0],
+    }
+    arch = {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    return write_gguf(path, model.config, state, arch=arch, kind=kind, metadata=metadata)
 
 
 def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: gguf.GGMLQuantizationType) -> None:

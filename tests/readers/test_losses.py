@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers import losses as head
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.losses import crop_steps, cropped_losses, window_losses
+from ropewalk.readers.losses import crop_steps, cropped_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
-from tests.diagnosis.models import random_ids, tiny_decoder, under_method
+from tests.diagnosis.models import random_ids, tiny_decoder, window_losses
 
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)
 ROPES = [
@@ -46,14 +46,6 @@ def test_chunks_equal_one_full_forward(rope: RopeConfig, chunk: int) -> None:
     np.testing.assert_allclose(window_losses(model, ids, chunk=chunk), full_forward(model, ids, 64), atol=2e-5)
 
 
-def test_slices_of_the_head_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of five tokens at a time give the same losses."""
-    model, ids = tiny_decoder(), random_ids(40)
-    whole = window_losses(model, ids)
-    monkeypatch.setattr(head, "HEAD_ROWS", 5)
-    np.testing.assert_allclose(window_losses(model, ids, chunk=12), whole, atol=2e-5)
-
-
 @pytest.mark.parametrize("first", [1, 2, 13, 39])
 def test_scoring_may_begin_later(first: int) -> None:
     """`first` drops the earlier losses and changes none of the others."""
@@ -61,12 +53,6 @@ def test_scoring_may_begin_later(first: int) -> None:
     np.testing.assert_allclose(
         window_losses(model, ids, first=first, chunk=9), window_losses(model, ids)[first - 1 :], atol=1e-5
     )
-
-
-def test_sliding_and_unrotated_layers_are_measured_too() -> None:
-    """A window of 8 in the first layer, no rope in the second."""
-    model, ids = tiny_decoder((ROPE, None), sliding_window=(8, None)), random_ids(40)
-    np.testing.assert_allclose(window_losses(model, ids, chunk=11), full_forward(model, ids, 40), atol=2e-5)
 
 
 def test_progress_counts_every_token() -> None:
@@ -163,11 +149,11 @@ def test_bfloat16_measures_what_float32_measures() -> None:
     windows = torch.tensor(reader.tokenizer.encode(read_text(None)[1][30_000:60_000]))[: 2 * 1024].view(2, 1024)
     means = {}
     for dtype in (torch.float32, torch.bfloat16):
-        model = load_decoder("tiny", dtype=dtype)
-        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        reader = reader_of(load_decoder("tiny", dtype=dtype))
+        assert reader.dtype == dtype
         for method in ("plain", "ntk", "dca"):
-            variant = under_method(model, method, trained=256, target=1024)
-            means[dtype, method] = np.mean([window_losses(variant, window) for window in windows])
+            variant = reader.under(METHODS[method].positions(reader.positions, Reach(256, 1024)))
+            means[dtype, method] = np.mean([variant.window_losses(window) for window in windows])
     off = [means[torch.bfloat16, method] - means[torch.float32, method] for method in ("plain", "ntk", "dca")]
     assert max(map(abs, off)) < 0.002
     assert max(off) - min(off) < 0.002

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers import decoder as module
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers import live_model as module
+from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.reader import QuestionIds
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
@@ -28,7 +29,6 @@ QUESTIONS: list[QuestionIds] = [
 ]
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "window": {"sliding_window": (6, 50)},
     "dynamic": {"rope": dataclasses.replace(ROPE, scaling=DynamicNTK(1.0))},
     "longrope": {
         "rope": dataclasses.replace(
@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
         )
     },
 }
-METHODS = ["plain", "dca", "self-extend", "log-n"]
+NAMES = ["plain", "dca", "self-extend", "log-n"]
 
 
 def fresh(model: Decoder) -> list[list[float]]:
@@ -63,7 +63,7 @@ def test_a_question_is_as_in_a_fresh_prompt(monkeypatch: pytest.MonkeyPatch, nam
     """All at once, a few at a time, and one by one."""
     monkeypatch.setattr(module, "ASK_TOKENS", together)
     model = tiny_decoder(**MODELS[name])
-    prefix = DecoderReader(model).prefix(TEXT, seq_len=FIXED, chunk=7)
+    prefix = reader_of(model).prefix(TEXT, seq_len=FIXED, chunk=7)
     found = prefix.ask(QUESTIONS)
     assert [len(row) for row in found] == [4, 2, 2, 1, 0]
     assert flat(found) == pytest.approx(flat(fresh(model)), abs=1e-4)
@@ -71,17 +71,19 @@ def test_a_question_is_as_in_a_fresh_prompt(monkeypatch: pytest.MonkeyPatch, nam
     assert flat(one_by_one) == pytest.approx(flat(found), abs=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", NAMES)
 def test_so_it_is_under_methods_in_attention(method: str) -> None:
     """Which read unrotated keys, at three times the trained length."""
-    model = under_method(tiny_decoder(), method, trained=16, target=64)
-    found = DecoderReader(model).prefix(TEXT, seq_len=FIXED, chunk=7).ask(QUESTIONS)
-    assert flat(found) == pytest.approx(flat(fresh(model)), abs=1e-4)
+    model = tiny_decoder()
+    reader = reader_of(model)
+    reader = reader.under(METHODS[method].positions(reader.positions, Reach(16, 64)))
+    found = reader.prefix(TEXT, seq_len=FIXED, chunk=7).ask(QUESTIONS)
+    assert flat(found) == pytest.approx(flat(fresh(under_method(model, method, trained=16, target=64))), abs=1e-4)
 
 
 def test_the_order_of_questions_changes_nothing() -> None:
     """Nor does asking again, nor a fork's life; the prefix itself stays where it was."""
-    prefix = DecoderReader(tiny_decoder()).prefix(TEXT, seq_len=FIXED)
+    prefix = reader_of(tiny_decoder()).prefix(TEXT, seq_len=FIXED)
     first, top = prefix.ask(QUESTIONS), prefix.top(3)
     order = list(range(len(QUESTIONS)))
     random.Random(1).shuffle(order)
@@ -98,20 +100,21 @@ def test_the_order_of_questions_changes_nothing() -> None:
 
 def test_what_begins_alike_is_read_once() -> None:
     """The tokens that go through the model: the question's, and of each continuation all but the last."""
-    model, seen = tiny_decoder(), []
-    prefix = DecoderReader(model).prefix(TEXT, seq_len=FIXED)
-    model.embed_tokens.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0].shape[1]))
+    seen: list[int] = []
+    prefix: Any = reader_of(tiny_decoder()).prefix(TEXT, seq_len=FIXED)
+    embedding = prefix.live.model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0].shape[1]))
     prefix.ask(QUESTIONS[:1])
     assert seen == [5 + 3 + 1]  # 60..62 of two, and one more third token
     prefix.ask([QUESTIONS[4], ([], [[3], [4]])])
     assert len(seen) == 1
-    capacity = prefix.cache.capacity
+    kept = prefix.cache.layers[0]._buffers
     prefix.ask(QUESTIONS)
-    assert prefix.cache.capacity == capacity
+    assert prefix.cache.layers[0]._buffers is kept
 
 
 def test_an_empty_continuation_is_refused() -> None:
     """With the question that it belongs to."""
-    prefix = DecoderReader(tiny_decoder()).prefix(TEXT, seq_len=FIXED)
+    prefix = reader_of(tiny_decoder()).prefix(TEXT, seq_len=FIXED)
     with pytest.raises(RopeError, match=r"empty continuation[\s\S]*\[5, 6\]"):
         prefix.ask([([5, 6], [[1], []])])

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ropewalk.attachment import attachment_of
 from ropewalk.builtin import texts
 from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
-from ropewalk.extend import ApplySettings, apply
 from ropewalk.methods import METHODS, Reach
+from ropewalk.readers.adapters import open_reader
 from ropewalk.serving.engines import CONVERTER, ENGINES, LIMITS, NOT_WRITTEN, READS_GGUF, RUNNERS, why_not
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
-from tests.extend.material import TARGET, TRAINED, checkpoint, checkpoint_with_merges
+from tests.extend.material import TARGET, TRAINED, checkpoint
+from tests.models.material import gguf_of
 from tests.readers.gguf_files import write_foreign
 from tests.readers.random_models import folder_of, random_model
 
@@ -149,6 +151,8 @@ def test_every_command_runs(
         lengths = re.findall(r"(?:--max-model-len|--context-length|--ctx-size|num_ctx|the last) (\d+)", out)
         assert set(lengths) == {str(length)} or engine in (None, "transformers")
         assert (str(length) in out) or not METHODS[method].extends
+        for folder, file in re.findall(r"^python convert_hf_to_gguf.py (\S+) --outfile (\S+)$", out, re.MULTILINE):
+            gguf_of(folder, Path(file))  # in the converter's place
         for line in re.findall(r"^ropewalk .*$", out, re.MULTILINE):
             assert str(length) in runs(line, capsys) or method == "as-is"
     else:
@@ -172,8 +176,7 @@ def test_a_file(
     """A random .gguf file in a folder with a space; without an engine a file is written too."""
     folder = tmp_path / "a folder"
     folder.mkdir()
-    source = checkpoint_with_merges(tmp_path / "source")
-    file = apply(source, folder / "small.gguf", ApplySettings(method="plain")).folder
+    file = gguf_of(checkpoint(tmp_path / "source"), folder / "small.gguf")
     monkeypatch.chdir(tmp_path)
     command = setting_command(engine, Path("a folder/small.gguf"), method, target=TARGET, length=48)
     assert str(file) in shlex.split(command)
@@ -202,7 +205,7 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
     file = write_foreign(random_model("starcoder2", sliding_window=None), tmp_path / "foreign.gguf")
     assert Served.open(file, None).gguf_arch == "starcoder2"
     assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
-    with pytest.raises(RopeError, match="writes none of this architecture"):
+    with pytest.raises(RopeError, match="copies no files of this architecture"):
         serve_config(file, "ollama", method="yarn", target=128)
     assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
     scope: dict[str, Any] = {}
@@ -227,20 +230,19 @@ def test_python(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["dca", "yarn", "plain", "crop"])
 def test_python_for_a_file(method: str, tmp_path: Path) -> None:
-    """A .gguf file is loaded by ropewalk, whose model is put under the method."""
-    source = checkpoint_with_merges(tmp_path / "source")
-    file = apply(source, tmp_path / "small.gguf", ApplySettings(method="plain")).folder
+    """A .gguf file is loaded by ropewalk, and the method attached."""
+    file = gguf_of(checkpoint(tmp_path / "source"), tmp_path / "small.gguf")
     scope: dict[str, Any] = {}
     exec(compile(setting_command("python", file, method, target=TARGET), "lines", "exec"), scope)
-    positions = scope["model"].config.positions
-    assert any(positions.extensions) == (method == "dca")
-    assert (positions.ropes[0].scaling is not None) == (method == "yarn")
+    handle = attachment_of(scope["model"])
+    assert (None if handle is None else handle.method.name) == (None if method == "crop" else method)
 
 
 def doctor_record(**verdict: Any) -> dict[str, Any]:
     """The packaged model's record, with a verdict for an engine."""
     content = json.loads((Path(texts.__file__).parents[3] / "benchmarks/results/doctor-tiny.json").read_text())
     content["verdict"] |= {"action": "extend", "method": "yarn", **verdict}
+    content["environment"]["model_digest"] = open_reader("tiny", dtype=torch.float32).digest()
     return dict(content)
 
 
@@ -264,7 +266,7 @@ def test_the_length_of_a_record(
     assert serve_config("tiny", "vllm", records=[doctor_record()]).length == LONG  # of an earlier version
     shorter = serve_config("tiny", "ollama", records=[doctor_record() | {"trained_length": 128}])
     assert shorter.block["factor"] == 8.0
-    assert "--trained-length 128" in shorter.steps[0]
+    assert "--trained-length 128" in " ".join(shorter.steps)
     assert "--trained-length" not in serve_config("tiny", "ollama", records=[doctor_record()]).steps[0]
     assert serve_config("tiny", "vllm", method="pi", records=[doctor_record(length=SHORTER)]).length == LONG
 

@@ -22,7 +22,8 @@ from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import CAVEATS, CONVERTER, ENGINES, caveats_of
 from ropewalk.serving.serve import Cost, cost_of, serve_config
-from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, checkpoint_with_merges, reader_under, token_ids
+from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
+from tests.models.material import gguf_of
 
 FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]
 
@@ -62,7 +63,7 @@ def test_the_script_for_transformers_is_run(tmp_path: Path) -> None:
     assert name == "serve.py"
     scope: dict[str, Any] = {}
     exec(compile(content, name, "exec"), scope)
-    model, ours = scope["model"].float().eval(), reader_under(source, "yarn").module
+    model, ours = scope["model"].float().eval(), extended(source, "yarn")
     ids = token_ids(TARGET)
     with torch.no_grad():
         assert (model(ids).logits - ours(ids)).abs().max() < 1e-3
@@ -70,15 +71,16 @@ def test_the_script_for_transformers_is_run(tmp_path: Path) -> None:
 
 def test_llama_cpp_and_ollama_get_a_file(tmp_path: Path) -> None:
     """From a folder, and for what flags cannot say; a file gets flags where they suffice."""
-    source = checkpoint_with_merges(tmp_path / "source")
+    source = checkpoint(tmp_path / "source")
     found = serve_config(source, "llama.cpp", method="resonance", target=TARGET)
     assert found.steps == (
-        f"ropewalk extend apply {source} --target {TARGET} --method resonance --out longer.gguf",
+        f"python convert_hf_to_gguf.py {source} --outfile model.gguf",
+        f"ropewalk extend apply model.gguf --target {TARGET} --method resonance --out longer.gguf",
         f"llama-server -m longer.gguf --ctx-size {TARGET}",
     )
     found = serve_config(source, "ollama", method="yarn", target=TARGET)
     assert found.file == ("Modelfile", f"FROM ./longer.gguf\nPARAMETER num_ctx {TARGET}\n")
-    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).folder
+    made = gguf_of(source, tmp_path / "x.gguf")
     flags = serve_config(made, "llama.cpp", method="yarn", target=TARGET).steps
     assert flags == (
         f"llama-server -m {made} --ctx-size {TARGET} --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 16",
@@ -248,7 +250,7 @@ def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     """An engine, a method, a file for an engine of folders, a target that nothing reads."""
-    source = checkpoint_with_merges(tmp_path / "source")
+    source = checkpoint(tmp_path / "source")
     with pytest.raises(RopeError, match="unknown engine"):
         serve_config(source, "tgi")
     with pytest.raises(RopeError, match="vllm does not run `rerope`: it clips"):
@@ -260,6 +262,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="unknown whether the model was trained"):
         serve_config(scaled, "vllm", method="yarn", target=TARGET)
     assert serve_config(scaled, "vllm", method="yarn", target=TARGET, trained_length=4).block["factor"] == 16.0
-    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).folder
+    made = gguf_of(source, tmp_path / "x.gguf")
     with pytest.raises(RopeError, match="but the model is a"):
         serve_config(made, "vllm", method="yarn")

@@ -52,7 +52,6 @@ def model_of(rope, **more):
 
 
 PLAIN = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
-PARTIAL = dataclasses.replace(PLAIN, rotary_dim=16)
 SCALED = dataclasses.replace(PLAIN, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
 BETAS = dataclasses.replace(SCALED, scaling=YaRN(4.0, 256, beta_fast=16.0, beta_slow=2.0))
 SHORT, LONG = (1.0,) * 16, tuple(1.0 + 0.2 * pair for pair in range(16))
@@ -75,8 +74,6 @@ def powers(width, count, theta=1e4):
 
 ROPES = {
     "theta 20000": (PLAIN, {"theta": 2e4}),
-    "partial factor ignored": (PARTIAL, {"rotary_dim": None}),
-    "theta's exponents over the whole head": (PARTIAL, given(PARTIAL, powers(32, 8))),
     "theta 10000": (dataclasses.replace(PLAIN, theta=5e5), {"theta": 1e4}),
     "yarn without its attention factor": (SCALED, {"scaling": YaRN(4.0, 256, attention_factor=1.0)}),
     "yarn with its attention factor twice": (SCALED, {"scaling": YaRN(4.0, 256, attention_factor=1.138629436**2)}),
@@ -297,6 +294,26 @@ def interleaved(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
         return torch.cat((torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2), rest), -1)
 
     return turned(q), turned(k)
+
+
+def partial_model(fraction):
+    """A small Phi that rotates this fraction of its heads of 32."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": fraction}
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    own = {"rope_parameters": rope, "partial_rotary_factor": fraction}
+    return small_model("phi", vocab_size=260, max_position_embeddings=256, **shape, **own)
+
+
+def test_a_wrong_part_of_the_head():
+    """The whole head rotates, or the part with the exponents of the whole."""
+    golden = golden_of(partial_model(0.5), up_to=128)
+    assert golden.check(TransformersEngine(partial_model(0.5))).outcome.kind == "as expected"
+    found = golden.check(TransformersEngine(partial_model(1.0)))
+    assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "partial factor ignored")
+    reader = TransformersReader(partial_model(0.5), TextTokenizer.bytes(), "small")
+    wrong = given(reader.positions.ropes[0], powers(32, 8))
+    found = golden.check(TransformersEngine(reader.under(reader.positions.with_rope(wrong)).model))
+    assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "theta's exponents over the whole head")
 
 
 @pytest.mark.parametrize(("family", "wrong"), [("phi3", interleaved), ("glm4", half)], ids=lambda x: str(x)[:8])

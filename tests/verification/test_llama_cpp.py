@@ -8,8 +8,8 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
-from ropewalk.extend import ApplySettings, apply
 from ropewalk.verification.adapters import llama_cpp_server
+from tests.models.material import gguf_of
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 FILE = os.environ.get("ROPEWALK_TEST_GGUF")
@@ -27,7 +27,7 @@ CASES = [
 def tiny(tmp_path_factory):
     """The built-in model, its GGUF file, and a folder for our predictions, which all tests share."""
     folder = tmp_path_factory.mktemp("llama_cpp")
-    file = apply("tiny", folder / "tiny.gguf", ApplySettings(method="plain", quantization="f32")).folder
+    file = gguf_of("tiny", folder / "tiny.gguf")
     return load_decoder("tiny").float(), file, folder / "state"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.engine import OurEngine
 from ropewalk.verification.faulty_positions import ClampedPositions
@@ -22,13 +22,13 @@ IDS = list(range(40, 100))
 def reads(monkeypatch):
     """The lengths of every pass of our model."""
     passes = []
-    real = DecoderReader.top_after
+    real = TransformersReader.top_after
 
     def counted(self, input_ids, lengths, **options):
         passes.append(list(lengths))
         return real(self, input_ids, lengths, **options)
 
-    monkeypatch.setattr(DecoderReader, "top_after", counted)
+    monkeypatch.setattr(TransformersReader, "top_after", counted)
     return passes
 
 

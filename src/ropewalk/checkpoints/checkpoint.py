@@ -10,13 +10,13 @@ from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE
-from ropewalk.checkpoints.gguf import foreign_config
+from ropewalk.checkpoints.gguf import gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.learned import read_alpha
-from ropewalk.checkpoints.load import builds, read_config, write_config
+from ropewalk.checkpoints.load import read_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
-from ropewalk.families import DECODERS, FAMILIES, Family, family_name
+from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.dimensions import head_dim_of
@@ -55,19 +55,13 @@ class Checkpoint:
         name = display_name(source, path) if path.name != "config.json" else str(source)
         file = path / "config.json" if path.is_dir() else path
         gguf = None if file.suffix == ".json" else GGUFFile(file)
-        ours = gguf is not None and builds(file)
-        if gguf is None:
-            config = read_json(file)
-        else:
-            config = write_config(read_config(file)) if ours else foreign_config(gguf).to_dict()
+        config = read_json(file) if gguf is None else gguf_config(gguf)
         arch = None if gguf is None else str(gguf.metadata.get("general.architecture"))
         if config.get("model_type") == NATIVE:
             own = cls.of_positions(name, read_config(config).positions)
             return dataclasses.replace(own, config=config, path=path, arch=arch)
         alpha = _alpha(config, path)
-        found = cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, arch=arch, alpha=alpha)
-        # config.json has no key for the training status in a GGUF file's metadata
-        return found.known_from(read_config(file).positions) if ours else found
+        return cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, arch=arch, alpha=alpha)
 
     @classmethod
     def of_positions(cls, name: str, positions: Positions) -> Checkpoint:
@@ -81,11 +75,6 @@ class Checkpoint:
             )
         ropes = {None if len(distinct) == 1 else f"rope {index}": rope for index, rope in enumerate(distinct)}
         return cls(name=name, config={}, ropes=ropes, positions=positions)
-
-    @property
-    def library(self) -> str:
-        """Return the library that computes the model: "ropewalk" or "transformers"."""
-        return "ropewalk" if self.positions or str(self.config.get("model_type")) in DECODERS else "transformers"
 
     def known_from(self, positions: Positions) -> Checkpoint:
         """Return the same model with the training status of these ropes (see `RopeConfig.trained`)."""

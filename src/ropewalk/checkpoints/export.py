@@ -1,32 +1,17 @@
-"""Export of a `Decoder` as a folder: the rope block of config.json, weights, tokenizer and companions.
-
-Before a block is written, its frequencies and attention factor are compared with the rope's own at lengths below, at
-and beyond the trained length.
-"""
+"""A rope as a block of config.json, compared with the rope's own numbers below, at and beyond the trained length."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment.layers import rope_fields
-from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, config_to_native, half_split_rope
-from ropewalk.checkpoints.hugging_face import hugging_face_form, save_tokenizer, special_ids, stored_names
-from ropewalk.checkpoints.load import read_config
+from ropewalk.checkpoints.decoder_config import half_split_rope
 from ropewalk.errors import RopeError
-from ropewalk.families import DECODERS
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.config import DecoderConfig, Positions
-from ropewalk.models.decoder import Decoder
-from ropewalk.optional import need
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import columns_of
 
@@ -38,32 +23,13 @@ class HubRope:
     """A rope in the form of Hugging Face's config.json.
 
     - `parameters`: the `rope_parameters` block. `max_position_embeddings`: tokens.
-    - `original_max_position_embeddings`: tokens, also written at the top level of the config, where some programs
-      expect it; None if the block has none.
     - `rope`: the half-split rope of the block. `wanted`: the rope that it expresses.
     """
 
     parameters: dict[str, Any]
     max_position_embeddings: int
-    original_max_position_embeddings: int | None
     rope: RopeConfig
     wanted: RopeConfig
-
-    def fields(self) -> dict[str, Any]:
-        """Return the keys of config.json in the spellings of transformers 5 and 4.
-
-        Version 4 ignores `rope_parameters`: without the old keys the model would silently stay unscaled.
-        """
-        fields: dict[str, Any] = {
-            "rope_parameters": self.parameters,
-            "rope_theta": self.parameters["rope_theta"],
-            "max_position_embeddings": self.max_position_embeddings,
-        }
-        if self.parameters["rope_type"] != "default":
-            fields["rope_scaling"] = self.parameters
-        if self.original_max_position_embeddings is not None:
-            fields["original_max_position_embeddings"] = self.original_max_position_embeddings
-        return fields
 
 
 def refuse_inexpressible(method: str) -> None:
@@ -80,7 +46,7 @@ def refuse_inexpressible(method: str) -> None:
         raise RopeError(
             f"extend: `{method}` cannot be exported: {record.not_in_config}.",
             facts={"method": method, "nearest that can be": record.nearest},
-            cure=f"Export --method {record.nearest}; or pass --native, for a folder that only ropewalk loads.",
+            cure=f"Export --method {record.nearest}.",
         )
 
 
@@ -129,7 +95,7 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, l
             if distinct
             else "extend: no layer has a rope, but the config of every family has one.",
             facts={"ropes": distinct, "method": method},
-            cure="Choose a method with the same rope in every layer; or pass --native, for ropewalk only.",
+            cure="Choose a method with the same rope in every layer.",
         )
     rope = distinct[0]
     found = _expressed(rope, method, reach, length)
@@ -139,8 +105,7 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, l
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
         facts={"rope": rope, "nearest that can be": others[0] if others else "none"},
-        cure=(f"Export {others[0]}; or pass" if others else "Pass")
-        + " --native, for a folder that only ropewalk loads.",
+        cure=f"Export {others[0]}." if others else "Apply it in Python: rw.attach(model, method, target=...).",
     )
 
 
@@ -158,6 +123,7 @@ def alternatives(
 
 def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) -> HubRope | None:
     """Return the block that reads back as the rope, or None.
+
 
     `max_position_embeddings` is the target, except for a rule that starts from the trained length, and for an unchanged
     rope, whose scaling may depend on its own number.
@@ -177,7 +143,6 @@ def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) 
     return HubRope(
         parameters=block,
         max_position_embeddings=stated,
-        original_max_position_embeddings=block.get("original_max_position_embeddings"),
         rope=read,
         wanted=rope,
     )
@@ -227,110 +192,3 @@ COMPANIONS = (
     "NOTICE",
     "NOTICE.txt",
 )
-_ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings")
-
-
-def write_decoder(
-    model: Decoder,
-    folder: Path,
-    *,
-    rope_fields: Mapping[str, Any] | None,
-    length: int,
-    dtype: torch.dtype,
-    source: Path | None,
-    shard_bytes: int,
-) -> dict[str, Any]:
-    """Write weights, tokenizer and companions; return the content of config.json, which the caller writes.
-
-    **Arguments:**
-    - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
-    - `rope_fields`: the rope's keys of config.json; interleaved heads are written half-split. None writes ropewalk's
-      own form, with all of `DecoderConfig`.
-    - `length`: tokens; a lower `model_max_length` of the tokenizer is raised to it.
-    - `source`: the checkpoint of the model. From a Hugging Face folder, config.json is kept except for the rope's keys,
-      the dtype and `auto_map` (its code is not copied), and companions are copied.
-
-    **Raises:** `RopeError` if no family of transformers computes this model.
-    """
-    native = rope_fields is None
-    config, weights = (model.config, model.state_dict()) if native else hugging_face_form(model)
-    kept = None if native else _config_of(source, config)
-    written = config_to_native(config) if rope_fields is None else _written_config(config, kept, rope_fields)
-    written |= (special_ids(model.tokenizer) if kept is None else {}) | {"dtype": str(dtype).removeprefix("torch.")}
-    write_weights(stored_names(weights, native=native), folder, dtype=dtype, shard_bytes=shard_bytes)
-    if kept is not None and source is not None:
-        _copy_companions(source, folder, length)
-    else:
-        save_tokenizer(model.tokenizer, folder)
-    return written
-
-
-def write_weights(weights: Mapping[str, Tensor], folder: Path, *, dtype: torch.dtype, shard_bytes: int) -> list[Path]:
-    """Write tensors as model.safetensors, or as shards of at most `shard_bytes` with an index; return the files.
-
-    One shard is in memory at a time; a tensor larger than a shard gets a shard of its own.
-    """
-    save_file = need("safetensors.torch").save_file
-    size = torch.finfo(dtype).bits // 8
-    shards: list[list[str]] = [[]]
-    left = shard_bytes
-    for name, tensor in weights.items():
-        if shards[-1] and tensor.numel() * size > left:
-            shards.append([])
-            left = shard_bytes
-        shards[-1].append(name)
-        left -= tensor.numel() * size
-    paths: list[Path] = []
-    places: dict[str, str] = {}
-    for number, names in enumerate(shards, 1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        cast = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
-        save_file(cast, folder / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(names, file)
-        paths.append(folder / file)
-    if len(shards) > 1:
-        total = sum(tensor.numel() for tensor in weights.values()) * size
-        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
-    return paths
-
-
-def _config_of(source: Path | None, config: DecoderConfig) -> dict[str, Any] | None:
-    """Return the config.json of a Hugging Face folder if it describes this model except for its ropes; else None."""
-    if source is None or not source.is_dir():
-        return None
-    content = read_json(source / "config.json")
-    if content.get("model_type") == NATIVE:
-        return None
-    read = read_config(content)
-    if dataclasses.replace(read, rope=None) != dataclasses.replace(config, rope=None, extension=None):
-        return None  # the model was changed after loading, so its own config is written
-    return content
-
-
-def _written_config(
-    config: DecoderConfig, kept: Mapping[str, Any] | None, rope_fields: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the config.json to write; raise `RopeError` if no family of transformers computes this model."""
-    if kept is not None:
-        left_out = (*_ROPE_KEYS, "auto_map", "torch_dtype")
-        written = {key: value for key, value in kept.items() if key not in left_out}
-        return {**written, "architectures": [DECODERS[str(kept["model_type"])].architecture], **rope_fields}
-    written = config_to_hf(config)
-    if written["model_type"] == NATIVE:
-        raise RopeError(
-            "extend: this model cannot be exported: no supported family can express it.",
-            facts={"families": tuple(DECODERS), "norm": config.norm, "hidden_act": config.hidden_act},
-            cure="Pass --native, for a folder that only ropewalk loads.",
-        )
-    return {**written, **rope_fields}
-
-
-def _copy_companions(source: Path, folder: Path, length: int) -> None:
-    """Copy a checkpoint's companions, with `model_max_length` at least `length`, which transformers checks."""
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    path = folder / "tokenizer_config.json"
-    content = read_json(path) if path.is_file() else {}
-    if isinstance(content.get("model_max_length"), int) and content["model_max_length"] < length:
-        write_json(path, {**content, "model_max_length": length})

@@ -457,6 +457,14 @@ def read_by_transformers(file: GGUFFile) -> Iterator[None]:
         yield
 
 
+def gguf_config(file: GGUFFile) -> dict[str, Any]:
+    """Return the content of a config.json for a file; raise `RopeError` as `foreign_config`."""
+    if file.metadata.get("general.architecture") in PERMUTED:
+        return config_fields(file)
+    config: dict[str, Any] = foreign_config(file).to_dict()
+    return config
+
+
 def foreign_config(file: GGUFFile) -> Any:
     """Return the transformers config of a GGUF file, completed with keys ignored by transformers' reader.
 

@@ -44,8 +44,6 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
     rope = hub.rope
     scaling = _scaling_keys(hub, arch, reach)
     if scaling is None:
-        if hub.parameters["rope_type"] == "yarn" and hub.parameters.get("truncate", True):
-            raise _ignored_betas(hub, arch, method)
         reason = (
             "its frequencies depend on the length, but llama.cpp fixes them when it starts"
             if hub.parameters["rope_type"] == "dynamic"
@@ -55,7 +53,7 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
         raise RopeError(
             f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
             facts={"rope": rope, "nearest that can be": f"--method {others[0]}" if others else "none"},
-            cure=(f"Pass --method {others[0]}, or write" if others else "Write") + " a folder: --out DIR.",
+            cure=(f"Pass --method {others[0]}, or apply" if others else "Apply") + " it to the model's folder.",
         )
     keys, divisors = scaling
     stated = {
@@ -71,7 +69,7 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
         raise RopeError(
             f"extend: `{method}` cannot be written as a GGUF file: its keys cannot express these frequencies.",
             facts={"rope": rope, "keys": stated},
-            cure="Write a folder: --out DIR.",
+            cure="Apply it to the model's folder.",
         )
     return GGUFRope(stated, divisors)
 
@@ -117,25 +115,6 @@ def _yarn(block: Mapping[str, Any], rope: RopeConfig) -> dict[str, float]:
 
 def _usual_betas(block: Mapping[str, Any]) -> bool:
     return all(block.get(key) in (None, usual) for key, usual in USUAL_BETAS.items())
-
-
-def _ignored_betas(hub: HubRope, arch: str, method: str) -> RopeError:
-    """Return the error for YaRN's betas that this architecture ignores in files, with llama-server's flags."""
-    block = hub.parameters
-    keys = _yarn(block, hub.rope)
-    flags = {"rope-scaling": "yarn", "rope-scale": f"{keys['rope.scaling.factor']!r}"}
-    flags["yarn-orig-ctx"] = str(hub.rope.original_length)
-    flags |= {f"yarn-{key.replace('_', '-')}": f"{block.get(key) or usual:g}" for key, usual in USUAL_BETAS.items()}
-    attention = keys.get("rope.scaling.attn_factor")
-    if attention is not None:  # --yarn-attn-factor is overwritten under YaRN
-        flags["override-kv"] = f"{arch}.rope.scaling.attn_factor=float:{attention!r}"
-    said = " ".join(f"--{name} {value}" for name, value in flags.items())
-    return RopeError(
-        f"extend: `{method}` cannot be written as a GGUF file: llama.cpp's `{arch}` ignores YaRN's betas and one "
-        "divisor for each pair in a file.",
-        facts={"rope": hub.rope, "nearest that can be": "YaRN with betas 32 and 1"},
-        cure=f"Start llama-server with a .gguf file of these weights and {said}; or write a folder: --out DIR.",
-    )
 
 
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:

@@ -146,8 +146,6 @@ def print_table(console: Console, found: Diagnosis) -> None:
     choice = found.environment.get("dtype_choice")
     if choice is not None:
         said += f" Computed in {found.environment['dtype']}: {choice}."
-    if found.environment.get("library", "ropewalk") != "ropewalk":
-        said += f" Computed by {found.environment['library']}."
     console.print(Text(f"{said}\n"))
     if found.copies is not None:
         for sentence in found.copies.sentences():

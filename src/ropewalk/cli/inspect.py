@@ -42,7 +42,7 @@ def inspect(
     found = Checkpoint.open(source)
     audits = audits_of(found, trained_length=trained_length, target=target)
     findings = findings_of(found, audits[0].target)
-    print_inspection(Console(), found.name, audits, findings, library=found.library)
+    print_inspection(Console(), found.name, audits, findings)
     if json_file is not None:
-        document = {**inspection(found.name, audits, findings), "library": found.library}
+        document = inspection(found.name, audits, findings)
         write_output(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")

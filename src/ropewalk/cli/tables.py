@@ -17,18 +17,14 @@ _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 SEVERITIES = tuple(_COLORS)
 
 
-def print_inspection(
-    console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding], *, library: str = "ropewalk"
-) -> None:
-    """Print the audit of each rope, the lint, and the library that computes the model if it is not ropewalk."""
+def print_inspection(console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> None:
+    """Print the audit of each rope, and the lint."""
     from rich.text import Text
 
     console.print(Text(name, style="bold"))
     for found in audits:
         for sentence in audit_sentences(found):
             console.print(Text(f"  {sentence}"))
-    if library != "ropewalk":
-        console.print(Text(f"  {library} computes this model, because ropewalk does not implement its family."))
     if not findings:
         console.print(Text("  Lint: no known trap in the config."))
     for finding in findings:

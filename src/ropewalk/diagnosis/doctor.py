@@ -34,8 +34,8 @@ def doctor(
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
-      a `Decoder`, a live model of transformers with its `tokenizer`, or a pair of the two. transformers computes the
-      families that are not built here; `Diagnosis.environment["library"]` names the library.
+      a `Decoder` in Llama's layout, a live model of transformers with its `tokenizer`, or a pair of the two.
+      transformers computes the model; `Diagnosis.environment["library"]` contains its version and the model's class.
     - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
       overrides the config and the table of families.
     - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.

@@ -54,7 +54,7 @@ def document(
                 "name": method,
                 **config_changes(method, measurement),
                 "extension": extension_of(method, measurement),
-                "at_run_time": at_run_time(method, measurement, library=(environment or {}).get("library", "ropewalk")),
+                "at_run_time": at_run_time(method, measurement),
                 **turning(method, measurement),
                 "loss_by_block": [mean for mean, _ in by_block],
                 "ci_by_block": [interval for _, interval in by_block],
@@ -166,28 +166,14 @@ def extension_of(method: str, measurement: Measurement) -> str | None:
     return next((repr(one) for one in measurement.positions[method].extensions if one is not None), None)
 
 
-def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewalk") -> str | None:
-    """Return the call that applies a method if no config can express it; None for other methods.
-
-    - `library`: the library that computed the model; for libraries other than ropewalk the call is `rw.attach`.
-
-    The call names each layer's rope or extension if layers differ, and no rope if the model already has it.
-    """
+def at_run_time(method: str, measurement: Measurement) -> str | None:
+    """Return the call of `rw.attach` that applies a method if no config can express it; None for other methods."""
     positions = measurement.positions[method]
     rope = main_rope(positions.ropes)
     if not any(positions.extensions) and (rope is None or rope_parameters_of(method, measurement) is not None):
         return None
-    if library != "ropewalk":
-        protocol = measurement.protocol
-        return attach_call(method, protocol.target, protocol.trained_length)
-    settings = [] if positions.ropes == measurement.own.ropes else [f"rope={_setting(positions.ropes)}"]
-    settings += [f"extension={_setting(positions.extensions)}"] if any(positions.extensions) else []
-    return f"model.with_positions({', '.join(settings)})" if settings else "model"
-
-
-def _setting(of_layers: Sequence[object]) -> str:
-    """Return the common value of all layers, or a list of their values, as a Python expression."""
-    return repr(of_layers[0] if len(set(of_layers)) == 1 else tuple(of_layers))
+    protocol = measurement.protocol
+    return attach_call(method, protocol.target, protocol.trained_length)
 
 
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:

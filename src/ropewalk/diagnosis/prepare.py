@@ -33,8 +33,8 @@ from ropewalk.measure.plan import (
     fingerprint,
     most_windows,
     plan,
+    required_trained_length,
     take_windows,
-    trained_length_of,
 )
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, Reach, default_methods, unsettled
@@ -112,7 +112,7 @@ def prepare(
     texts = _texts(model, settings, tokenizer, reader.trained_length)
     reader, reading = _settle(reader, list(texts.tokens), settings, progress)
     source = source.known_from(reader.positions)
-    trained = trained_length_of(reader, settings.trained_length)
+    trained = required_trained_length(reader.positions, settings.trained_length)
     if texts.chosen and texts.longest < (settings.target or 4 * trained):
         texts = Texts.encode([read_text(None)], tokenizer, settings.protocol.start_char, True)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
@@ -235,7 +235,7 @@ def _methods(
 ) -> Sequence[str] | None:
     """Return the methods to measure; None: those that a config can express.
 
-    By default, a method in attention is measured last if our decoder computes the model; the verdict may mention it.
+    By default, a method in attention is measured last if the model's attention takes it; the verdict may mention it.
     """
     if settings.method_names:
         return _with_crop(settings.method_names, protocol)
@@ -243,10 +243,12 @@ def _methods(
         return None
     if model == BUILT_IN and engine == "python":
         return _with_crop(DECIDING, protocol)
-    if reader.library != "ropewalk":
-        return None
     reach = Reach(protocol.trained_length, protocol.target)
-    return [*default_methods(reader.positions, reach), PYTHON_ONLY]
+    methods = [*default_methods(reader.positions, reach)]
+    with suppress(RopeError):  # not every attention takes an extension
+        reader.under(METHODS[PYTHON_ONLY].positions(reader.positions, reach))
+        methods.append(PYTHON_ONLY)
+    return methods
 
 
 def _runs(model: object, opened: Checkpoint, work: Plan, engine: str | None) -> frozenset[str]:

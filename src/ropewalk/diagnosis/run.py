@@ -42,19 +42,17 @@ def conclude(
     measurement: Measurement,
     copies: CopyMeasurement | None = None,
     *,
-    library: str = "ropewalk",
     model: str | None = None,
     **facts: Any,
 ) -> Verdict:
     """Return the verdict on a measurement; `decide` describes the rules.
 
-    - `copies`: the measurement of copies, or None. `library`: the library that computed the model.
-      `model`: its path or name; None: an object.
+    - `copies`: the measurement of copies, or None. `model`: its path or name; None: an object.
     - `facts`: fields of `RunFacts`.
     """
 
     def config_of(method: str, length: int) -> dict[str, Any] | None:
-        call, config = at_run_time(method, measurement, library=library), config_changes(method, measurement)
+        call, config = at_run_time(method, measurement), config_changes(method, measurement)
         if call is None and config["rope_parameters"] is not None:
             config["max_position_embeddings"] = min(length, config["max_position_embeddings"])
             return measurement.config_form.whole(config)
@@ -64,7 +62,7 @@ def conclude(
         target = measurement.protocol.target
         if model is not None:
             return python_call(model, method, target)
-        return at_run_time(method, measurement, library=library) or attach_call(method, target)
+        return at_run_time(method, measurement) or attach_call(method, target)
 
     facts.setdefault("texts", measurement.protocol.texts)
     return decide(LossTable.of(measurement), copies, RunFacts(config_of=config_of, call_of=call_of, **facts))
@@ -421,7 +419,6 @@ class DoctorRun:
         return conclude(
             measurement,
             copies,
-            library=self.reader.library,
             model=self.model,
             texts=self.texts,
             planned=self.looks[-1],

@@ -13,25 +13,24 @@ from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_
 def card(model: str, method: str, config: Mapping[str, Any]) -> str:
     """Return the model card of an extension in Markdown, from the names of model and method and the written config."""
     config = config.get("text_config") or config
-    block = config.get("rope_parameters")
-    name, work = plain_text(model), plain_text(method)
-    work += ", written to config.json" if block else ", in ropewalk's own form"
-    rope: list[str] = []
-    if block is not None:
-        keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
-        rope = ["```json", json.dumps(keys, indent=2), "```", ""]
+    block, name = config["rope_parameters"], plain_text(model)
+    keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
     lines = [
         "---",
-        f"library_name: {'transformers' if block else 'ropewalk'}",
+        "library_name: transformers",
         "pipeline_tag: text-generation",
         "tags: [ropewalk, long-context]",
         "---",
         "",
         f"# {name}, extended",
         "",
-        f"Made from {name} by `ropewalk extend`: {work}. Its licence is that of {name}.",
+        f"Made from {name} by `ropewalk extend`: {plain_text(method)}, written to config.json. "
+        f"Its licence is that of {name}.",
         "",
-        *rope,
+        "```json",
+        json.dumps(keys, indent=2),
+        "```",
+        "",
         "## Programs that load it",
         "",
         *_readers(block),
@@ -41,10 +40,8 @@ def card(model: str, method: str, config: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readers(block: Mapping[str, Any] | None) -> list[str]:
+def _readers(block: Mapping[str, Any]) -> list[str]:
     """Return one line for each program that loads the folder."""
-    if block is None:
-        return ["Only `ropewalk.load` opens this folder: no config of transformers can express the method."]
     if "rope_type" not in block:  # a block for each layer type
         return ["- transformers 5 applies `rope_parameters`. Other programs were not tested with several blocks."]
     rule = block["rope_type"]

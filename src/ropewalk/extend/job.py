@@ -5,33 +5,26 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ropewalk.atomic_io import as_path, may_replace, whole_folder, write_json
-from ropewalk.checkpoints.export import (
-    COMPANIONS,
-    SHARD_BYTES,
-    HubRope,
-    compared_lengths,
-    hub_rope,
-    refuse_inexpressible,
-)
-from ropewalk.checkpoints.load import builds
+from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES, compared_lengths, refuse_inexpressible
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import ApplySettings
-from ropewalk.extend.writable import WritableLive, writable
-from ropewalk.measure.plan import trained_length_of
+from ropewalk.extend.writable import check_writable, write_checkpoint
+from ropewalk.measure.plan import required_trained_length
 from ropewalk.methods import Reach, settled_by_length
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import slow_dtype_of
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
-from ropewalk.readers.reader import Reader, WritableReader
+from ropewalk.readers.reader import Reader
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
 
@@ -42,7 +35,7 @@ Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 class SourceModel:
     """A model to extend: its reader, its name in reports, its path or name if any, and the dtype of its weights."""
 
-    reader: WritableReader
+    reader: TransformersReader
     name: str
     place: str | os.PathLike[str] | None
     stored: torch.dtype
@@ -54,25 +47,26 @@ class SourceModel:
         `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is unknown.
         """
         place = model if isinstance(model, str | os.PathLike) else None
-        opened, stored = _live(model) if place is None else _checkpoint(place)
-        reader = writable(opened)
-        own = reader.positions
-        stated = settled_by_length(own, trained_length)
-        reader = reader if stated is own else reader.under(stated)
+        reader, stored = _live(model) if place is None else _checkpoint(place)
+        if not isinstance(reader, TransformersReader):
+            raise RopeError(
+                "extend: a model of this type can be measured, but not written.",
+                facts={"reader": type(reader).__name__},
+                cure="Pass a checkpoint, or a model of transformers.",
+            )
+        reader = reader.under(settled_by_length(reader.positions, trained_length))
         return cls(reader=reader, name=reader.name, place=place, stored=stored)
 
 
 def _checkpoint(place: str | os.PathLike[str]) -> tuple[Reader, torch.dtype]:
     """Return the reader of a checkpoint, and the dtype that it stores, in which it is written.
 
-    Our own families are read in that dtype: to write them computes nothing. Others are checked by forwards, which run
-    in float32 if the stored dtype is slow.
+    The check by forwards runs in float32 if the stored dtype is slow.
     """
     source = Path(place) if isinstance(place, os.PathLike) else place
     path = find(source)
     stored = stored_dtype(path)
-    dtype = stored if builds(path) else fast_dtype(path)[0] or stored
-    reader = open_reader(source, dtype=dtype)
+    reader = open_reader(source, dtype=fast_dtype(path)[0] or stored)
     return reader, reader.dtype if stored is None else stored
 
 
@@ -84,12 +78,12 @@ def _live(model: Model) -> tuple[Reader, torch.dtype]:
     return reader, slow or reader.dtype
 
 
-def reach_of(reader: Reader, settings: ApplySettings) -> Reach:
+def reach_of(positions: Positions, settings: ApplySettings) -> Reach:
     """Return the lengths of the settings; the target defaults to four times the trained length.
 
     Raises `RopeError` if the model has no rope, or if neither it nor the settings state the trained length.
     """
-    trained = trained_length_of(reader, settings.trained_length)
+    trained = required_trained_length(positions, settings.trained_length)
     return Reach(trained, 4 * trained if settings.target is None else settings.target)
 
 
@@ -103,16 +97,14 @@ _WRITTEN = frozenset({"config.json", CARD, *COMPANIONS, *_FORMER})
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of an export: the folder, its config.json, the rope in it, and the weights' dtype.
+    """The result of an export: the folder, its config.json, and the weights' dtype.
 
-    `rope` is None for a native folder and for families that are not ropewalk's own. For a GGUF file `folder` is the
-    file and `config` its keys of the rope.
+    For a GGUF file `folder` is the file, `config` its keys of the rope, and `dtype` None.
     """
 
     folder: Path
     config: Mapping[str, Any]
-    rope: HubRope | None
-    dtype: torch.dtype
+    dtype: torch.dtype | None
 
 
 def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None, overwrite: bool) -> Path:
@@ -122,7 +114,7 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
         raise RopeError(
             "extend: only `extend apply` writes .gguf files.",
             facts={"out": str(place)},
-            cure="Write a folder, then run: ropewalk extend apply FOLDER --method as-is --out MODEL.gguf",
+            cure="Write a folder, and convert it with llama.cpp's convert_hf_to_gguf.py.",
         )
     if place.is_file():
         raise RopeError(
@@ -155,7 +147,7 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
 
 
 def export(
-    reader: WritableReader,
+    reader: TransformersReader,
     out: str | os.PathLike[str],
     *,
     method: str,
@@ -163,7 +155,6 @@ def export(
     source: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
-    native: bool = False,
     length: int | None = None,
     card: Callable[[Exported], str] | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -171,12 +162,10 @@ def export(
     """Write a model as a Hugging Face folder for transformers, with the same logits.
 
     **Arguments:**
-    - `reader`: the model, already under the positions of `method`; interleaved heads are written half-split.
-    - `method`, `reach`: the applied method and its lengths; see `hub_rope`.
-    - `source`: the model's path or name. Its config.json is kept except for the rope's keys, and its other files are
-      copied. For a GGUF file, ropewalk's own folders and None, they are written from the model.
+    - `reader`: the model, already under the positions of `method`.
+    - `method`, `reach`: the applied method and its lengths.
+    - `source`: the model's path or name. Its other files are copied from a folder.
     - `dtype`: of the weights; defaults to the model's own.
-    - `native`: write ropewalk's own form, which expresses every method, but only `ropewalk.load` supports it.
     - `length`: the stated length in tokens, instead of the target; the frequencies are those of the target.
     - `card`: called with the result; returns the content of README.md.
     - `shard_bytes`: largest size of a weight file; larger weights are split into several files with an index.
@@ -185,32 +174,24 @@ def export(
     **Raises:** `RopeError` if no config of transformers expresses the method or the model, and as `check_out`.
 
     The folder is written under a temporary name and then renamed, so it is either complete or absent.
-
-    >>> import tempfile
-    >>> from ropewalk.checkpoints.load import load
-    >>> from ropewalk.extend.writable import WritableDecoder
-    >>> tiny = WritableDecoder(load("tiny"))
-    >>> how = {"method": "plain", "reach": Reach(256, 256), "dtype": torch.bfloat16}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     export(tiny, folder + "/x", source="tiny", **how).dtype
-    torch.bfloat16
     """
     place = check_out(out, source=source, overwrite=overwrite)
-    hub = None if native else hub_of(reader, method, reach, length)
+    refuse_inexpressible(method)
+    check_writable(reader, method, reach)
     chosen = reader.dtype if dtype is None else dtype
     names = {str(path.name) for path in place.iterdir()} if place.is_dir() else set()
     with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
-        written = (reader if hub is None else reader.under(_positions_of(reader.positions, hub))).write_checkpoint(
+        written = write_checkpoint(
+            reader,
             staging,
-            rope_fields=None if native else {} if hub is None else hub.fields(),
-            length=(length or reach.target) if hub is None else hub.max_position_embeddings,
+            length=length or reach.target,
             dtype=chosen,
-            source=None if source is None or native else find(source),
+            source=None if source is None else find(source),
             shard_bytes=shard_bytes,
         )
-        if hub is None and not native and length is not None:  # transformers wrote it
+        if length is not None:
             written = _stating(written, length, reach)
-        exported = Exported(folder=place, config=written, rope=hub, dtype=chosen)
+        exported = Exported(folder=place, config=written, dtype=chosen)
         if card is not None:
             (staging / CARD).write_text(card(exported), encoding="utf-8")
         write_json(staging / "config.json", written)
@@ -233,29 +214,3 @@ def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, 
                 cure="Leave out the length, and pass the model at most this many tokens.",
             )
     return {**config, "text_config": shorter} if "text_config" in config else shorter
-
-
-def hub_of(reader: Reader, method: str, reach: Reach, length: int | None = None) -> HubRope | None:
-    """Return `hub_rope` of a model without an extension in attention; None for a model that writes its own block.
-
-    Raises `RopeError` if there is no block.
-    """
-    refuse_inexpressible(method)
-    if isinstance(reader, WritableLive):
-        reader.check_writable(method, reach)
-        return None
-    extension = next((one for one in reader.positions.extensions if one is not None), None)
-    if extension is not None:
-        raise RopeError(
-            "extend: config.json cannot express an extension in attention.",
-            facts={"extension": extension},
-            cure="Export a method that scales frequencies, or set `native` for a folder that only ropewalk loads.",
-        )
-    return hub_rope(reader.positions.ropes, method, reach, length=length)
-
-
-def _positions_of(positions: Positions, hub: HubRope) -> Positions:
-    """Return each rope as the config expresses it; heads stay interleaved until they are re-ordered."""
-    rope = replace(hub.rope, interleaved=positions.present_ropes[0].interleaved)
-    ropes = tuple(None if one is None else rope for one in positions.ropes)
-    return Positions(ropes, (None,) * len(ropes), positions.sliding_windows)

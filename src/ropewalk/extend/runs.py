@@ -11,22 +11,24 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import as_path, may_replace
-from ropewalk.checkpoints.export import check_length, refuse_inexpressible
+from ropewalk.checkpoints.export import check_length, hub_rope, refuse_inexpressible
+from ropewalk.checkpoints.gguf import PERMUTED, config_fields
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_keys import gguf_rope
-from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_gguf
-from ropewalk.checkpoints.load import builds
+from ropewalk.checkpoints.gguf_writer import copy_gguf
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card
-from ropewalk.extend.job import Exported, Model, SourceModel, check_out, export, hub_of, reach_of
+from ropewalk.extend.job import Exported, Model, SourceModel, check_out, export, reach_of
 from ropewalk.extend.settings import ApplySettings
-from ropewalk.extend.writable import decoder_of, outline_of_gguf
-from ropewalk.methods import METHODS, Reach
+from ropewalk.extend.writable import in_dtype
+from ropewalk.methods import METHODS, Reach, settled_by_length
+from ropewalk.models.config import Positions
 from ropewalk.models.precision import dtype_named
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.readers.reader import WritableReader
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.report.record import read_record, stated_length, understood
+from ropewalk.rope.config import RopeConfig
 
 CHOSEN = ("method", "target", "length", "trained_length")
 """The settings that a record contains."""
@@ -97,9 +99,9 @@ class Choice:
             refuse_beside_a_record(given)
         return dataclasses.replace(settings, **self.settings)
 
-    def check_model(self, reader: WritableReader, name: str) -> None:
+    def check_model(self, reader: TransformersReader, name: str) -> None:
         """Raise `RopeError` unless the model is bitwise equal to the measured one."""
-        digest = reader.to(dtype=self.dtype).digest()
+        digest = in_dtype(reader, self.dtype).digest()
         if digest != self.digest:
             raise RopeError(
                 "extend: the record belongs to a different model.",
@@ -149,12 +151,6 @@ def apply(
     chosen = chosen if choice is None else choice.over(chosen)
     if as_path(out, "extend").suffix == ".gguf":
         return apply_gguf(model, out, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress())
-    if chosen.quantization is not None:
-        raise RopeError(
-            "extend: --quantization applies only to .gguf files, and would be ignored.",
-            facts={"out": str(out), "quantization": chosen.quantization},
-            cure="Pass --out MODEL.gguf, or --dtype for a folder.",
-        )
     is_path = isinstance(model, str | os.PathLike)
     place = check_out(out, source=model if is_path else None, overwrite=overwrite)
     source, reach, adapted = _adapted(model, chosen, choice)
@@ -163,25 +159,26 @@ def apply(
         return card(source.name, chosen.method, exported.config)
 
     return export(
-        adapted.to(device="cpu"),
+        adapted,
         place,
         method=chosen.method,
         reach=reach,
         source=source.place,
         dtype=source.stored if chosen.dtype is None else dtype_named(chosen.dtype),
         overwrite=overwrite,
-        native=chosen.native,
         length=chosen.length,
         card=readme,
     )
 
 
-def _adapted(model: Model, settings: ApplySettings, choice: Choice | None) -> tuple[SourceModel, Reach, WritableReader]:
+def _adapted(
+    model: Model, settings: ApplySettings, choice: Choice | None
+) -> tuple[SourceModel, Reach, TransformersReader]:
     """Return the source, the lengths, and the model under its method; raise `RopeError` for what cannot be applied."""
     source = SourceModel.open(model, settings.trained_length)
     if choice is not None:
         choice.check_model(source.reader, source.name)
-    reach = reach_of(source.reader, settings)
+    reach = reach_of(source.reader.positions, settings)
     check_length(settings.length, settings.method, reach)
     own = source.reader.positions
     return source, reach, source.reader.under(METHODS[settings.method].positions(own, reach))
@@ -196,31 +193,29 @@ def apply_gguf(
     overwrite: bool,
     progress: Progress,
 ) -> Exported:
-    """Write a GGUF file under a method; arguments as for `extend.apply`.
+    """Copy a GGUF file with the rope of a method; arguments as for `extend.apply`.
 
-    Weights of a GGUF source are copied block by block, not dequantised; the largest tensor must fit into memory.
+    Weights are copied block by block, not dequantised; the largest tensor must fit into memory.
 
-    **Raises:** `RopeError`, before any work, if llama.cpp does not support the method or the model.
+    **Raises:** `RopeError`, before any work, for a model that is not a .gguf file, and if llama.cpp does not support
+    the method or the model.
     """
     place = Path(out)
-    refused = {
-        name: value
-        for name, value in {
-            "native": settings.native,
-            "dtype": settings.dtype,
-        }.items()
-        if value
-    }
-    if refused:
+    if settings.dtype is not None:
         raise RopeError(
-            "extend: these settings apply only to folders, and would be ignored for a .gguf file.",
-            facts=refused,
-            cure="Leave them out, or write a folder with --out DIR.",
+            "extend: the dtype applies only to folders, and would be ignored for a .gguf file.",
+            facts={"dtype": settings.dtype},
+            cure="Leave it out, or write a folder with --out DIR.",
         )
     refuse_inexpressible(settings.method)
     path = find(model) if isinstance(model, str | os.PathLike) else None
-    original = path if path is not None and path.is_file() and builds(path) else None  # a file of our own families
-    if original is not None and place.exists() and original.resolve() == place.resolve():
+    if path is None or not path.is_file():
+        raise RopeError(
+            "extend: a .gguf file is written only as a copy of a .gguf file with other keys of the rope.",
+            facts={"model": str(path) if path else type(model).__name__, "out": str(place)},
+            cure=f"Convert the folder first, with llama.cpp: python convert_hf_to_gguf.py FOLDER --outfile {place}",
+        )
+    if place.exists() and path.resolve() == place.resolve():
         raise RopeError(
             "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass a different file."
         )
@@ -230,36 +225,26 @@ def apply_gguf(
             facts={"out": str(place)},
             cure="Pass a different name, or --overwrite to replace an earlier export.",
         )
-    if original is not None and settings.quantization is not None:
-        raise RopeError(
-            "extend: blocks of a .gguf file are copied and cannot be quantised again.",
-            facts={"model": str(original), "quantization": settings.quantization},
-            cure="Leave out --quantization, or pass the Hugging Face folder.",
+    file = GGUFFile(path)
+    arch = str(file.metadata.get("general.architecture"))
+    if arch not in PERMUTED:
+        raise file.error(
+            "the rope keys of this architecture are unknown.",
+            facts={"general.architecture": arch, "known": sorted(PERMUTED)},
+            cure="Apply the method to the model's Hugging Face folder, and convert that with llama.cpp.",
         )
-    needs_weights = choice is not None or original is None  # a record is compared with the weights
-    source, reach, adapted = _adapted(model if needs_weights else outline_of_gguf(original), settings, choice)
-    decoder_of(adapted)  # raises for a model of another library
-    hub = hub_of(adapted, settings.method, reach, settings.length)
-    if original is not None:
-        file = GGUFFile(original)
-        arch = str(file.metadata["general.architecture"])
-    else:
-        arch = architecture_of(decoder_of(source.reader).config)
-    assert hub is not None  # of a Decoder
-    finetuned = any(one.scaling_is_trained is True for one in adapted.positions.present_ropes)
+    if choice is not None:
+        source = SourceModel.open(path)
+        choice.check_model(source.reader, source.name)
+    one_layer = Positions((RopeConfig.from_hf(config_fields(file)),), (None,), (None,))  # all that rotate are alike
+    own = settled_by_length(one_layer, settings.trained_length)
+    reach = reach_of(own, settings)
+    check_length(settings.length, settings.method, reach)
+    changed = METHODS[settings.method].positions(own, reach)
+    hub = hub_rope(changed.ropes, settings.method, reach, length=settings.length)
+    finetuned = any(one.scaling_is_trained is True for one in changed.present_ropes)
     rope = gguf_rope(hub, arch, settings.method, reach, finetuned=finetuned)
-    if original is not None:
-        same = adapted.positions == source.reader.positions
-        copy_gguf(file, place, None if same else rope, progress)
-    else:
-        write_gguf(
-            decoder_of(source.reader),
-            place,
-            rope,
-            quantization=settings.quantization or "f16",
-            name=source.name,
-            progress=progress,
-        )
+    copy_gguf(file, place, None if changed == own else rope, progress)
     written: dict[str, Any] = {f"{arch}.{key}": value for key, value in rope.keys.items()}
     written |= {f"{name}.weight": list(divisors) for name, divisors in rope.divisors.items()}
-    return Exported(folder=place, config=written, rope=None, dtype=source.stored)
+    return Exported(folder=place, config=written, dtype=None)

@@ -7,7 +7,7 @@ quick.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import check_whole
@@ -29,7 +29,6 @@ class ApplySettings:
     """Settings of `extend.apply`: one method, the lengths in tokens, and the form of the output.
 
     - `target`: sets the frequencies. `length`: to state in the config; the frequencies are always those of the target.
-    - `quantization`: None: "f16", or as in a .gguf source.
 
     **Raises:** `RopeError` for settings that conflict.
 
@@ -47,22 +46,12 @@ class ApplySettings:
         group=METHOD,
     )
     dtype: str | None = setting("Dtype of the written weights [default: as in the source].", default=None, group=OUTPUT)
-    native: bool = setting(
-        "Write ropewalk's own form, which supports all methods, but which only ropewalk loads.",
-        default=False,
-        group=OUTPUT,
-    )
     method: str = setting("Extension method, with the name used by `ropewalk doctor`.", default="yarn", group=METHOD)
     length: int | None = setting(
         "Length to state in the config, if it is less than the target [default: the target].",
         default=None,
         unit="tokens",
         group=METHOD,
-    )
-    quantization: Literal["f32", "f16", "q8_0"] | None = setting(
-        "Form of the matrices in a .gguf file [default: f16; blocks of a .gguf source are copied].",
-        default=None,
-        group=OUTPUT,
     )
 
     def __post_init__(self) -> None:

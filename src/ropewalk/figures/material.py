@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.attention import Attention
@@ -21,7 +22,6 @@ from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.pairing import Pairing, convert_pairing
@@ -194,15 +194,21 @@ def losses(model: Decoder, texts: int, tokens: int) -> dict[str, Any]:
     """
     ids = windows(model, texts, tokens)
     wrong = wrongly_paired(model)
-    own = [float(window_losses(model, row).mean()) for row in ids]
+    own = [_loss(model, row) for row in ids]
     result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
     for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
-        means = own if case is None else [float(window_losses(case, row).mean()) for row in ids]
+        means = own if case is None else [_loss(case, row) for row in ids]
         mean, _ = mean_and_interval(means)
         apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
         low, high = interval or (apart, apart)
         result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
     return result
+
+
+@torch.inference_mode()
+def _loss(model: Decoder, ids: Tensor) -> float:
+    """Return the mean loss of tokens `[tokens]`, all but the first, in nats."""
+    return float(F.cross_entropy(model(ids[None])[0, :-1].float(), ids[1:]))
 
 
 def wrongly_paired(model: Decoder) -> Decoder:

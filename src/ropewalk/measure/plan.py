@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.measure.engine import NOTHING, Job, Workload, due
-from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, unsettled
+from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, trained_length_of, unsettled
 from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
@@ -372,20 +372,20 @@ def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: Loss
     return torch.stack(rows)
 
 
-def trained_length_of(reader: Reader, given: int | None) -> int:
+def required_trained_length(positions: Positions, given: int | None) -> int:
     """Return the trained length: `given`, or the model's own.
 
     Raises `RopeError` if the model has no rope, if its length is unknown and not given, or if it has a scaling of
     unknown training status.
     """
-    ropes = reader.positions.present_ropes
+    ropes = positions.present_ropes
     if not ropes:
         raise RopeError(
             "context: this model has no rotary embedding in any layer, so there is nothing to extend.",
-            facts={"layers": reader.positions.num_layers},
+            facts={"layers": positions.num_layers},
             cure="Choose a model with RoPE.",
         )
-    unknown = unsettled(reader.positions)
+    unknown = unsettled(positions)
     if unknown is not None:
         raise RopeError(
             "context: it is not known whether this model was trained with the scaling in its config.",
@@ -397,7 +397,7 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
             cure='Measure it with `ropewalk doctor`. Then pass --trained-length, or write "finetuned": true or false '
             "into the rope block of config.json.",
         )
-    length = reader.trained_length if given is None else given
+    length = trained_length_of(positions) if given is None else given
     if length is None:
         raise RopeError(
             "context: the model's trained length is unknown.",

@@ -1,33 +1,33 @@
-"""Readers of models and checkpoints, from the adapters in this folder: modules with a function `adapt`."""
+"""The readers of loaded models and of checkpoints."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ropewalk.checkpoints.load import builds, load_decoder
+from ropewalk.checkpoints.decoder_config import half_split
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.precision import is_slow, memory_for, name_of, slow_dtype_of
 from ropewalk.optional import need
 from ropewalk.readers.reader import Reader
-
-Adapt = Callable[[object, str | None], Reader | None]
+from ropewalk.readers.transformers import TransformersReader, adapt
 
 
 def reader_of(model: object, name: str | None = None) -> Reader:
     """Return the reader of a model; return a reader unchanged.
 
-    **Arguments:** `model`: a `Decoder`, or a model of another adapter. `name`: its name in reports.
-    **Raises:** `RopeError` for an object that no adapter supports.
+    **Arguments:**
+    - `model`: of transformers, a pair (model, tokenizer), or a `Decoder` in Llama's layout.
+    - `name`: in reports.
+
+    **Raises:** `RopeError` for any other object.
 
     >>> from ropewalk.checkpoints.load import load
     >>> reader_of(load("tiny"), "tiny").name
@@ -35,15 +35,21 @@ def reader_of(model: object, name: str | None = None) -> Reader:
     """
     if isinstance(model, Reader):
         return model
-    for adapt in adapters():
-        reader = adapt(model, name)
-        if reader is not None:
-            return reader
-    raise RopeError(
-        "readers: no adapter supports this model, so it cannot be measured.",
-        facts={"model": type(model).__name__},
-        cure="Pass a Decoder, or an object with the methods of ropewalk.readers.reader.Reader.",
-    )
+    if isinstance(model, Decoder):
+        need("transformers", "transformers")
+        from ropewalk.readers.loading import as_transformers
+
+        live = TransformersReader(*as_transformers(model), name or "decoder")
+        return live.under(half_split(model.config).positions)
+    reader = adapt(model, name)
+    if reader is None:
+        raise RopeError(
+            "readers: this object cannot be measured.",
+            facts={"model": type(model).__name__},
+            cure="Pass a model of transformers, a Decoder, or an object with the methods of "
+            "ropewalk.readers.reader.Reader.",
+        )
+    return reader
 
 
 def fast_copy(model: object) -> tuple[object, str | None]:
@@ -94,14 +100,6 @@ def _in_float32(model: nn.Module) -> nn.Module:
     return other
 
 
-def adapters() -> Iterator[Adapt]:
-    """Yield every function `adapt` of the modules in this folder."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        adapt = getattr(importlib.import_module(f"ropewalk.readers.{module.name}"), "adapt", None)
-        if adapt is not None:
-            yield adapt
-
-
 def open_reader(
     source: str | Path,
     *,
@@ -112,13 +110,13 @@ def open_reader(
 ) -> Reader:
     """Return the reader of a checkpoint: a Hugging Face folder, a .gguf file, a model of the hub, or "tiny".
 
-    Our decoder computes the families that `load` supports, and transformers all others; see `Reader.library`.
+    transformers computes the model, with our exact rotation and our attention kernel attached.
 
     **Arguments:**
     - `name`: in reports; defaults to that of the file or folder.
     - `dtype`: None is that of `load`: the stored one, or float32 if this CPU multiplies the stored one slowly.
     - `device_map`: passed to transformers' `from_pretrained`, in place of `device`, for a model that is larger than one
-      device. "auto" spreads its layers over this machine's devices. transformers then computes every family.
+      device. "auto" spreads its layers over this machine's devices.
 
     **Raises:** `RopeError` if the checkpoint cannot be loaded.
     """
@@ -128,8 +126,6 @@ def open_reader(
     on_cpu = torch.device(device).type == "cpu" and not (options and torch.accelerator.is_available())
     if dtype is None and on_cpu:
         dtype = fast_dtype_or_warn(path, "open_reader")
-    if not options and builds(path):
-        return reader_of(load_decoder(path, dtype=dtype).to(device), name)
     if options and path.is_file():
         raise RopeError(
             "readers: several devices need a Hugging Face folder.",

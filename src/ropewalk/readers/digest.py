@@ -10,15 +10,9 @@ from typing import Any, cast
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ropewalk.models.decoder import Decoder
 from ropewalk.version import __version__
 
 _DIGESTS = cast(MutableMapping[torch.Tensor, tuple[int, bytes]], WeakTensorKeyDictionary())
-
-
-def model_digest(model: Decoder) -> str:
-    """Return a short hash of a model's config and every bit of every weight."""
-    return digest_of(repr(model.config), model.named_parameters())
 
 
 def digest_of(config: str, weights: Iterable[tuple[str, torch.Tensor]]) -> str:

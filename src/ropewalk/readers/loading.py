@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf
 from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.hugging_face import hugging_face_form, special_ids, stored_names
 from ropewalk.checkpoints.sources import no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer, has_token
 from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
+from ropewalk.rope.config import RopeConfig
 
 
 def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
@@ -71,21 +76,60 @@ def load_live(
     weights, and for missing or misshapen weights, which transformers would replace by random numbers.
     """
     if path.is_file():
-        with quietly():
-            file = GGUFFile(path)
-            config = foreign_config(file)
-
-        def tensors() -> dict[str, torch.Tensor]:
-            return foreign_tensors(file, config, dtype or torch.float32)
-
-        model = _loaded(None, config, str(path), tensors, dtype=dtype or torch.float32)
-        return model.to(device).eval(), gguf_tokenizer(file)
+        model, tokenizer = load_gguf(path, dtype or torch.float32)
+        return model.to(device), tokenizer
     config = config_of(path)
     if not any(path.glob("*.safetensors")):
         raise no_safetensors(path)
     stored = "auto" if dtype is None else dtype
     model = _loaded(path, config, str(path), None, dtype=stored, use_safetensors=True, **options).eval()
     return model if options else model.to(device), _tokenizer_of(path, model)
+
+
+def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> tuple[Any, Tokenizer | None]:
+    """Return the transformers model of a GGUF file in eval mode, with the file's rope, and its tokenizer, or None.
+
+    Raises `RopeError` for an unknown architecture or metadata, and for missing or misshapen tensors.
+    """
+    with quietly():
+        file = GGUFFile(source)
+        config = foreign_config(file)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        return foreign_tensors(file, config, dtype)
+
+    return _loaded(None, config, str(file.path), tensors, dtype=dtype).eval(), gguf_tokenizer(file)
+
+
+def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:
+    """Return a decoder as transformers' Llama, with the same weights, and its tokenizer.
+
+    Positions that no config describes are left out: it has no extension, and one unscaled rope if layers differ.
+
+    Raises `RopeError` for a decoder that no config of Llama's layout describes.
+    """
+    rope, forms = next((rope for rope in model.config.ropes if rope is not None), None), [model]
+    if rope is not None:
+        plain = RopeConfig(rope.head_dim, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim,
+                           max_position_embeddings=rope.max_position_embeddings)  # fmt: skip
+        model = model.with_positions(extension=None)
+        forms = [model, model.with_positions(rope=(plain,) * model.config.num_hidden_layers)]
+    for form in forms:
+        config, weights = hugging_face_form(form)
+        content = config_to_hf(config) | special_ids(model.tokenizer)
+        if content["model_type"] != NATIVE:
+            break
+    else:
+        raise RopeError(
+            "readers: only decoders in Llama's layout can be measured.",
+            facts={"norm": config.norm, "hidden_act": config.hidden_act, "encoding": config.encoding},
+            cure="Use RMSNorm, swiglu and a rope, without windows.",
+        )
+    built = need("transformers", "transformers").CONFIG_MAPPING[content["model_type"]](**content)
+    tensors = stored_names({name: weight.detach() for name, weight in weights.items()}, native=False)
+    dtype = model.embed_tokens.weight.dtype
+    live = _loaded(None, built, "the decoder", lambda: tensors, dtype=dtype)
+    return live.to(model.embed_tokens.weight.device).eval(), model.tokenizer
 
 
 def config_of(folder: Path) -> Any:

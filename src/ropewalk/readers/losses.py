@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -10,23 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.cache import KVCache
 from ropewalk.attention.norm import HALF
 from ropewalk.backends.widened import slow_dtype
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.layers import only_hidden
 from ropewalk.models.precision import to_float64
 from ropewalk.readers.reader import (
-    ASK_TOKENS,
     CHUNK,
     Advance,
-    Asking,
     Losses,
-    Prefix,
     Reader,
-    check_window,
-    chunk_ends,
 )
 
 HEAD_ROWS = 256  # tokens of one product with the head
@@ -72,67 +64,10 @@ def target_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
-def all_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return the log-probability of every next token, float32 `[vocab]`, from a hidden state `[hidden]`."""
-    if weight.dtype not in HALF:
-        return F.linear(hidden[None], weight)[0].float().log_softmax(-1)
-    return wide_product(hidden, weight).log_softmax(-1)
-
-
 def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return float32 logits `[..., vocab]` from half-precision values, converting few rows of the head at a time."""
     wide = hidden.float()
     return torch.cat([F.linear(wide, rows.float()) for rows in torch.split(weight, WIDENED_ROWS)], -1)
-
-
-def window_losses(
-    model: Decoder,
-    input_ids: Tensor,
-    *,
-    first: int = 1,
-    seq_len: int | None = None,
-    chunk: int = CHUNK,
-    advance: Advance | None = None,
-    asking: Asking | None = None,
-    prefix_of: Callable[[KVCache], Prefix] | None = None,
-) -> Losses:
-    """Return the losses from token `first` on, each given all tokens before it.
-
-    **Arguments:** as `Reader.window_losses`. `prefix_of`: returns the prefix for `asking`.
-    **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
-    **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
-    **Numerics:** the model's dtype inside, softmax in float32, equal to one full forward up to rounding.
-    """
-    check_window(input_ids, first, chunk)
-    tokens = len(input_ids)
-    losses = torch.empty(tokens, dtype=torch.float32)
-    with torch.inference_mode():
-        ids = input_ids.to(model.embed_tokens.weight.device)
-        asking = asking or {}
-        cache = model.new_cache(
-            seq_len=tokens if seq_len is None else seq_len, capacity=tokens + (ASK_TOKENS if asking else 0)
-        )
-        start = 0
-        for stop in chunk_ends(tokens, chunk, asking):
-            scored = max(start, first - 1), min(stop, tokens - 1)
-            of_chunk = model(
-                ids[None, start:stop],
-                cache=cache,
-                head_fn=partial(losses_of_rows, targets=ids[scored[0] + 1 : scored[1] + 1], first=scored[0] - start),
-            )
-            losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
-            if advance is not None:
-                advance(stop - start)
-            if stop in asking:
-                assert prefix_of is not None, "a reader that may be asked makes prefixes"
-                asking[stop](prefix_of(cache))
-            start = stop
-    return losses[first:].double().numpy()
-
-
-def losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: int) -> Tensor:
-    """Return the nats of `targets` after the tokens from `first` on, float32."""
-    return target_losses(hidden[0, first : first + len(targets)], weight, targets)
 
 
 def crop_steps(tokens: int, trained_length: int, stride: int, *, first: int = 1) -> list[tuple[int, int, int]]:
@@ -204,28 +139,6 @@ def cropped_losses(
 
 Top = list[tuple[int, float]]
 """Tokens with their log-probabilities in nats, the likeliest first."""
-
-
-@torch.inference_mode()
-def top_after(
-    model: Decoder, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int
-) -> list[Top]:
-    """Return the likeliest tokens after several lengths; see `Reader.top_after`."""
-    cache = model.new_cache(seq_len=seq_len, capacity=lengths[-1])
-    ids = torch.tensor(list(input_ids[: lengths[-1]]), device=cache.device)
-    tops: list[Top] = []
-    for start in range(0, len(ids), chunk):
-        part = ids[start : start + chunk]
-        rows = [length - 1 - start for length in lengths if start < length <= start + len(part)]
-        if rows:
-            tops += model(part[None], cache=cache, head_fn=partial(_top_of_rows, rows=rows, count=count))
-        else:
-            model(part[None], cache=cache, head_fn=only_hidden)
-    return tops
-
-
-def _top_of_rows(hidden: Tensor, weight: Tensor, *, rows: Sequence[int], count: int) -> list[Top]:
-    return [likeliest(all_log_probs(hidden[0, row], weight), count) for row in rows]
 
 
 def likeliest(log_probs: Tensor, count: int) -> Top:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm
@@ -168,42 +167,6 @@ class Reader(Protocol):
         """Return the log-probability of each (context, continuation), and whether it is the greedy continuation.
 
         - `batch`: rows in one forward. `done`: called with a pair's index and result after it is computed.
-        """
-
-
-@runtime_checkable
-class WritableReader(Reader, Protocol):
-    """A reader with a model that can be saved."""
-
-    @property
-    def module(self) -> nn.Module:
-        """Return the model itself."""
-
-    def under(self, positions: Positions) -> WritableReader:
-        """Return the same model under other positions; see `Reader.under`."""
-
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableReader:
-        """Return the model on a device and in a dtype; this reader's own model does not change."""
-
-    def write_checkpoint(
-        self,
-        folder: Path,
-        *,
-        rope_fields: Mapping[str, Any] | None,
-        length: int,
-        dtype: torch.dtype,
-        source: Path | None = None,
-        shard_bytes: int,
-    ) -> dict[str, Any]:
-        """Write weights, tokenizer and other files, and return the content of config.json, which the caller writes.
-
-        **Arguments:**
-        - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
-        - `rope_fields`: the rope's keys of config.json, instead of the model's own. None: the library's own form, which
-          also contains settings that config.json cannot express.
-        - `length`: the intended length of the written model in tokens. `source`: its original checkpoint.
-
-        **Raises:** `RopeError` if the model cannot be written in this form.
         """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -108,11 +109,16 @@ class TransformersReader:
         return sum(weight.numel() for weight in self.model.parameters())
 
     def digest(self) -> str:
-        described = f"{type(self.model).__name__} {self.model.config.to_json_string()} {self.positions!r}"
+        config = json.dumps(_lasting(self.model.config.to_dict()), sort_keys=True, default=str)
+        described = f"{type(self.model).__name__} {config} {self.positions!r}"
         return digest_of(described, self.model.state_dict(keep_vars=True).items())
 
     def under(self, positions: Positions) -> TransformersReader:
-        if positions == self.positions:
+        own = self.positions
+        same_training = [rope.trained for rope in positions.present_ropes] == [
+            rope.trained for rope in own.present_ropes
+        ]
+        if positions == own and (same_training or self._refused is not None):
             return self
         if self._refused is not None:
             raise RopeError(
@@ -270,6 +276,14 @@ def _attach(model: Any) -> RopeError | None:
         else:
             return None
     return refused
+
+
+def _lasting(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without the keys that depend on where, when and in which dtype it was loaded."""
+    kept = {
+        key: value for key, value in config.items() if key not in ("_name_or_path", "dtype", "transformers_version")
+    }
+    return {key: _lasting(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _handle(model: Any) -> Attachment:

@@ -20,7 +20,7 @@ READS_GGUF = ("llama.cpp", "ollama")
 CONVERTER = "llama.cpp's converter"
 """convert_hf_to_gguf.py, which converts a Hugging Face folder to a .gguf file. `caveats_of` treats it as an engine."""
 NOT_WRITTEN = " (not written)"
-"""The end of an architecture's name, if ropewalk writes no .gguf file of it, so that the converter has to."""
+"""The end of an architecture's name, if ropewalk copies no .gguf file of it with other keys."""
 READERS_OF_CONFIGS = {"vllm": "vLLM", CONVERTER: CONVERTER}
 """The engines, with their titles, that a model card describes next to transformers."""
 RULES_CHECKED = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -405,7 +405,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         engines=(CONVERTER,),
-        reason="ropewalk writes no .gguf file of this architecture, and llama.cpp's converter was not checked for this "
+        reason="ropewalk copies no .gguf file of this architecture, and llama.cpp's converter was not checked for this "
         "rope_type",
         source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
         rules=tuple(rule for rule in _SCALED if rule not in ("linear", "yarn")),
@@ -444,7 +444,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         engines=READS_GGUF,
-        reason="ropewalk writes no .gguf file with several ropes",
+        reason="ropewalk copies no .gguf file with several ropes",
         source="src/ropewalk/checkpoints/gguf_keys.py",
         several=True,
     ),

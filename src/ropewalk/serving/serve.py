@@ -15,8 +15,7 @@ from typing import Any
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.export import check_length
-from ropewalk.checkpoints.gguf_writer import WRITTEN
-from ropewalk.checkpoints.load import builds
+from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
@@ -39,7 +38,7 @@ from ropewalk.serving.engines import (
 from ropewalk.serving.served import Served
 from ropewalk.statistics import Interval, over_windows, signed
 
-LONGER = "longer.gguf"
+CONVERTED, LONGER = "model.gguf", "longer.gguf"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,10 +328,8 @@ def setting_command(
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
     """Return the lines of Python that load a model and apply a method to `model`."""
     found = None if is_hub_name(model) and not Path(model).exists() else find(model)
-    if found is not None and found.is_file():
-        native = builds(found)
-    else:
-        native = found is not None and read_json(found / "config.json").get("model_type") == NATIVE
+    is_file = found is not None and found.is_file()
+    native = found is not None and not is_file and read_json(found / "config.json").get("model_type") == NATIVE
     imports, applied = ["import ropewalk as rw"], target is not None or method == "plain"
     if native:
         load = f"model = rw.load({model!r})"
@@ -350,13 +347,15 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
     if found is not None and not Path(model).exists():  # in the package: its folder differs between machines
         imports += ["from importlib.resources import files"]
         place = f'files("ropewalk.builtin") / {model!r}'
-    if found is not None and found.is_file():
-        place = f"{str(found.parent)!r}, gguf_file={found.name!r}"
     load = f"model = AutoModelForCausalLM.from_pretrained({place})"
+    if is_file:  # transformers ignores some of the file's keys
+        load = f"model, tokenizer = load_gguf({place})"
+    source = "ropewalk.readers.loading import load_gguf" if is_file else "transformers import AutoModelForCausalLM"
+    imports += [f"from {source}"]
     settings = [] if target is None else [f"target={target}"]
     settings += [] if trained_length is None else [f"trained_length={trained_length}"]
     call = f"rw.attach({', '.join(['model', repr(method), *settings])})"
-    return "\n".join([*imports, "from transformers import AutoModelForCausalLM", load, *([call] if applied else [])])
+    return "\n".join([*imports, load, *([call] if applied else [])])
 
 
 def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
@@ -476,31 +475,40 @@ class _Plan:
         convert = None  # the converter drops `dynamic`
         if self.main["rope_type"] != "dynamic":
             convert = _CONVERT if self.changed else _CONVERT_UNCHANGED
-        converts = writes and source.gguf_arch not in WRITTEN
+        copies = source.gguf_arch in PERMUTED
+        converts = writes and not copies
         if converts and source.arch is not None:
-            raise _Refused("ropewalk writes none of this architecture", architecture=source.arch, written=WRITTEN)
+            raise _Refused("ropewalk copies no files of this architecture", architecture=source.arch, known=[*PERMUTED])
         by = CONVERTER if converts and not source.nested else self.engine
         reason = limit_of(by, self.block, arch=source.gguf_arch, model_type=source.model_type) if writes else None
         if reason is not None:
-            raise _Refused(reason, convert, architecture=source.model_type, written=WRITTEN)
-        file = LONGER if writes else source.name
-        steps: tuple[str, ...] = (self._apply(LONGER),) if writes else ()
-        if converts:
-            steps = (self._apply("longer"), f"python convert_hf_to_gguf.py longer --outfile {LONGER}")
+            raise _Refused(reason, convert, architecture=source.model_type, known=[*PERMUTED])
+        file, steps = source.name, list[str]()
+        if source.arch is None:
+            folder, file = str(source.path.parent if source.path.is_file() else source.path), CONVERTED
+            if is_hub_name(source.given) and not Path(source.given).exists():
+                folder, (name, _, revision) = "model", source.given.partition("@")
+                chosen = ["--revision", revision] if revision else []
+                steps = [shlex.join(["hf", "download", name, *chosen, "--local-dir", folder])]
+            if converts and self.changed:
+                steps, folder, file = [self._apply("longer")], "longer", LONGER
+            steps.append(f"python convert_hf_to_gguf.py {shlex.quote(folder)} --outfile {file}")
+        if self.changed and copies:
+            steps, file = [*steps, self._apply(LONGER, file)], LONGER
         if self.engine == "llama.cpp":
             return (*steps, f"llama-server -m {shlex.quote(file)} --ctx-size {length}"), None
         place = file if file.startswith(("/", ".")) else f"./{file}"
         lines = f"FROM {place}\nPARAMETER num_ctx {length}\n"
         return (*steps, "ollama create longer -f Modelfile"), ("Modelfile", lines)
 
-    def _apply(self, out: str) -> str:
-        """Return the command that writes the model."""
+    def _apply(self, out: str, source: str | None = None) -> str:
+        """Return the command that writes the model, from the checkpoint or from a file made of it."""
         chosen = ["--method", self.method]
         if self.reach.extends:
             chosen = ["--target", str(self.reach.target), *chosen]
             chosen += ["--length", str(self.length)] if self.length != self.reach.target else []
         chosen += [] if self.trained_length is None else ["--trained-length", str(self.trained_length)]
-        return shlex.join(["ropewalk", "extend", "apply", self.source.given, *chosen, "--out", out])
+        return shlex.join(["ropewalk", "extend", "apply", source or self.source.given, *chosen, "--out", out])
 
     def _override(self, key: str) -> dict[str, Any]:
         """Return the keys to override in the config: the whole block with theta, because it replaces the config's."""

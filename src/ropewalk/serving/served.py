@@ -11,8 +11,7 @@ from typing import Any
 
 from ropewalk.attachment.layers import attends, rope_fields
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.gguf_writer import WRITTEN, architecture_of
-from ropewalk.checkpoints.load import read_config
+from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
@@ -60,8 +59,6 @@ class Served:
         content, path = opened.config, opened.path
         assert path is not None
         ropes, nested = ropes_by_block(content)
-        known = {rope: rope for rope in opened.ropes.values()}  # with the training status of a GGUF file's metadata
-        ropes = {label: rope and known.get(rope, rope) for label, rope in ropes.items()}
         whole = Positions(tuple(ropes.values()), (None,) * len(ropes), (None,) * len(ropes))
         stated = main_rope(whole.ropes)
         ropes = dict(zip(ropes, settled_by_length(whole, trained_length).ropes, strict=True))
@@ -124,13 +121,12 @@ class Served:
 
     @property
     def gguf_arch(self) -> str | None:
-        """Return llama.cpp's architecture of this model; the family's own name if ropewalk writes no file of it."""
+        """Return llama.cpp's architecture of this model; the family's own name if ropewalk copies no file of it."""
         if self.arch is not None:
             return self.arch
-        try:
-            return architecture_of(read_config(self.path))
-        except RopeError:
-            return f"{self.model_type}{NOT_WRITTEN}"
+        arch = {"mistral": "llama", "ministral": "llama"}.get(self.model_type, self.model_type)
+        windowed = any(window is not None for window in self.own.sliding_windows)  # those files have none
+        return arch if arch in PERMUTED and not windowed else f"{self.model_type}{NOT_WRITTEN}"
 
     def why_not(self, engine: str | None, method: str, reach: Reach) -> str | None:
         """Return the reason why an engine cannot run a method as measured; None if it can."""
@@ -140,8 +136,8 @@ class Served:
         return why_not(engine, method, found and found[0], arch=self.gguf_arch, model_type=self.model_type)
 
     def writes_file(self, method: str, reach: Reach) -> bool:
-        """Return whether ropewalk writes a .gguf file of this model under a method."""
-        return self.gguf_arch in WRITTEN and self.why_not("llama.cpp", method, reach) is None
+        """Return whether ropewalk copies this .gguf file under a method."""
+        return self.arch in PERMUTED and self.why_not("llama.cpp", method, reach) is None
 
     def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[dict[str, Any], int] | str:
         """Return the block under a method, or one for each layer type, and `max_position_embeddings`; else the reason.
