@@ -23,7 +23,7 @@ from peers import Skip
 from records import CHECKOUT, Record, append, environment
 from timing import Clock, CudaClock, cpu_clock
 
-STEPS = ("tests", "rotation", "attention", "decode", "doctor")
+STEPS = ("tests", "rotation", "decode", "doctor")
 PREFIX = "gpu-"
 GRACE = 20.0  # seconds between asking a process to end and ending it
 BROKEN = ("CUDA error", "device-side assert", "illegal memory access")  # after these a process cannot go on

@@ -30,8 +30,7 @@ WORKERS = 6  # processes of pytest on a GPU: the kernels of each test are compil
 def tests(place: Place) -> list[Job]:
     """Return the tests of the GPU, then those of every backend on it; interpreted: a few of both."""
     if place.interpreter:
-        few = ["tests/backends/test_triton_attention.py::test_keys_are_split_where_queries_are_few",
-               "tests/backends/test_triton_attention.py::test_order_alone_is_left_to_torch"]  # fmt: skip
+        few = ["tests/backends/test_flex.py::test_when_it_is_chosen"]
         return [Job("tests/gpu", pytest_runner(place, ["tests/gpu"])), Job("a few", pytest_runner(place, few))]
     backends = ["tests/backends", "-k", "cuda or triton", "-m", "not slow"]
     return [

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
 TIMED = ("rotation", "attention", "forward", "decode")  # records of the CPU, NAME.jsonl
-STEPS = ("tests", "rotation", "attention", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
+STEPS = ("tests", "rotation", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
 MARKED = re.compile(r"<!-- status -->.*?<!-- /status -->", re.DOTALL)
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
@@ -78,7 +78,7 @@ def gpus(results: Path = RESULTS) -> str:
 
 def gpu(results: Path = RESULTS) -> str:
     """Return the section of the GPU's records; nothing without any."""
-    parts = [part for make in (_tests, _rotation, _attention, _decode, _models) for part in make(results)]
+    parts = [part for make in (_tests, _rotation, _decode, _models) for part in make(results)]
     return "\n\n".join(["## On a GPU", *parts]) if parts else ""
 
 
@@ -101,25 +101,6 @@ def _rotation(results: Path) -> Iterator[str]:
     if rows:
         heads = ["GPU", "rotation", "by", "ms", "over a copy of the same bytes"]
         yield table(heads, rows)
-
-
-def _attention(results: Path) -> Iterator[str]:
-    rows, decided = [], []
-    for one in on_gpus("attention", results):
-        if one.get("kind") == "decision":
-            decided.append(f"{one['place']}: {one['rule']}. Decision: {one['decision']}, because {one['because']}.")
-        elif one["status"] == "done":
-            ratios = [one["over_ropewalk"].get(name) for name in ("flex attention", "SDPA")]
-            rows.append([one["place"], one["key"], milliseconds(one["microseconds"]["ropewalk"]["p50"]),
-                         f"{one['tflops']['ropewalk'] / one['matrix_product_tflops']:.2f}",
-                         *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])  # fmt: skip
-        else:
-            rows.append([one["place"], f"{one['key']}: {one['status']}", "", "", "", ""])
-    if rows:
-        heads = ["GPU", "attention", "ropewalk, ms", "of a matrix product's rate", "flex attention over ropewalk",
-                 "SDPA over ropewalk"]  # fmt: skip
-        yield table(heads, rows)
-    yield from decided
 
 
 def _decode(results: Path) -> Iterator[str]:

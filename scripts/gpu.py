@@ -4,7 +4,7 @@
     python scripts/gpu.py --small                                        # Triton's interpreter, tiny sizes, no GPU
     python scripts/gpu.py --pack FOLDER --model FILE.gguf --texts FOLDER # parts of 30 MB, for a machine without network
 
-The steps are tests, rotation, attention, decode and doctor. It needs a checkout, torch, Triton and
+The steps are tests, rotation, decode and doctor. It needs a checkout, torch, Triton and
 transformers, and no network. Every timing follows a comparison with float64; a wrong result is recorded with its
 reason, and the next job runs. Records go to benchmarks/results/gpu-STEP.jsonl (with --small to build/gpu), and a copy
 to $OUT if that is set. On SIGINT and SIGTERM, and when the time is up, finished results stay.
@@ -34,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, BUILD = ROOT / "benchmarks" / "results", ROOT / "build" / "gpu"
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT)]
-SHARES = {"tests": 70, "rotation": 110, "attention": 150, "decode": 45, "doctor": 120}
+SHARES = {"tests": 70, "rotation": 110, "decode": 45, "doctor": 120}
 PART = 30 * 2**20  # bytes
 MANIFEST = "manifest.json"
 PACKAGES = ("gguf",)  # pure Python, which a machine may lack
@@ -191,7 +191,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def table(options: argparse.Namespace) -> str:
-    """Return one line for each step of this run, its bad jobs, and the decision on attention."""
+    """Return one line for each step of this run, and its bad jobs."""
     lines = [""]
     for step in options.steps:
         here = [one for one in read(options.results / f"gpu-{step}.jsonl") if one["run"] == options.run]
@@ -200,7 +200,6 @@ def table(options: argparse.Namespace) -> str:
         lines.append(f"{step:10} {said}")
         lines += [f"  {one['status']}: {one['key']}: {one.get('reason', '')[:160]}" for one in here
                   if one["status"] != "done"]  # fmt: skip
-        lines += [f"  decision: {one['decision']}, {one['because']}" for one in here if "decision" in one]
     return "\n".join(lines)
 
 
@@ -213,7 +212,6 @@ def run_step(options: argparse.Namespace) -> int:
         sys.modules["ropewalk._kernels"] = None  # type: ignore[assignment]  # so that Triton's kernels serve the CPU
     if not importlib.util.find_spec("gguf") and (BUILD / "packages").is_dir():
         sys.path.append(str(BUILD / "packages"))
-    import gpu_attention
     import gpu_models
     import gpu_rotation
     import torch
@@ -227,7 +225,7 @@ def run_step(options: argparse.Namespace) -> int:
     records = Records(options.results, options.child, _path("OUT"))
     jobs = {
         "tests": gpu_models.tests, "rotation": gpu_rotation.jobs, "decode": gpu_models.decoding,
-        "attention": lambda where: gpu_attention.jobs(where, records), "doctor": gpu_models.doctor,
+        "doctor": gpu_models.doctor,
     }[options.child](place)  # fmt: skip
     pending = records.pending(jobs, place.name, options.run, source_digest())
     try:

@@ -30,13 +30,12 @@ class Case:
     turned: str = ""  # half, interleaved, part
     softcap: float = 0.0
     sinks: bool = False
-    scales: bool = False
     spread: float = 1.0  # of the logits
     seed: int = 0
 
     def __str__(self) -> str:
         sizes = f"{self.batch}x{self.heads}/{self.kv_heads}x{self.queries}/{self.keys}x{self.head_dim}"
-        extras = [self.turned, "cap" * bool(self.softcap), "sinks" * self.sinks, "scales" * self.scales]
+        extras = [self.turned, "cap" * bool(self.softcap), "sinks" * self.sinks]
         return "-".join([sizes, self.seen, self.lie, *filter(None, extras)])
 
 
@@ -88,7 +87,6 @@ def request_of(case: Case, dtype: torch.dtype) -> tuple[AttentionRequest, truth.
         return laid((torch.randn(b, heads, tokens, d, generator=g) * spread).to(dtype), case.lie)
 
     v = tensor(case.kv_heads, n)
-    scale = torch.rand(b, case.queries, generator=g) + 0.1 if case.scales else d**-0.5
     sinks = torch.randn(case.heads, generator=g) * 2 if case.sinks else None
     regions, met = [], []
     for low, high in bounds_of(case, g):
@@ -105,10 +103,9 @@ def request_of(case: Case, dtype: torch.dtype) -> tuple[AttentionRequest, truth.
         regions.append(AttentionRegion(q, k, Bounds(low, high), turn))
         low, high = (x.expand(b, -1).numpy() for x in (low, high))
         met.append(truth.Met(q, k, low, high, numbers))
-    factor = scale.double().numpy() if isinstance(scale, Tensor) else scale
     logits = None if sinks is None else sinks.double().numpy()
-    allowed = truth.attention(met, v, factor, softcap=case.softcap, sinks=logits)
-    return AttentionRequest(tuple(regions), v, scale, case.softcap, sinks), allowed
+    allowed = truth.attention(met, v, d**-0.5, softcap=case.softcap, sinks=logits)
+    return AttentionRequest(tuple(regions), v, d**-0.5, case.softcap, sinks), allowed
 
 
 def check(case: Case, dtype: torch.dtype, attend: Attend) -> None:
@@ -165,11 +162,10 @@ CASES = [
             (2, "part", "bshd", 64),
         )
     ),
-    Case(queries=2, keys=150, seen="apart", head_dim=96, softcap=5.0, sinks=True, scales=True),
+    Case(queries=2, keys=150, seen="apart", head_dim=96, softcap=5.0, sinks=True),
     Case(heads=4, kv_heads=4, queries=1, keys=200, spread=60.0, batch=2),
     Case(heads=7, queries=1, keys=70),
     Case(heads=2, kv_heads=2, queries=3, keys=64, seen="nothing", head_dim=64),
-    Case(scales=True, batch=2),
     Case(spread=60.0, keys=300),
     # several tiles that all columns see: of one, two and three vectors of columns, with few and with many rescalings
     *(

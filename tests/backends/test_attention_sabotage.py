@@ -65,9 +65,6 @@ FAULTS: dict[str, Attend] = {
     "the first key is missing": with_bounds(lambda b: Bounds(b.low.clamp(min=1), b.high)),
     "bounds of the first row for all": with_bounds(lambda b: Bounds(b.low[:1], b.high[:1])),
     "a scale off by 1 %": changed(lambda r: r._replace(scale=r.scale * 1.01)),
-    "one scale for all queries": changed(
-        lambda r: r if isinstance(r.scale, float) else r._replace(scale=r.scale[:, :1].expand_as(r.scale).contiguous())
-    ),
     "no softcap": changed(lambda r: r._replace(softcap=0.0)),
     "no sinks": changed(lambda r: r._replace(sinks=None)),
     "the first region alone": changed(lambda r: r._replace(regions=r.regions[:1])),

@@ -1,4 +1,4 @@
-"""`scripts/gpu.py` without a GPU: jobs in Triton's interpreter, wrong results, resuming, the decision, packing."""
+"""`scripts/gpu.py` without a GPU: jobs in Triton's interpreter, wrong results, resuming, packing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gpu_attention
 import gpu_jobs
 import gpu_models
 import gpu_rotation
@@ -23,7 +22,6 @@ import torch
 from gpu_jobs import Job, Place, Records, Stopped, run_jobs, started
 from peers import Skip
 
-from ropewalk.backends import triton
 from tests.backends.places import PLACES
 
 ROOT = Path(__file__).parents[2]
@@ -170,97 +168,6 @@ def test_wrong_writes_and_gradients_are_found(name: str, monkeypatch: pytest.Mon
             contender.read((q, i))
 
 
-# -- attention --------------------------------------------------------------------------------------------------------
-
-
-SMALL = gpu_attention.Case("Self-Extend", 24, 4, 2, 16, torch.float32)
-
-
-@interpreted
-@pytest.mark.parametrize("rule", [
-    rule if rule in ("Self-Extend", "sinks", "window") else pytest.param(rule, marks=pytest.mark.thorough)
-    for rule in gpu_attention.rules_of(24)
-])  # fmt: skip
-def test_flex_attention_by_region_is_the_same_attention(rule: str, place: Place) -> None:
-    """Every rule: merged regions, sinks, softcap and windows pass the check that ours passes."""
-    case = replace(SMALL, rule=rule)
-    request = gpu_attention.request_of(case, "cpu")
-    made, skipped = gpu_attention.contenders(case, place, request)
-    assert {gpu_attention.OURS, gpu_attention.FLEX} <= set(made)
-    assert (gpu_attention.SDPA in made) == (rule in ("window", "plain", "log-n")) == (not skipped)
-    with torch.no_grad():
-        for name, function in made.items():
-            gpu_attention.check(case, request, function(request.regions, request.values, request.sinks), name)
-        if len(request.regions) > 1:
-            part = made[gpu_attention.OURS](request.regions[:1], request.values, None)
-            with pytest.raises(AssertionError, match="wrong; at"):
-                gpu_attention.check(case, request, part, gpu_attention.FLEX)
-
-
-@interpreted
-def test_a_case_is_timed_after_its_check(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record has ratios and rates; if ours is wrong, nothing is timed; a wrong peer is left out with its reason."""
-    case = replace(SMALL, rule="sinks", tokens=12)
-    record = gpu_attention.measure(case, place, 1.0)
-    assert set(record["over_ropewalk"]) == {gpu_attention.FLEX, gpu_attention.COPY, gpu_attention.PRODUCT}
-    assert record["skipped"] == {gpu_attention.SDPA: "it has no regions, softcap or sinks"}
-    monkeypatch.setattr(gpu_attention, "merged", lambda parts, sinks: 1.1 * parts[0][0])
-    record = gpu_attention.measure(case, place, 1.0)
-    assert gpu_attention.FLEX not in record["microseconds"]
-    assert record["skipped"][gpu_attention.FLEX].startswith("wrong: AssertionError")
-    attend = triton.attend
-    monkeypatch.setattr(triton, "attend", lambda request, sums=None: 1.1 * attend(request, sums))
-    with pytest.raises(AssertionError, match="ropewalk"):
-        gpu_attention.measure(case, place, 1.0)
-
-
-@interpreted
-def test_gradients_are_checked_in_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours pass; 3 % off fails."""
-    case = replace(SMALL, rule="sinks", tokens=10, backward=True)
-    gpu_attention.check_gradients(case, place, gpu_attention.OURS)
-    backward = triton.attend_backward
-    monkeypatch.setattr(triton, "attend_backward", lambda *given: tuple(1.03 * x for x in backward(*given)))
-    with pytest.raises(AssertionError, match="are wrong"):
-        gpu_attention.check_gradients(case, place, gpu_attention.OURS)
-
-
-def timed(ratio: float | None = None, skipped: str | None = None, status: str = "done") -> dict[str, Any]:
-    flex = gpu_attention.FLEX
-    return {"status": status, "over_ropewalk": {} if ratio is None else {flex: ratio},
-            "skipped": {} if skipped is None else {flex: skipped}}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ({"a": timed(1.5), "b": timed(0.7)}, ("remove", "the worst ratio is 1.5")),
-        ({"a": timed(1.51), "b": timed(0.7)}, ("keep", "the worst ratio is 1.51")),
-        ({"a": timed(2.0), "b": None}, ("keep", "the worst ratio is 2.0")),
-        ({"a": timed(1.0), "b": timed(skipped="wrong: x")}, ("keep", "flex attention is wrong in 1 cases")),
-        ({"a": timed(1.0), "b": None}, ("undecided", "1 cases are missing")),
-        ({"a": timed(1.0), "b": timed(skipped="RuntimeError: x")}, ("undecided", "1 cases are missing")),
-        ({"a": timed(1.0), "b": timed(status="wrong")}, ("undecided", "1 cases are missing")),
-    ],
-)
-def test_the_decision(found: dict[str, Any], expected: tuple[str, str]) -> None:
-    """Ours goes only if every case is right and within 1.5 times; one case against it is enough to keep it."""
-    decided = gpu_attention.decide(found, interpreter=False)
-    assert (decided["decision"], decided["because"]) == expected
-    assert gpu_attention.decide(found, interpreter=True)["decision"] == "undecided"
-
-
-def test_rules_are_those_of_the_benchmark_on_the_cpu() -> None:
-    """At 8,192 tokens, so that records of both can be compared."""
-    import attention
-
-    ours = gpu_attention.rules_of(8192)
-    for name, options in attention.RULES.items():
-        if "extension" in options:
-            assert ours[name][0] == options["extension"], name
-    assert {"softcap", "sinks", "plain"} <= set(ours)
-
-
 # -- models and tests -------------------------------------------------------------------------------------------------
 
 
@@ -331,8 +238,8 @@ def test_a_crash_is_recorded_and_the_step_goes_on(tmp_path: Path, monkeypatch: p
     space = SCRIPT["supervise"].__globals__
     monkeypatch.setitem(space, "run_child", lambda *_: next(children))
     options = type("Options", (), {"results": tmp_path, "run": "one", "small": False})()
-    assert SCRIPT["supervise"]("attention", options, 60.0, time.monotonic() + 60.0) == 1
-    (one,) = Records(tmp_path, "attention").all()
+    assert SCRIPT["supervise"]("rotation", options, 60.0, time.monotonic() + 60.0) == 1
+    (one,) = Records(tmp_path, "rotation").all()
     assert (one["key"], one["status"]) == ("bad job", "crashed")
     assert "status -11: segmentation fault" in one["reason"]
     assert next(children, None) is None
@@ -340,7 +247,7 @@ def test_a_crash_is_recorded_and_the_step_goes_on(tmp_path: Path, monkeypatch: p
 
 def test_after_a_broken_context_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first child has written its failed job and ends; the parent starts another, and adds no record."""
-    records = Records(tmp_path, "attention")
+    records = Records(tmp_path, "rotation")
     children = iter([SCRIPT["BROKEN"], 0])
 
     def child(*_: Any) -> tuple[None, str, int, str]:
@@ -351,7 +258,7 @@ def test_after_a_broken_context_another_process_goes_on(tmp_path: Path, monkeypa
 
     monkeypatch.setitem(SCRIPT["supervise"].__globals__, "run_child", child)
     options = type("Options", (), {"results": tmp_path, "run": "one", "small": False})()
-    assert SCRIPT["supervise"]("attention", options, 60.0, time.monotonic() + 60.0) == 1
+    assert SCRIPT["supervise"]("rotation", options, 60.0, time.monotonic() + 60.0) == 1
     assert next(children, None) is None
     assert statuses(records) == ["failed"]
 
@@ -362,9 +269,9 @@ def test_the_command_is_interrupted_and_resumes(tmp_path: Path) -> None:
     """Two runs in the interpreter, each ended by SIGTERM: what is there stays, and the second begins after it."""
     out = tmp_path / "out"
     out.mkdir()
-    command = [sys.executable, "-u", str(ROOT / "scripts/gpu.py"), "--small", "--steps", "attention", "--results",
+    command = [sys.executable, "-u", str(ROOT / "scripts/gpu.py"), "--small", "--steps", "rotation", "--results",
                str(tmp_path), "--minutes", "4"]  # fmt: skip
-    records, before = Records(tmp_path, "attention"), 0
+    records, before = Records(tmp_path, "rotation"), 0
     for _ in range(2):
         environment = {**os.environ, "OUT": str(out)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -375,12 +282,12 @@ def test_the_command_is_interrupted_and_resumes(tmp_path: Path) -> None:
                 if done == 2:
                     process.send_signal(signal.SIGTERM)
                     break
-            assert " done" in process.stdout.read().rpartition("attention")[2], "it ends with its table"
+            assert " done" in process.stdout.read().rpartition("rotation")[2], "it ends with its table"
             assert process.wait(timeout=60) == 130
         assert len(records.all()) >= before + 2
         before = len(records.all())
         assert (out / records.path.name).read_text() == records.path.read_text()
     keys = [one["key"] for one in records.all()]
-    assert keys == [case.key for case in gpu_attention.cases(Place("cpu", True, tmp_path))][: len(keys)]
+    assert keys == [job.key for job in gpu_rotation.jobs(Place("cpu", True, tmp_path))][: len(keys)]
     assert set(statuses(records)) == {"done"}
     assert {one["source"] for one in records.all()} == {gpu_jobs.source_digest()}

@@ -89,21 +89,15 @@ def test_a_gpu_is_named_with_its_failures(tmp_path: Path) -> None:
 
 
 def test_what_jobs_record_is_drawn(tmp_path: Path) -> None:
-    """Records as the jobs of rotation and attention make them; nothing without records."""
+    """Records as the jobs of rotation make them; nothing without records."""
     assert STATUS["gpu"](tmp_path) == ""
-    times = {"ropewalk": {"p50": 1000.0}, "flex attention": {"p50": 1400.0}, "SDPA": {"p50": 700.0}}
-    write(tmp_path, "gpu-attention", on_gpu("window", microseconds=times, tflops={"ropewalk": 300.0},
-          matrix_product_tflops=600.0, over_ropewalk={"flex attention": 1.4, "SDPA": 0.7}),
-          on_gpu("softcap", status="wrong"),
-          on_gpu("decision", kind="decision", rule="R", decision="keep", because="B"))  # fmt: skip
     write(tmp_path, "gpu-rotation", on_gpu("sweep", kind="sweep", case="C", over_copy={"ropewalk, new output": 1.08},
           microseconds={"ropewalk, new output": {"p50": 50.0}, "copy": {"p50": 46.3}}))  # fmt: skip
     verdict = {"verdict": {"sentence": "Extend."}}
     write(tmp_path, "gpu-doctor", on_gpu("doctor", model="SmolLM2", target=32768, result=verdict))
     drawn = STATUS["gpu"](tmp_path)
     for line in (
-        "| NVIDIA H100 | window | 1 | 0.50 | 1.40 | 0.70 |", "| NVIDIA H100 | softcap: wrong |  |  |  |  |",
-        "NVIDIA H100: R. Decision: keep, because B.", "| NVIDIA H100 | sweep, C | ropewalk, new output | 0.05 | 1.08 |",
+        "| NVIDIA H100 | sweep, C | ropewalk, new output | 0.05 | 1.08 |",
         "Doctor on SmolLM2 at 32,768 tokens, NVIDIA H100: Extend.",
     ):  # fmt: skip
         assert line in drawn, line

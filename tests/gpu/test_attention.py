@@ -1,4 +1,4 @@
-"""The attention kernels on a GPU against the float64 truth of the interpreter's tests, forward and backward."""
+"""Flex attention on a GPU against the float64 truth, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropewalk.backends import triton
-from ropewalk.backends.autograd import attended
+from ropewalk.backends import flex
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from tests.backends.attention_cases import CASES, Case, check, request_of
 from tests.backends.attention_gradients import Meets, gradients
@@ -30,22 +29,19 @@ def on_gpu(request: AttentionRequest) -> AttentionRequest:
         if turn is not None:
             turn = KeyTurn(move(turn.cos), move(turn.sin), turn.interleaved, turn.factor)
         regions.append(AttentionRegion(move(region.q), move(region.k), Bounds(*map(move, region.bounds)), turn))
-    scale = move(request.scale) if isinstance(request.scale, Tensor) else request.scale
     sinks = None if request.sinks is None else move(request.sinks)
-    return AttentionRequest(tuple(regions), move(request.values), scale, request.softcap, sinks)
+    return AttentionRequest(tuple(regions), move(request.values), request.scale, request.softcap, sinks)
 
 
 def attend(request: AttentionRequest) -> Tensor:
     """The GPU's result, as a tensor of the CPU."""
-    return triton.attend(on_gpu(request)).cpu()
+    return flex.attend(on_gpu(request)).cpu()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cases(case: Case, dtype: torch.dtype) -> None:
-    """Sizes, masks, memory layouts, turned keys, several regions, softcap, sinks and scales."""
-    if case.head_dim > triton.MOST_FEATURES[dtype]:
-        pytest.skip("wider heads than the kernels take")
+    """Sizes, masks, memory layouts, turned keys, several regions, softcap and sinks."""
     check(case, dtype, attend)
 
 
@@ -53,9 +49,8 @@ def test_cases(case: Case, dtype: torch.dtype) -> None:
 def test_gradients(dtype: torch.dtype) -> None:
     """Of queries, keys, values and sinks, of every case with rotated keys given."""
     for case in CASES:
-        if case.turned or case.head_dim > triton.MOST_FEATURES[dtype]:
-            continue
-        check_gradients(case, dtype)
+        if not case.turned:
+            check_gradients(case, dtype)
 
 
 def check_gradients(case: Case, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -75,7 +70,7 @@ def check_gradients(case: Case, dtype: torch.dtype, change: Callable[[Tensor], T
 
     regions = tuple(region._replace(q=leaf(region.q), k=leaf(region.k)) for region in moved.regions)
     values, sinks = leaf(moved.values), None if moved.sinks is None else leaf(moved.sinks)
-    out = attended(triton, moved._replace(regions=regions, values=values, sinks=sinks))
+    out = flex.attend(moved._replace(regions=regions, values=values, sinks=sinks))
     found = torch.autograd.grad(out, leaves, grad.cuda())
     for number, (truth, x) in enumerate(zip(truths, found, strict=True)):
         truth.check(change(x.cpu()), f"{case}, gradient {number}")

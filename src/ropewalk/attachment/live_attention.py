@@ -30,7 +30,6 @@ from ropewalk.attention.masks import TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
 from ropewalk.attention.tables import SlotTables
 from ropewalk.backends import choose_attention
-from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError
 from ropewalk.models.config import Positions
@@ -147,7 +146,7 @@ class LayerAttention:
         scaling = options.get("scaling") or 1.0 / math.sqrt(q.shape[-1])
         regions = tuple(AttentionRegion(q, keys, each) for each in bounds)
         request = AttentionRequest(regions, values, float(scaling), *rules)
-        return attended(kernel, request).transpose(1, 2).contiguous()
+        return kernel.attend(request).transpose(1, 2).contiguous()
 
     def _scaled(
         self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ropewalk.attention.masks import Visibility
 from ropewalk.backends import choose_attention
-from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest
 from ropewalk.dispatch import differentiates_forward
 from ropewalk.shapes import Float
@@ -86,7 +85,7 @@ def attend(
         bounds = seen.bounds()
         if bounds is not None and len(bounds) <= kernel.most_regions:
             regions = tuple(AttentionRegion(q, keys, within) for within in bounds)
-            return attended(kernel, AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
+            return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
     if not rules.none:
         return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
     if seen.band:

@@ -15,7 +15,6 @@ from torch import Tensor
 from ropewalk.attention.attend import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.backends import choose_attention
-from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.dispatch import PLAIN
 from ropewalk.encodings.encoding import Memo
@@ -120,12 +119,12 @@ def attend_varlen(
     if not documents.lengths:
         return None
     kernel = varlen_kernel(q) if rules.none else None
-    ours = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=kernel is not None)
+    wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
+    ours = choose_attention(wide, k, v, sinks=rules.sinks, torch_serves=kernel is not None)
     if ours.kernels:
-        wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
         region = AttentionRegion(wide, k, documents.bounds(causal, window))
         request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
-        return attended(ours, request)[0].transpose(0, 1)
+        return ours.attend(request)[0].transpose(0, 1)
     if kernel is None:
         return None
     if causal:

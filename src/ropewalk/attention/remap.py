@@ -16,7 +16,6 @@ from ropewalk.attention.extensions import Extension, Region, Rule
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
 from ropewalk.backends import choose_attention
-from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from ropewalk.errors import RopeError
 from ropewalk.rope.frequencies import attention_factor_of
@@ -117,16 +116,14 @@ class Remap:
     ) -> AttentionRequest | None:
         """Return the request for a kernel, or None if a kernel cannot compute it.
 
-        The kernel rotates the keys of each region when it loads them. For gradients, and for many queries, they are
-        rotated before. q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
+        The kernel rotates the keys of each region when it loads them; for many queries, they are rotated before.
+        q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
         """
         bounds = self._shared("bounds", self._find_bounds)
         if bounds is None or sum(len(within) for _, within in bounds) > most_regions:
             return None
         assert self._rotary is not None
-        tensors = [x for x in (q, keys, values, rules.sinks) if x is not None]
-        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        before = differentiated or q.shape[2] >= ROTATE_BEFORE
+        before = q.shape[2] >= ROTATE_BEFORE
         if self._rotary.config.blocks and not before:  # no kernel of attention rotates keys in blocks
             return None
         regions: list[AttentionRegion] = []
@@ -259,7 +256,7 @@ def attend_remapped(
     if kernel is not None and kernel.kernels:
         request = remap.request(q, keys, values, rules, kernel.most_regions)
     if kernel is not None and request is not None:
-        return attended(kernel, request)
+        return kernel.attend(request)
     by_spans = remap.layout.plain or remap.layout.branches is not None
     if splits(q, keys, values) and by_spans and not dropout and q.numel() and rules.none:
         return _attend_by_spans(q, keys, values, remap)

@@ -7,13 +7,17 @@ from typing import cast
 
 from torch import Tensor
 
-from ropewalk.backends import cpu, reference, triton, widened
-from ropewalk.backends.request import Backend, LinearBackend
+from ropewalk.backends import cpu, flex, reference, triton, widened
+from ropewalk.backends.request import AttentionBackend, Backend, LinearBackend
 from ropewalk.dispatch import PLAIN, is_compiling
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
-ATTENTION: tuple[Backend, ...] = BACKENDS
+ATTENTION: tuple[AttentionBackend, ...] = (
+    cast(AttentionBackend, cpu),
+    cast(AttentionBackend, flex),
+    cast(AttentionBackend, reference),
+)
 LINEAR: tuple[LinearBackend, ...] = (
     cast(LinearBackend, cpu),
     cast(LinearBackend, widened),
@@ -51,7 +55,7 @@ def choose_attention(
     *,
     sinks: Tensor | None = None,
     torch_serves: bool = False,
-) -> Backend:
+) -> AttentionBackend:
     """Return the backend for attention of these tensors: the named one, or the first in the list that supports them.
 
     `torch_serves`: torch's fused attention can compute it, so kernels that are not faster are skipped. If the result
@@ -86,7 +90,7 @@ def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
         )
 
 
-def _unknown(where: str, backend: str | None, known: Sequence[Backend]) -> RopeError:
+def _unknown(where: str, backend: str | None, known: Sequence[Backend] | Sequence[AttentionBackend]) -> RopeError:
     return RopeError(
         f"{where}: there is no backend {backend!r}.",
         facts={"backends": [module.name for module in known]},
@@ -108,7 +112,7 @@ def explain_backends(x: Tensor) -> str:
 def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
     """Return the backend that would attend, and why each other one would not, one line each.
 
-    Layers call torch's `scaled_dot_product_attention` instead of the reference, and instead of Triton's kernels if only
+    Layers call torch's `scaled_dot_product_attention` instead of the reference, and instead of flex attention if only
     order hides keys.
 
     >>> import torch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import dispatch as compiled
-from ropewalk.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
+from ropewalk.backends.request import AttentionRequest, Norm, Store, Turn
 from ropewalk.dispatch import new_like, reasons_for_mathematics, reasons_for_torchs_product
 from ropewalk.rope.tables import phase_tables
 
@@ -120,24 +120,21 @@ def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None 
             return reasons
     if _native is None:
         reasons.append(compiled.why_not)
-    elif not hasattr(_native, "attend_backward"):
-        reasons.append("the compiled extension is of an older version: rebuild it")
     if not all(x.is_cpu for x in tensors):
         reasons.append("a tensor is not on the CPU")
     if q.dtype not in DTYPES:
         reasons.append(f"{q.dtype} is none of float32, bfloat16 and float16")
     if not q.dtype == k.dtype == v.dtype:
         reasons.append("dtypes differ")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        reasons.append("a gradient is needed")
     if v.shape[-2] >= MOST_KEYS:
         reasons.append(f"there are {MOST_KEYS} keys or more")
     return reasons
 
 
-def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
-    """Attend in one call of the kernel; the same bits for any number of threads.
-
-    `log_sums`: float32 `[batch, heads, queries]`, receives the logarithms of the softmax sums.
-    """
+def attend(request: AttentionRequest) -> Tensor:
+    """Attend in one call of the kernel; the same bits for any number of threads."""
     batch, heads, queries, head_dim = request.regions[0].q.shape
     # Tokens before heads, so that the caller merges the heads of a token without a copy.
     out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
@@ -147,41 +144,14 @@ def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
     regions = tuple((q.detach(), laid_out[id(k)], *bounds, turn) for q, k, bounds, turn in request.regions)
     sinks = None if request.sinks is None else request.sinks.detach().float()
     values, scale = laid_out[id(request.values)], request.scale
-    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, log_sums, regions)
+    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, None, regions)
     return out
-
-
-def attend_backward(
-    request: AttentionRequest, region: AttentionRegion, log_sums: Tensor, less: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of one region's queries and keys, and its part of the values'; the same for any threads.
-
-    `log_sums`: from `attend`. `less`: the sum over features of result times `grad`, float32 `[batch, heads, queries]`.
-    """
-    heads, queries = region.q.shape[1:3]
-    values, k = _laid_out(request.values, queries), _laid_out(region.k, queries)
-    batch, kv_heads, keys, head_dim = values.shape
-    chunk = _keys_of_one_task(batch * kv_heads, keys)
-    parts = values.new_zeros(-(-keys // chunk), batch, queries, heads, head_dim, dtype=torch.float32)
-    to_k, to_v = (compiled.fresh(values.new_empty(batch, keys, kv_heads, head_dim)).transpose(1, 2) for _ in range(2))
-    _native.attend_backward(
-        torch.get_num_threads(), parts, to_k, to_v, grad, values, request.scale, request.softcap, log_sums, less, chunk,
-        (region.q.detach(), k, *region.bounds, None),
-    )  # fmt: skip
-    to_q = parts[0] if len(parts) == 1 else parts.sum(0)
-    return to_q.to(values.dtype).transpose(1, 2), to_k, to_v
 
 
 def _laid_out(x: Tensor, queries: int) -> Tensor:
     """Return keys or values `[batch, kv_heads, keys, head_dim]`; for many queries with contiguous heads."""
     x, contiguous = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
     return x if contiguous or queries < LAY_OUT_FROM else x.contiguous()
-
-
-def _keys_of_one_task(key_heads: int, keys: int) -> int:
-    """Return the keys of one task, for at most 8 tasks per key head; it depends only on shapes."""
-    tasks = min(8, -(-16 // max(1, key_heads)))
-    return max(512, -(-keys // tasks // 64) * 64)
 
 
 def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:

@@ -139,12 +139,11 @@ def attend(request: AttentionRequest) -> Tensor:
     q, values = request.regions[0].q, request.values
     groups = q.shape[1] // values.shape[1]
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scale = request.scale if isinstance(request.scale, float) else request.scale[:, None, :, None].to(compute)
     places = torch.arange(values.shape[2], device=q.device)
     scores = torch.full((), float("-inf"), dtype=compute, device=q.device)
     for region in request.regions:
-        keys = _rotated_keys(region).to(compute).repeat_interleave(groups, 1)
-        logits = region.q.to(compute) @ keys.transpose(-1, -2) * scale
+        keys = rotated_keys(region).to(compute).repeat_interleave(groups, 1)
+        logits = region.q.to(compute) @ keys.transpose(-1, -2) * request.scale
         if request.softcap:
             logits = request.softcap * torch.tanh(logits / request.softcap)
         low, high = (bound[:, None, :, None] for bound in region.bounds)
@@ -158,7 +157,8 @@ def attend(request: AttentionRequest) -> Tensor:
     return (weights[..., : wide.shape[2]] @ wide).to(q.dtype)
 
 
-def _rotated_keys(region: AttentionRegion) -> Tensor:
+def rotated_keys(region: AttentionRegion) -> Tensor:
+    """Return the keys of a region, rotated if it has a turn."""
     if region.turn is None:
         return region.k
     cos, sin, interleaved, factor = region.turn

@@ -113,14 +113,14 @@ class AttentionRequest(NamedTuple):
 
     - `regions`: at least one, of the same shapes and dtype.
     - `values`: `[batch, kv_heads, keys, head_dim]`; query head h reads key head h // (heads / kv_heads).
-    - `scale`: of the logits, greater than 0: a float, or float32 `[1 or batch, queries]`.
+    - `scale`: of the logits, greater than 0.
     - `softcap`: logits become softcap tanh(logit / softcap) (Gemma 2); 0 for none.
     - `sinks`: `[heads]`, floats: a logit in each head's softmax that takes weight and adds no value (gpt-oss).
     """
 
     regions: tuple[AttentionRegion, ...]
     values: Tensor
-    scale: float | Tensor
+    scale: float
     softcap: float = 0.0
     sinks: Tensor | None = None
 
@@ -134,17 +134,14 @@ class AttentionRequest(NamedTuple):
 
 @runtime_checkable
 class Backend(Protocol):
-    """One implementation of rotation and attention. Arguments have been checked; `rotate` documents the tables.
+    """One implementation of rotation. Arguments have been checked; `rotate` documents the tables.
 
     - `kernels`: hand-written kernels, without their own autograd, which write into given tensors. Such a backend also
-      has `norm_rotate_backward` and `attend_backward`.
-    - `before_torch`: preferred to torch's fused attention. `most_regions`: limit of one call to `attend`.
+      has `norm_rotate_backward`.
     """
 
     name: str
     kernels: bool
-    before_torch: bool
-    most_regions: int
 
     def reasons_not_to(self, x: Tensor) -> list[str]:
         """Return why this backend cannot rotate `x` now; empty if it can."""
@@ -159,14 +156,28 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Norm (if any), then rotate; with `store`, write keys and values there and return its keys."""
 
+
+@runtime_checkable
+class AttentionBackend(Protocol):
+    """One implementation of attention by regions.
+
+    - `kernels`: whether it stores no scores; False for the definition.
+    - `before_torch`: preferred to torch's fused attention. `most_regions`: limit of one call to `attend`.
+    """
+
+    name: str
+    kernels: bool
+    before_torch: bool
+    most_regions: int
+
     def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
-        """Return why this backend cannot attend with such tensors now; empty if it can."""
+        """Return why this backend cannot attend with such tensors now; empty if it can.
+
+        q `[batch, heads, queries, head_dim]`, k and v `[batch, kv_heads, keys, head_dim]`, sinks `[heads]`.
+        """
 
     def attend(self, request: AttentionRequest) -> Tensor:
-        """Return `[batch, heads, queries, head_dim]` in the queries' dtype.
-
-        Kernels take a second argument, float32 `[batch, heads, queries]`, for the logarithms of the softmax sums.
-        """
+        """Return `[batch, heads, queries, head_dim]` in the queries' dtype."""
 
 
 @runtime_checkable
