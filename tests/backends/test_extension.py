@@ -68,18 +68,17 @@ def test_slots_that_do_not_fit(slots):
 
 
 @pytest.mark.parametrize(
-    ("positions", "columns", "axes", "first", "rows"),
+    ("positions", "columns", "axes", "rows"),
     [
-        (torch.zeros(5, 1), (1.0,) * 4, None, None, 5),
-        (torch.zeros(5, 1).long().to("meta"), (1.0,) * 4, None, None, 5),
-        (torch.zeros(5, 1).long(), (1.0,) * 4, None, None, 4),
-        (torch.zeros(5, 1).long(), (1.0,) * 5, None, None, 5),
-        (torch.zeros(5, 2).long(), (1.0,) * 4, (0, 1, 2, 0), None, 5),
-        (torch.zeros(5, 2).long(), (1.0,) * 4, (0, 1), None, 5),
-        (torch.zeros(5, 1).long(), (1.0,) * 4, None, (3, (1.0,)), 5),
-        (torch.zeros(5, 1).long(), torch.ones(2, 1, 4, dtype=torch.float64), None, None, 5),
-        (torch.zeros(5, 1).long(), torch.ones(1, 1, 4), None, None, 5),
-        (torch.zeros(5, 0).long(), (1.0,) * 4, None, None, 5),
+        (torch.zeros(5, 1), (1.0,) * 4, None, 5),
+        (torch.zeros(5, 1).long().to("meta"), (1.0,) * 4, None, 5),
+        (torch.zeros(5, 1).long(), (1.0,) * 4, None, 4),
+        (torch.zeros(5, 1).long(), (1.0,) * 5, None, 5),
+        (torch.zeros(5, 2).long(), (1.0,) * 4, (0, 1, 2, 0), 5),
+        (torch.zeros(5, 2).long(), (1.0,) * 4, (0, 1), 5),
+        (torch.zeros(5, 1).long(), torch.ones(2, 1, 4, dtype=torch.float64), None, 5),
+        (torch.zeros(5, 1).long(), torch.ones(1, 1, 4), None, 5),
+        (torch.zeros(5, 0).long(), (1.0,) * 4, None, 5),
     ],
     ids=[
         "float32",
@@ -88,16 +87,15 @@ def test_slots_that_do_not_fit(slots):
         "pairs",
         "no such axis",
         "too few axes",
-        "first",
         "groups",
         "float32 columns",
         "none",
     ],
 )
-def test_table_requests_that_do_not_fit(positions, columns, axes, first, rows):
+def test_table_requests_that_do_not_fit(positions, columns, axes, rows):
     """Positions, frequencies, axes and results that do not belong together are refused."""
     with pytest.raises((ValueError, RuntimeError)):
-        compiled.kernels.tables(1, positions, columns, axes, first, torch.zeros(rows, 4), torch.zeros(rows, 4))
+        compiled.kernels.tables(1, positions, columns, axes, torch.zeros(rows, 4), torch.zeros(rows, 4))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def attend(request: AttentionRequest) -> Tensor:
     regions = tuple((q.detach(), laid_out[id(k)], *bounds, turn) for q, k, bounds, turn in request.regions)
     sinks = None if request.sinks is None else request.sinks.detach().float()
     values, scale = laid_out[id(request.values)], request.scale
-    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, None, regions)
+    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, regions)
     return out
 
 

@@ -84,7 +84,7 @@ def _compiled_tables(
     given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
     pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
     cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
-    kernels.tables(torch.get_num_threads(), flat, given, axes, None, cos, sin)  # type: ignore[union-attr]
+    kernels.tables(torch.get_num_threads(), flat, given, axes, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 
 

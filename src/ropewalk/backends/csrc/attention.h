@@ -10,18 +10,17 @@ struct Rows {
     Strides strides{};
 };
 
-// int64 [batch or 1, queries] or float32 of the same shape; the strides are 0 where one number serves all.
-template <typename T>
+// int64 [batch or 1, queries]; the strides are 0 where one number serves all.
 struct OfQueries {
-    const T* data = nullptr;
+    const int64_t* data = nullptr;
     int64_t batch = 0, query = 0;
-    T at(int64_t b, int64_t i) const { return data[b * batch + i * query]; }
+    int64_t at(int64_t b, int64_t i) const { return data[b * batch + i * query]; }
 };
 
 // Keys low <= j < high of each query, with queries and keys that are rotated only for this region.
 struct Region {
     Rows q, k;
-    OfQueries<int64_t> low, high;
+    OfQueries low, high;
     // cos and sin that rotate the keys when they are loaded, features contiguous; null: keys are rotated already
     const float *cos = nullptr, *sin = nullptr;
     int64_t table_batch = 0, table_row = 0, pairs = 0;
@@ -37,26 +36,14 @@ struct Attention {
     int regions = 0;
     Region region[most_regions];
     Rows v, out;
-    OfQueries<float> scale;        // of the logits, positive
+    float scale = 1.0f;            // of the logits, positive
     const float* sinks = nullptr;  // [heads]: a logit that takes weight and gives nothing; null: none
-    float* log_sums = nullptr;     // [batch, heads, queries]: where the logarithm of each softmax's sum goes; null: nowhere
     float softcap = 0.0f;          // logits become softcap * tanh(logit / softcap); 0: none
     int64_t block = 1;             // queries of one task
 
     int64_t groups() const { return heads / kv_heads; }
     int64_t blocks() const { return (queries + block - 1) / block; }
     int64_t tasks() const { return batch * kv_heads * blocks(); }
-};
-
-// Gradients of a call with one region, whose keys are rotated already. `forward.out` is the gradient of its result.
-struct AttentionBackward {
-    Attention forward;
-    Rows of_keys, of_values;       // [batch, kv_heads, keys, head_dim], in the call's dtype
-    float* of_queries = nullptr;   // [chunks, batch, queries, heads, head_dim], zeros: to be summed over chunks
-    const float *log_sums = nullptr, *less = nullptr;  // [batch, heads, queries]: of the call; result times its gradient
-    int64_t chunk = 1, chunks = 1;                     // keys of one task, and how many tasks a key head has
-
-    int64_t tasks() const { return forward.batch * forward.kv_heads * chunks; }
 };
 
 // Some queries of one key head, with all query heads that share it.

@@ -1,6 +1,5 @@
 // The attention kernel of one instruction set: which form serves a call.
 #pragma once
-#include "attention_backward.h"
 #include "attention_few.h"
 #include "attention_tiles.h"
 
@@ -38,19 +37,6 @@ void attend(const Attention& job, int64_t number, char* memory) {
         case Dtype::float32: return attend_as<InFloats, float>(job, number, memory);
         case Dtype::bfloat16: return attend_as<InHalves, bf16>(job, number, memory);
         case Dtype::float16: return attend_as<InFloats, f16>(job, number, memory);
-        case Dtype::float64: return;
-    }
-}
-
-int64_t attend_back_bytes(const AttentionBackward& job) {
-    BackwardScratch s;
-    return job.forward.dtype == Dtype::bfloat16 ? s.part<InHalves>(job, nullptr) : s.part<InFloats>(job, nullptr);
-}
-void attend_back(const AttentionBackward& job, int64_t number, char* memory) {
-    switch (job.forward.dtype) {
-        case Dtype::float32: return attend_back_task<InFloats, float>(job, number, memory);
-        case Dtype::bfloat16: return attend_back_task<InHalves, bf16>(job, number, memory);
-        case Dtype::float16: return attend_back_task<InFloats, f16>(job, number, memory);
         case Dtype::float64: return;
     }
 }

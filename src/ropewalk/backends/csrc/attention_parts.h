@@ -60,9 +60,6 @@ struct InPairs {
         return {_mm512_scalef_ps(y.v, x.v)};
     }
     // Two weights of each column as one unit: a in the lower half.
-    static void put_row(bf16* p, Floats a) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
-    }
     static void put_pairs(float* p, Floats a, Floats b) {
         const __m512i mixed = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -75,11 +72,11 @@ struct InPairs {
 template <typename In>
 constexpr int64_t keys_at_once = In::per_unit * tile;
 
-// acc[i][r] += sum over u of left[u][r] * from[i * apart + u * step]; `row` units lie between rows of lanes.
+// acc[i][r] += sum over u of left[u][r] * from[i * apart + u * step].
 template <typename In, int R, int N>
 inline __attribute__((always_inline)) void multiply_more(const Unit*& left, const Unit*& from, int64_t apart,
-                                                         int64_t step, int64_t count, Floats (&acc)[N][R], int64_t row) {
-    for (int64_t u = 0; u < count; ++u, left += row, from += step) {
+                                                         int64_t step, int64_t count, Floats (&acc)[N][R]) {
+    for (int64_t u = 0; u < count; ++u, left += R * lanes, from += step) {
         typename In::Lanes x[R];
         for (int r = 0; r < R; ++r) x[r] = In::load(left + r * lanes);
         for (int i = 0; i < N; ++i) {
@@ -92,10 +89,10 @@ inline __attribute__((always_inline)) void multiply_more(const Unit*& left, cons
 // The same, from zeros.
 template <typename In, int R, int N>
 inline __attribute__((always_inline)) void multiply(const Unit* left, const Unit* from, int64_t apart, int64_t step,
-                                                    int64_t count, Floats (&acc)[N][R], int64_t row = R * lanes) {
+                                                    int64_t count, Floats (&acc)[N][R]) {
     for (int i = 0; i < N; ++i)
         for (int r = 0; r < R; ++r) acc[i][r] = Floats::of(0.0f);
-    multiply_more<In>(left, from, apart, step, count, acc, row);
+    multiply_more<In>(left, from, apart, step, count, acc);
 }
 
 template <typename T>
@@ -349,7 +346,7 @@ inline void begin_columns(const Attention& job, const Task& task, int64_t column
         const bool real = column < columns;
         const Column at = column_of(job, task, real ? column : 0);
         const bool sink = real && job.sinks && job.sinks[at.head] * log2_of_e > nothing_yet;
-        s.scales[column] = real ? job.scale.at(task.batch, at.query) : 1.0f;
+        s.scales[column] = real ? job.scale : 1.0f;
         s.maximum[column] = sink ? job.sinks[at.head] * log2_of_e : nothing_yet;
         s.total[column] = sink ? 1.0f : 0.0f;
     }
@@ -361,14 +358,11 @@ inline Floats tanh_of(Floats x) {
     return one - Floats::of(2.0f) / (power_of_2(x) + one);
 }
 
-// A row of the result: a column's sums over its total; and the logarithm of the total if it is needed.
+// A row of the result: a column's sums over its total.
 template <typename T>
 inline void give_row(const Attention& job, const Task& task, int64_t column, const Scratch& s, const float* sums) {
     const Column at = column_of(job, task, column);
     const float total = s.total[column];
-    if (job.log_sums)
-        job.log_sums[(task.batch * job.heads + at.head) * job.queries + at.query] =
-            total == 0.0f ? -__builtin_inff() : s.maximum[column] / log2_of_e + logf(total);
     const int64_t size = job.head_dim, stride = job.out.strides.feature;
     const float share = total == 0.0f ? 0.0f : 1.0f / total;
     T* const y = reinterpret_cast<T*>(job.out.data) + place(job.out, task.batch, at.head, at.query);

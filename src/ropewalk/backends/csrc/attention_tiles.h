@@ -101,14 +101,14 @@ inline bool weigh_at_once(const Meeting& m, const Group& g, int64_t units, float
             for (int r = 0; r < R; ++r) acc[n][r] = Floats::of(0.0f);
         const Unit *left = g.queries, *from = m.keys.data + i * m.keys.stride;
         if (i == m.begin) {
-            multiply_more<InPairs>(left, from, m.keys.stride, 1, units, acc, width);
+            multiply_more<InPairs>(left, from, m.keys.stride, 1, units, acc);
         } else {
             const int64_t* step = steps;
 #pragma GCC unroll 1
             for (int n = 0; n < N; n += 2)
 #pragma GCC unroll 1
                 for (int r = 0; r < R; ++r, weights += lanes) {
-                    multiply_more<InPairs>(left, from, m.keys.stride, 1, *step++, acc, width);
+                    multiply_more<InPairs>(left, from, m.keys.stride, 1, *step++, acc);
                     weigh_pair<R>(products + n * width + r * lanes, numbers + r * lanes, weights);
                 }
         }

@@ -5,14 +5,8 @@
 namespace ropewalk {
 
 enum class Dtype : int { float64 = 0, float32 = 1, bfloat16 = 2, float16 = 3 };
-// What results may be: the same, and in caches 8 bits.
-enum class OutDtype : int { float64 = 0, float32 = 1, bfloat16 = 2, float16 = 3, float8_e4m3 = 4, float8_e5m2 = 5 };
 
-constexpr OutDtype same(Dtype dtype) { return static_cast<OutDtype>(dtype); }
-constexpr int64_t item_size(OutDtype dtype) {
-    return dtype == OutDtype::float64 ? 8 : dtype == OutDtype::float32 ? 4 : static_cast<int>(dtype) < 4 ? 2 : 1;
-}
-constexpr int64_t item_size(Dtype dtype) { return item_size(same(dtype)); }
+constexpr int64_t item_size(Dtype dtype) { return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2; }
 
 struct Strides {
     int64_t batch, token, head, feature;
@@ -27,9 +21,6 @@ struct Side {
     Strides in_strides{}, out_strides{}, grad_strides{};
     const int64_t* slots = nullptr;  // where each token goes in `out`; negative: nowhere
     int64_t slot_batch = 0, slot_token = 0;
-    int64_t page = 0;                // tokens of a page, whose stride is the batch's; 0: slots are the sequence's own
-    OutDtype out_dtype = OutDtype::float32;
-    const float* factors = nullptr;  // of each head, what is written is multiplied by; null: 1
     const void* weight = nullptr;    // RMSNorm's, in the compute dtype; null: no norm
     bool copied = false;             // neither norm nor rotation
     bool stream = false;             // write past the caches
@@ -59,8 +50,6 @@ struct Tables {
     const double* columns = nullptr;  // [groups, pairs]
     int64_t rows_per_group = 0;       // rows that share one row of columns
     const int32_t* axes = nullptr;    // which coordinate each pair follows; null: the only one
-    const double* first = nullptr;    // frequencies of the positions below first_count; null: none
-    double first_count = 0.0;
     int64_t rows = 0, pairs = 0;
     void *cos = nullptr, *sin = nullptr;
     bool doubles = false;             // write float64 tables
@@ -70,7 +59,6 @@ struct Tables {
 constexpr int64_t token_block = 16;
 
 struct Attention;  // attention.h
-struct AttentionBackward;
 struct Linear;  // linear.h
 
 // One instruction set's kernels. Units are blocks of tokens (rotations), rows (tables)
@@ -84,8 +72,6 @@ struct Kernels {
     // The bytes that one thread needs for any task of this call; and one of them, by its number.
     int64_t (*attend_bytes)(const Attention&);
     void (*attend)(const Attention&, int64_t number, char* memory);
-    int64_t (*attend_back_bytes)(const AttentionBackward&);
-    void (*attend_back)(const AttentionBackward&, int64_t number, char* memory);
     void (*linear)(const Linear&, int64_t begin, int64_t end);
 };
 

@@ -12,7 +12,6 @@
 namespace {
 
 using ropewalk::Dtype;
-using ropewalk::OutDtype;
 using ropewalk::Kernels;
 using ropewalk::Rotation;
 using ropewalk::Side;
@@ -190,27 +189,6 @@ inline void scatter(const T* from, T* y, int64_t stride, int64_t size) {
     for (int64_t j = 0; j < size; ++j) y[j * stride] = from[j];
 }
 
-template <typename C, typename Out>
-inline void write_as(const C* from, char* out, int64_t stride, int64_t size, C factor) {
-    Out* y = reinterpret_cast<Out*>(out);
-    for (int64_t j = 0; j < size; ++j) narrow(from[j] * factor, y[j * stride]);
-}
-
-// A row of the compute dtype into a cache of any dtype. float64 stays float64.
-inline void write_row(const double* from, char* out, OutDtype, int64_t stride, int64_t size, double factor) {
-    write_as<double, double>(from, out, stride, size, factor);
-}
-inline void write_row(const float* from, char* out, OutDtype dtype, int64_t stride, int64_t size, float factor) {
-    switch (dtype) {
-        case OutDtype::float64: return;
-        case OutDtype::float32: return write_as<float, float>(from, out, stride, size, factor);
-        case OutDtype::bfloat16: return write_as<float, bf16>(from, out, stride, size, factor);
-        case OutDtype::float16: return write_as<float, f16>(from, out, stride, size, factor);
-        case OutDtype::float8_e4m3: return write_as<float, e4m3>(from, out, stride, size, factor);
-        case OutDtype::float8_e5m2: return write_as<float, e5m2>(from, out, stride, size, factor);
-    }
-}
-
 // The pairs of one head in the other order: neighbours to halves, or halves to neighbours.
 template <bool Interleaved, typename C, typename T>
 inline void exchange_pairing(const C* x, T* y, int64_t pairs) {
@@ -220,29 +198,13 @@ inline void exchange_pairing(const C* x, T* y, int64_t pairs) {
     }
 }
 
-// Rows for one head: of features that lie apart, in and out, and two in the compute dtype.
+// Rows for one head: of features that lie apart, in and out, and one in the compute dtype.
 template <typename T>
 struct HeadRows {
     using C = typename ComputesIn<T>::Vector::scalar;
     T *in = nullptr, *out = nullptr;
-    C *wide = nullptr, *paired = nullptr;
+    C* wide = nullptr;
 };
-
-inline bool is_converted(const Rotation& job, const Side& side) { return side.out_dtype != same(job.dtype) || side.factors; }
-
-// What becomes of one head, in the compute dtype; `r` is the norm's, if there is a weight.
-template <typename T, bool Interleaved, typename V = typename ComputesIn<T>::Vector, typename C = typename V::scalar>
-inline void turn_widened(const Rotation& job, const Side& side, const T* x, C* y, const C* cos, const C* sin,
-                         const C* weight, C r) {
-    const int64_t first = side.copied ? job.head_dim : job.first, last = side.copied ? first : first + 2 * job.pairs;
-    for (int64_t j = 0; j < first; ++j) y[j] = weight ? widen(x[j]) * (r * weight[j]) : widen(x[j]);
-    for (int64_t j = last; j < job.head_dim; ++j) y[j] = weight ? widen(x[j]) * (r * weight[j]) : widen(x[j]);
-    if (side.copied) return;
-    if (weight)
-        turn_window<Interleaved, true>(job, x, y, cos, sin, weight, V::of(r), false);
-    else
-        turn_window<Interleaved, false>(job, x, y, cos, sin, weight, V::of(0), false);
-}
 
 // One head of one token: normed if there is a weight, rotated, other features copied. `r` is the norm's.
 template <typename T, bool Interleaved>
@@ -261,15 +223,6 @@ inline void head(const Rotation& job, const Side& side, const T* x, char* out, i
     if (weight && !job.joint) r = inverse_rms<V>(x, size, job.eps);
     const bool exchanged = !side.copied && job.interleaved_out != Interleaved;
     const int64_t first = job.first, turned = 2 * job.pairs;
-    if (is_converted(job, side)) {
-        turn_widened<T, Interleaved>(job, side, x, scratch.wide, cos, sin, weight, static_cast<C>(r));
-        if (exchanged) {
-            exchange_pairing<Interleaved>(scratch.wide + first, scratch.paired, job.pairs);
-            std::memcpy(scratch.wide + first, scratch.paired, turned * sizeof(C));
-        }
-        write_row(scratch.wide, out, side.out_dtype, stride, size, side.factors ? static_cast<C>(side.factors[number]) : C(1));
-        return;
-    }
     T *y = reinterpret_cast<T*>(out), *target = stride != 1 ? scratch.out : y;
     if (exchanged && !weight) {
         turn_window<Interleaved, false>(job, x, scratch.wide, cos, sin, weight, V::of(0), false);
@@ -278,15 +231,15 @@ inline void head(const Rotation& job, const Side& side, const T* x, char* out, i
             std::memcpy(target + first + turned, x + first + turned, (size - first - turned) * sizeof(T));
         }
         exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
-    } else if (exchanged) {
-        turn_widened<T, Interleaved>(job, side, x, scratch.wide, cos, sin, weight, static_cast<C>(r));
-        for (int64_t j = 0; j < first; ++j) narrow(scratch.wide[j], target[j]);
-        for (int64_t j = first + turned; j < size; ++j) narrow(scratch.wide[j], target[j]);
-        exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
     } else if (weight) {
-        turn_window<Interleaved, true>(job, x, target, cos, sin, weight, V::of(static_cast<C>(r)), side.stream);
+        const V norm = V::of(static_cast<C>(r));
+        if (exchanged)
+            turn_window<Interleaved, true>(job, x, scratch.wide, cos, sin, weight, norm, false);
+        else
+            turn_window<Interleaved, true>(job, x, target, cos, sin, weight, norm, side.stream);
         for (int64_t j = 0; j < first; ++j) narrow(widen(x[j]) * (static_cast<C>(r) * weight[j]), target[j]);
         for (int64_t j = first + turned; j < size; ++j) narrow(widen(x[j]) * (static_cast<C>(r) * weight[j]), target[j]);
+        if (exchanged) exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
     } else if (side.copied) {
         if (x != target) std::memcpy(target, x, size * sizeof(T));
     } else {
@@ -321,12 +274,6 @@ inline int64_t offset(const Strides& s, int64_t b, int64_t t, int64_t h) {
     return b * s.batch + t * s.token + h * s.head;
 }
 
-// Where a token's head lies in a result; a slot of a paged cache counts through all its pages.
-inline int64_t place_of(const Side& side, int64_t b, int64_t slot, int64_t h) {
-    if (side.page == 0) return offset(side.out_strides, b, slot, h);
-    return offset(side.out_strides, slot / side.page, slot % side.page, h);
-}
-
 // 1 / rms of all heads of each token of a unit together.
 template <typename T>
 inline void joint_norms(const Rotation& job, const Side& side, int64_t unit, double* r, T* buffer) {
@@ -343,9 +290,8 @@ inline void joint_norms(const Rotation& job, const Side& side, int64_t unit, dou
 
 // Only the rotation: nothing else becomes of these heads.
 inline bool is_only_turned(const Rotation& job, const Side& side) {
-    return !side.weight && !side.copied && !side.slots && side.page == 0 && side.in_strides.feature == 1 &&
-           side.out_strides.feature == 1 && job.interleaved_out == job.interleaved && job.block_count == 0 &&
-           !is_converted(job, side);
+    return !side.weight && !side.copied && !side.slots && side.in_strides.feature == 1 &&
+           side.out_strides.feature == 1 && job.interleaved_out == job.interleaved && job.block_count == 0;
 }
 
 // A unit of such heads. The heads of a token share their tables, made ready once, if the token's heads follow each other.
@@ -386,15 +332,14 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
     bool streamed = false, needed = job.interleaved_out != job.interleaved;
     for (int i = 0; i < job.sides; ++i) {
         const Side& side = job.side[i];
-        needed = needed || side.in_strides.feature != 1 || side.out_strides.feature != 1 || is_converted(job, side);
+        needed = needed || side.in_strides.feature != 1 || side.out_strides.feature != 1;
         streamed = streamed || side.stream;
     }
     char* memory = nullptr;
     if (needed) {
-        memory = static_cast<char*>(std::malloc(2 * job.head_dim * (sizeof(C) + sizeof(T))));
+        memory = static_cast<char*>(std::malloc(job.head_dim * (sizeof(C) + 2 * sizeof(T))));
         scratch.wide = reinterpret_cast<C*>(memory);
-        scratch.paired = scratch.wide + job.head_dim;
-        scratch.in = reinterpret_cast<T*>(scratch.paired + job.head_dim);
+        scratch.in = reinterpret_cast<T*>(scratch.wide + job.head_dim);
         scratch.out = scratch.in + job.head_dim;
     }
     const int64_t blocks = (job.tokens + token_block - 1) / token_block;
@@ -407,14 +352,14 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
                 continue;
             }
             const T* in = reinterpret_cast<const T*>(side.in);
-            const int64_t out_size = ropewalk::item_size(side.out_dtype), from = unit % blocks * token_block;
+            const int64_t out_size = ropewalk::item_size(job.dtype), from = unit % blocks * token_block;
             const bool joint = side.weight && job.joint;
             if (joint) joint_norms<T>(job, side, unit, norms, scratch.in);
             each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
                 const int64_t slot = side.slots ? side.slots[b * side.slot_batch + t * side.slot_token] : t;
                 if (slot < 0) return;
                 head<T, Interleaved>(job, side, in + offset(side.in_strides, b, t, h),
-                                     side.out + out_size * place_of(side, b, slot, h), row_of(job, b, t, h), h,
+                                     side.out + out_size * offset(side.out_strides, b, slot, h), row_of(job, b, t, h), h,
                                      joint ? norms[t - from] : 0.0, scratch);
             });
         }

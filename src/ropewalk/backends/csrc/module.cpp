@@ -118,7 +118,7 @@ constexpr int64_t streamed_from = int64_t{16} << 20;
 bool streams(const Rotation& job, const Side& side) {
     const int64_t size = item_size(job.dtype), line = 64;
     if (side.in == side.out || side.copied || side.slots || side.out_strides.feature != 1) return false;
-    if (job.interleaved != job.interleaved_out || job.block_count || side.out_dtype != same(job.dtype)) return false;
+    if (job.interleaved != job.interleaved_out || job.block_count) return false;
     if (job.batch * job.tokens * side.heads * job.head_dim * size < streamed_from) return false;
     const Strides& s = side.out_strides;
     const int64_t steps = (s.batch | s.token | s.head | job.first | (job.interleaved ? 2 * job.pairs : job.pairs)) * size;
@@ -171,24 +171,18 @@ Rotation rotation(const Turn& turn, const View& x) {
     return job;
 }
 
-// `out` is a tensor like `in`, a cache whose tokens have slots, or one of pages that all sequences share.
-enum class Kept { no, rows, pages };
-
-Side& add_side(Rotation& job, const Turn& turn, const View& in, const View& out, int out_layout, Kept kept = Kept::no,
-               OutDtype out_dtype = OutDtype::float32) {
+// `out` is a tensor like `in`, or a cache whose tokens have slots.
+Side& add_side(Rotation& job, const Turn& turn, const View& in, const View& out, int out_layout) {
     const int layout = turn.layout;
     if (job.sides == 3) in.fail("is one tensor too many");
     Side& side = job.side[job.sides++];
     in.of(job.dtype).with_dims(dims_of(layout));
-    side.out_dtype = kept == Kept::no ? same(job.dtype) : out_dtype;
-    const bool bytes = item_size(side.out_dtype) == 1;
-    (bytes ? out.of(uint8_type) : out.of(static_cast<Dtype>(side.out_dtype))).with_dims(dims_of(out_layout));
-    if ((job.dtype == Dtype::float64) != (side.out_dtype == OutDtype::float64)) out.fail("must be float64 where the keys are");
+    out.of(job.dtype).with_dims(dims_of(out_layout));
     side.heads = in.size(head_dim_at(layout));
     const bool fits = (layout == thd || in.size(0) == job.batch) && in.size(token_dim(layout)) == job.tokens &&
                       in.size(-1) == job.head_dim && out.size(-1) == job.head_dim &&
                       out.size(head_dim_at(out_layout)) == side.heads &&
-                      (kept == Kept::pages || out_layout == thd || out.size(0) == job.batch);
+                      (out_layout == thd || out.size(0) == job.batch);
     if (!fits) in.fail("does not fit the other tensors");
     side.in = in.data();
     side.out = out.data();
@@ -278,33 +272,18 @@ void add_slots(const Rotation& job, Side& side, const View& slots, int64_t capac
 }
 
 // sides: (x, result, weight or None) of queries and keys. With `store` the keys' result is a cache's buffer, and a third
-// side, (values, buffer, None), is copied. `store` is the slots; or (slots, pages, dtype, key factors, value factors), where
-// `pages` is the layout of a paged cache, -1 for one whose sequences have rows of their own; the dtype is that of both
-// buffers; the factors are float32 [heads] or None.
+// side, (values, buffer, None), is copied. `store` is the slots, or None.
 void norm_rotate(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
                  nb::handle sin, double eps, nb::handle store, nb::tuple sides) {
     const Turn turn(where, interleaved, cos_scale, sin_scale, threads);
     Rotation job = rotation(turn, View(nb::borrow<nb::tuple>(sides[0])[0], "q"));
     job.eps = eps;
-    const bool stored = !store.is_none(), whole = nb::isinstance<nb::tuple>(store);
-    const nb::tuple cache = whole ? nb::borrow<nb::tuple>(store) : nb::tuple();
-    const nb::handle slots = whole ? nb::handle(cache[0]) : store;
-    const int pages = whole ? nb::cast<int>(cache[1]) : -1;
     for (size_t i = 0; i < sides.size(); ++i) {
         const auto given = nb::borrow<nb::tuple>(sides[i]);
         const View in(given[0], i == 0 ? "q" : i == 1 ? "k" : "fresh"), out(given[1], i == 0 ? "out" : "the result");
-        if (i > 0 && stored) {
-            const int layout = pages < 0 ? bhsd : pages;
-            const OutDtype dtype = whole ? static_cast<OutDtype>(nb::cast<int>(cache[2])) : same(job.dtype);
-            Side& side = add_side(job, turn, in, out, layout, pages < 0 ? Kept::rows : Kept::pages, dtype);
-            const int64_t room = out.size(token_dim(layout));
-            add_slots(job, side, View(slots, "slots"), pages < 0 ? room : room * out.size(0));
-            if (pages >= 0) side.page = room;
-            if (whole && !cache[2 + i].is_none()) {
-                const View factors(cache[2 + i], "factors");
-                if (factors.of(Dtype::float32).contiguous_count() != side.heads) factors.fail("must have one for each head");
-                side.factors = factors.data<const float>();
-            }
+        if (i > 0 && !store.is_none()) {
+            Side& side = add_side(job, turn, in, out, bhsd);
+            add_slots(job, side, View(store, "slots"), out.size(token_dim(bhsd)));
         } else {
             add_side(job, turn, in, out.with_shape_of(in), turn.layout);
         }
@@ -362,9 +341,8 @@ std::vector<double> doubles(const nb::tuple& values) {
 }
 
 // positions: int64 or float64 [rows, axes]; columns: a tuple of floats, or contiguous float64 [groups, 1, pairs], each
-// for `rows / groups` rows; axes: a tuple or None; first: (count, tuple of floats) or None; cos, sin: contiguous.
-void tables(int threads, nb::handle positions, nb::handle columns, nb::handle axes, nb::handle first, nb::handle cos,
-            nb::handle sin) {
+// for `rows / groups` rows; axes: a tuple or None; cos, sin: contiguous.
+void tables(int threads, nb::handle positions, nb::handle columns, nb::handle axes, nb::handle cos, nb::handle sin) {
     const View places(positions, "position_ids"), to_cos(cos, "cos"), to_sin(sin, "sin");
     Tables job;
     places.with_dims(2);
@@ -374,7 +352,7 @@ void tables(int threads, nb::handle positions, nb::handle columns, nb::handle ax
     job.position_row = places.stride(0);
     job.position_axis = places.stride(1);
     job.rows = places.size(0);
-    std::vector<double> own, own_first;
+    std::vector<double> own;
     std::vector<int32_t> own_axes;
     int64_t groups = 1;
     if (nb::isinstance<nb::tuple>(columns)) {
@@ -390,25 +368,15 @@ void tables(int threads, nb::handle positions, nb::handle columns, nb::handle ax
         if (groups == 0 ? job.rows > 0 : job.rows % groups) rows.fail("must have a row for each row of the batch");
     }
     job.rows_per_group = std::max<int64_t>(1, groups ? job.rows / groups : 1);
-    const auto one_each = [&](size_t count, const char* rule) {
-        if (static_cast<int64_t>(count) != job.pairs) places.fail(rule);
-    };
     if (!axes.is_none()) {
         for (nb::handle axis : nb::borrow<nb::tuple>(axes)) {
             own_axes.push_back(nb::cast<int32_t>(axis));
             if (own_axes.back() < 0 || own_axes.back() >= places.size(1)) places.fail("has no such axis");
         }
-        one_each(own_axes.size(), "needs one axis for each pair");
+        if (static_cast<int64_t>(own_axes.size()) != job.pairs) places.fail("needs one axis for each pair");
         job.axes = own_axes.data();
     } else if (job.rows && places.size(1) < 1) {
         places.fail("has no axis");
-    }
-    if (!first.is_none()) {
-        const auto given = nb::borrow<nb::tuple>(first);
-        job.first_count = nb::cast<double>(given[0]);
-        own_first = doubles(nb::borrow<nb::tuple>(given[1]));
-        one_each(own_first.size(), "needs one frequency for each pair");
-        job.first = own_first.data();
     }
     job.doubles = to_cos.is(number_type(Dtype::float64));
     const Dtype dtype = job.doubles ? Dtype::float64 : Dtype::float32;
@@ -442,8 +410,7 @@ NB_MODULE(_kernels, module) {
     module.def("norm_rotate", &norm_rotate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
                nb::arg(), nb::arg().none(), nb::arg());
     module.def("norm_rotate_backward", &norm_rotate_backward);
-    module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-               nb::arg());
+    module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     define_attention(module);
     define_linear(module);
     module.def("use_huge_pages", &huge_pages);

@@ -11,14 +11,6 @@ struct bf16 {
 struct f16 {
     uint16_t bits;
 };
-// 8 bits, as caches hold them: 4 of exponent and 3 of fraction without infinity (OCP E4M3), or 5 and 2 (E5M2).
-struct e4m3 {
-    uint8_t bits;
-};
-struct e5m2 {
-    uint8_t bits;
-};
-
 inline uint32_t bits_of(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -62,29 +54,6 @@ inline void narrow(float x, f16& out) {
         half = bits_of(from_bits(rest) + 0.5f) - bits_of(0.5f);
     out.bits = static_cast<uint16_t>(sign | half);
 }
-
-// The same for 8 bits, where what is too large becomes the largest number. `Exponent` bits of exponent, and of fraction.
-template <int Exponent, int Fraction, uint32_t Largest, uint32_t NaN>
-inline uint8_t to_8_bits(float x) {
-    constexpr int bias = (1 << (Exponent - 1)) - 1, drop = 23 - Fraction;
-    constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23, normal = static_cast<uint32_t>(128 - bias) << 23;
-    constexpr uint32_t largest = rebias + (Largest << drop);
-    // A float whose last place is the smallest subnormal number: adding it rounds to a count of those.
-    constexpr uint32_t counter = static_cast<uint32_t>(127 + 23 + 1 - bias - Fraction) << 23;
-    const uint32_t bits = bits_of(x), sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
-    uint32_t small;
-    if (rest > 0x7f800000u)
-        small = NaN;
-    else if (rest >= largest)
-        small = Largest;
-    else if (rest >= normal)
-        small = (rest - rebias + (1u << (drop - 1)) - 1u + (rest >> drop & 1u)) >> drop;
-    else
-        small = bits_of(from_bits(rest) + from_bits(counter)) - counter;
-    return static_cast<uint8_t>(sign | small);
-}
-inline void narrow(float x, e4m3& out) { out.bits = to_8_bits<4, 3, 0x7e, 0x7f>(x); }
-inline void narrow(float x, e5m2& out) { out.bits = to_8_bits<5, 2, 0x7b, 0x7f>(x); }
 
 // A minimax polynomial of 2^r for 0 <= r < 1: relative error 1.5e-7 with its roundings.
 template <typename V>

@@ -35,7 +35,6 @@ constexpr nb::dlpack::dtype number_type(Dtype dtype) {
     const uint8_t bits = dtype == Dtype::float64 ? 64 : dtype == Dtype::float32 ? 32 : 16;
     return {static_cast<uint8_t>(code), bits, 1};
 }
-constexpr nb::dlpack::dtype uint8_type{static_cast<uint8_t>(nb::dlpack::dtype_code::UInt), 8, 1};
 constexpr nb::dlpack::dtype int64_type{static_cast<uint8_t>(nb::dlpack::dtype_code::Int), 64, 1};
 
 // A tensor's memory, dtype, shape and strides (in elements), borrowed from its Python object, which must outlive it.
