@@ -56,7 +56,7 @@ class Job:
             return
         from ropewalk.builtin.texts import read_text
         from ropewalk.checkpoints.load import load, save
-        from ropewalk.readers.decoder import DecoderReader
+        from ropewalk.readers.adapters import reader_of
 
         model = load(self.options.model)
         if model.tokenizer is None:
@@ -75,7 +75,7 @@ class Job:
         if not config.tie_word_embeddings:
             in_products -= model.embed_tokens.weight.numel()
         facts = {
-            "text": f"{name} from character {START_CHAR}", "trained": DecoderReader(model).trained_length,
+            "text": f"{name} from character {START_CHAR}", "trained": reader_of(model).trained_length,
             "weights": in_products,
             "scores": config.num_hidden_layers * config.num_attention_heads * (config.head_dim or 0),
         }  # fmt: skip

@@ -60,11 +60,11 @@ def ours(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
     import ropewalk.backends
     from ropewalk.checkpoints.load import load
     from ropewalk.methods import METHODS, Reach
-    from ropewalk.readers.decoder import DecoderReader
+    from ropewalk.readers.adapters import reader_of
 
     if task["contender"] == "ropewalk-sdpa":
         ropewalk.backends.ATTENTION = ropewalk.backends.ATTENTION[1:]
-    reader = DecoderReader(load(folder / "model", dtype=dtype).to(task["device"]))
+    reader = reader_of(load(folder / "model", dtype=dtype).to(task["device"]))
     if task.get("method"):
         reach = Reach(task["trained"], max(task["tokens"], task["trained"] + 1))
         reader = reader.under(METHODS[task["method"]].positions(reader.positions, reach))

@@ -31,7 +31,6 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers.decoder import DecoderReader
 from ropewalk.rope.config import RopeConfig
 
 CHUNK, VOCABULARY = 1024, 256
@@ -117,9 +116,9 @@ def made(layers: int, reach: Reach) -> Decoder:
 
 def methods_of(model: Decoder, reach: Reach) -> dict[str, Decoder]:
     """The model under every method that reads whole windows."""
-    reader = DecoderReader(model)
     names = [name for name, method in METHODS.items() if not method.crops and name != "as-is"]
-    return {name: reader.under(METHODS[name].positions(reader.positions, reach)).model for name in names}
+    under = {name: METHODS[name].positions(model.config.positions, reach) for name in names}
+    return {name: model.with_positions(rope=one.ropes, extension=one.extensions) for name, one in under.items()}
 
 
 def filled(model: Decoder, ids: Tensor) -> Any:

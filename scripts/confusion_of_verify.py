@@ -39,7 +39,6 @@ from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
-from ropewalk.extend import ApplySettings, apply  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.models.config import Positions  # noqa: E402
 from ropewalk.readers.adapters import open_reader  # noqa: E402
@@ -54,6 +53,7 @@ from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noq
 from ropewalk.verification.predictions import Prediction  # noqa: E402
 from ropewalk.verification.questions import OurSide, different  # noqa: E402
 from ropewalk.verification.verify import our_side  # noqa: E402
+from tests.models.material import gguf_of  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
 LONGEST = 512  # tokens: what a verdict of a check covers, at most
@@ -183,7 +183,7 @@ def server(name: str, side: OurSide, rope: RopeConfig, state: Path, more: Mappin
     if file.suffix != ".gguf":
         file = state / f"{name}.gguf"
         if not file.exists():
-            apply(name, file, ApplySettings(method="plain", quantization="f32"))
+            gguf_of(name, file)
     with llama_cpp_server(
         file, side.tokenizer, context=1024, threads=1, options={**options_of(rope), **more}
     ) as engine:

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 import ropewalk as rw
 from ropewalk import encodings, processes, scaling
 from ropewalk.attention.extensions import Extension
-from ropewalk.diagnosis import Protocol
+from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.report.explorer import explorer_data, explorer_page
 from ropewalk.report.explorer_model import packed_model
 
@@ -70,8 +70,8 @@ def _by_scheme(found: re.Match[str]) -> str:
 def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
-    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `protocol`
-    (`diagnosis.Protocol`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `record`
+    (`Diagnosis`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -82,8 +82,8 @@ def names_of(subpackages: str) -> str:
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
         elif group == "processes":
             entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
-        elif group == "protocol":
-            entries.append(("rw.diagnosis.Protocol", Protocol))
+        elif group == "record":
+            entries.append(("rw.diagnosis.record.Diagnosis", Diagnosis))
         elif group.startswith("rw_"):
             module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
             things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]

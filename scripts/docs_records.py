@@ -32,34 +32,49 @@ def with_tables(markdown: str) -> str:
     return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
 
 
-def smollm2() -> str:
-    """Return losses and copies of SmolLM2 at 16,384 tokens, the control, and the verdict."""
-    record = document("doctor-smollm2-16k.json")
-    against = record["looks"][-1]["crop_difference"]
-    asked = [row for row in record["copies"]["rows"] if row["length"] == record["target"]]
-    ranges = sorted({(row["from"], row["to"]) for row in asked})
-    gains = {(row["method"], row["from"]): row for row in asked}
-    rows = []
-    for method in record["methods"]:
-        name = method["name"]
-        apart = plus_minus(against[name]["mean"], against[name]["interval"]) if name in against else ""
-        cells = [gains.get((name, start)) for start, _ in ranges]
-        rows.append([
-            name, f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}", apart,
-            *("" if cell is None else plus_minus(cell["gain"], cell["interval"], places=2) for cell in cells),
-        ])  # fmt: skip
-    heads = ["method", "loss within", "beyond", "less crop's", *(f"{start:,} to {end:,} back" for start, end in ranges)]
-    control = record["copies"]["control"]
-    return (
-        f"{table(heads, rows)}\n\nThe control gains {plus_minus(control['gain'], control['interval'], places=2)} nats "
-        f"per token. The verdict: {record['verdict']['sentence']}"
-    )
-
-
 def plus_minus(value: float, interval: Sequence[float] | None, places: int = 3) -> str:
     """Return a difference with half the width of its interval."""
     half = "" if interval is None else f" ±{(interval[1] - interval[0]) / 2:.{places}f}"
     return f"{value:+.{places}f}{half}"
+
+
+def chance() -> str:
+    """Return what a blind model finds, and how often chance seems refuted."""
+    record = document("facts.json")
+    rows = [
+        [one["model"], one["kind"], f"{one['trained_length']:,} of {one['target']:,}", str(one["windows"]),
+         f"{one['found']} of {one['asked']}", f"{one['share']:.3f}",
+         f"{100 * one['runs_with_a_false_works']:.1f} %"]
+        for name, one in record.items() if name.startswith("blind")
+    ]  # fmt: skip
+    heads = ["model", "facts", "tokens seen", "windows", "found", "share", "runs with a false `works`"]
+    return table(heads, rows)
+
+
+def agreement() -> str:
+    """Return how often two runs of the doctor on separate stretches give the same answer."""
+    record = document("facts.json")
+    rows = []
+    for name, one in record.items():
+        if name.startswith("agreement"):
+            answers = Counter(f"{run['action']} {run['method'] or ''}".strip() for run in one["runs"])
+            said = ", ".join(f"{answer} {count}" for answer, count in answers.most_common())
+            same = one["same_length_of_those"]
+            rows.append([one["engine"], said, f"{one['same_action_and_method']:.2f}",
+                         "" if same is None else f"{same:.2f}"])  # fmt: skip
+    heads = ["engine", "answers of 30 runs", "pairs that agree", "of those on the length"]
+    return table(heads, rows)
+
+
+def power() -> str:
+    """Return the share of simulated runs that show a method."""
+    rows = [
+        [f"{100 * one['share']:.0f} %", str(one["far_facts"]), str(one["windows"]), f"{one['shown']:.2f}",
+         f"{one['told_from_15_points_less']:.2f}"]
+        for one in document("facts.json")["power"]
+    ]  # fmt: skip
+    heads = ["the method finds", "far facts in a window", "windows", "shown to work", "told from 15 points less"]
+    return table(heads, rows)
 
 
 def rotation() -> str:
@@ -267,7 +282,8 @@ def golden() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "smollm2": smollm2, "rotation": rotation, "attention": attention, "forward": forward,
+    "chance": chance, "agreement": agreement, "power": power,
+    "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-faults": verify_faults,
     "golden": golden, **EXTENSION["TABLES"], **STATUS["TABLES"],

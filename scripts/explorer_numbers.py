@@ -2,7 +2,7 @@
 
     python scripts/explorer_numbers.py [NAME ...]
 
-Names: presets (a minute), heads, pairings (with SmolLM2 if ROPEWALK_SMOLLM2 is set: two minutes), records.
+Names: presets (a minute), heads, pairings (with SmolLM2 if ROPEWALK_SMOLLM2 is set: two minutes).
 Defaults to all.
 """
 
@@ -16,31 +16,12 @@ from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.report.explorer import head_entries, pairing_entries, published_presets
-from ropewalk.report.inline import record_entry
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "report" / "numbers"
-RESULTS = FOLDER.parents[3] / "benchmarks" / "results"
-RECORDS = {
-    "SmolLM2 135M to 16,384 tokens": "doctor-smollm2-16k",
-    "SmolLM2 135M to 16,384 tokens, more methods": "doctor-smollm2-135m",
-    "SmolLM2 135M to 32,768 tokens, one window": "doctor-smollm2-135m-32k",
-    "tiny to 1,024 tokens": "doctor-tiny",
-}
-
-
-def records() -> list[dict[str, Any]]:
-    """Return the repository's records, each with a title."""
-    return [
-        {"title": title, **record_entry(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))}
-        for title, name in RECORDS.items()
-    ]
-
-
 MADE: dict[str, Callable[[], Any]] = {
     "presets": published_presets,
     "heads": head_entries,
     "pairings": pairing_entries,
-    "records": records,
 }
 
 

@@ -11,7 +11,7 @@ import torch
 import ropewalk as rw
 from ropewalk.audit.audit import audit
 from ropewalk.audit.vectors import conformance_vectors
-from ropewalk.diagnosis import Protocol
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.rope.values import check_positive, check_whole, names_of
 from ropewalk.serving.serve import serve_config
 
@@ -53,7 +53,7 @@ CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("`config`", audit),
     ("load: ", lambda value: rw.load(value or "")),
     ("load: ", lambda value: conformance_vectors(value or "")),
-    ("`protocol`", lambda value: rw.doctor("tiny", protocol=value)),
+    ("`windows`", lambda value: rw.doctor("tiny", windows=value)),
     ("`target`", lambda value: rw.doctor("tiny", target=value)),
     ("`trained_length`", lambda value: rw.doctor("tiny", trained_length=value)),
     ("methods: ", lambda value: rw.doctor("tiny", methods=value or [""])),
@@ -125,10 +125,10 @@ def test_positive_numbers_and_names() -> None:
             names_of("f", names)
 
 
-def test_a_protocol_checks_its_numbers() -> None:
+def test_the_doctors_settings_check_their_numbers() -> None:
     """As an option and in Python."""
-    for name in ("windows", "stride", "chunk", "workers"):
+    for name in ("windows", "target", "trained_length"):
         with pytest.raises(rw.RopeError, match=f"`{name}` must be a whole number from 1"):
-            Protocol(**{name: 0})
+            DoctorSettings(**{name: 0})
     with pytest.raises(rw.RopeError, match="9,223,372,036,854,775,807"):
-        Protocol(seed=2**63)
+        DoctorSettings(seed=2**63)

@@ -40,11 +40,17 @@ def test_one_process_is_a_launch_of_its_own():
 
 
 CODE = """
-import sys
+import os, sys, time
+import torch.distributed as dist
 from pathlib import Path
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.processes import from_all, from_first, joined, share_of
+closing = dist.destroy_process_group
+def slowly():  # rank 1 joins again before rank 0 has left the first group
+    time.sleep(os.environ["RANK"] == "0")
+    closing()
+dist.destroy_process_group = slowly
 with joined() as launch:
     folder = Path(sys.argv[1].replace("RANK", str(launch.rank)))
     ledger = Ledger(folder, kind="losses", key="abc")

@@ -1,4 +1,4 @@
-// Builds explorer.html and interactive.js of src/ropewalk/report, or with --test [FOLDER] the tests into build/test.
+// Builds explorer.html of src/ropewalk/report, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
@@ -76,13 +76,6 @@ async function page() {
   console.log(`explorer.html: ${Math.round(text.length / 1024)} KiB`);
 }
 
-/** The program of the doctor's report, with the hash of the sources in its first line. */
-async function report() {
-  const program = await bundled("src/report.ts", { loader: { ".css": "text" } });
-  writeFileSync(join(REPORT, "interactive.js"), `// web/ ${digest()}\n${program}\n`);
-  console.log(`interactive.js: ${Math.round(program.length / 1024)} KiB`);
-}
-
 async function tests(out) {
   rmSync(out, { recursive: true, force: true });
   await build({
@@ -103,4 +96,4 @@ async function tests(out) {
 }
 
 const [option, folder = join(HERE, "build", "test")] = process.argv.slice(2);
-await (option === "--test" ? tests(folder) : Promise.all([page(), report()]));
+await (option === "--test" ? tests(folder) : page());

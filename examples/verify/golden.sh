@@ -1,17 +1,13 @@
 #!/usr/bin/env bash
 # What examples/verify/workflow.yml does, as a script: golden predictions of a model, a right server, and a wrong one.
-#   examples/verify/golden.sh [MODEL.gguf]     (default: the built-in model)
+#   examples/verify/golden.sh MODEL.gguf
 set -euo pipefail
 here=$(dirname "$0")
 work=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
 
-model=${1:-}
-if [ -z "$model" ]; then
-  model=$work/tiny.gguf
-  ropewalk extend apply tiny --method plain --out "$model" --quantization f32
-fi
+model=${1:?MODEL.gguf}
 serve() { # options...
   : >"$work/address"
   python "$here/serve_gguf.py" "$model" "$@" >"$work/address" &

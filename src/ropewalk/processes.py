@@ -95,7 +95,10 @@ def joined() -> Iterator[Launch]:
     ours = not dist.is_initialized()
     if ours:
         try:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=_next_store(), rank=launch.rank, world_size=launch.ranks,
+            )  # fmt: skip
         except (ValueError, dist.DistError) as error:
             raise RopeError(
                 "ropewalk: the processes of the launch cannot reach each other.",
@@ -116,6 +119,25 @@ def joined() -> Iterator[Launch]:
         _active = before
         if ours:
             dist.destroy_process_group()
+
+
+_stores: list[Any] = []
+"""The store of this process's groups, which rank 0 serves as long as it lives, and a part of it for each group."""
+
+
+def _next_store() -> Any:
+    """Return a store of its own for a group.
+
+    The server stays open between two groups: with one for each, a rank could reach the server that rank 0 is about to
+    close after the first group, and be missing in the second.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if not _stores:
+        _stores.append(next(iter(rendezvous("env://")))[0])
+    _stores.append(PrefixStore(f"ropewalk-{len(_stores)}", _stores[0]))
+    return _stores[-1]
 
 
 @contextmanager

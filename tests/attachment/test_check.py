@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
-from ropewalk.diagnosis import Protocol
 from tests.attachment.families import small_model
 
 README = Path(__file__).parents[2] / "README.md"
@@ -44,9 +43,8 @@ def test_readmes_python(outliers, tmp_path, monkeypatch, capsys):
     """They run on a bfloat16 checkpoint with special tokens; the doctor gets a short text of ours."""
     (tmp_path / "text.txt").write_text("A line of text for the doctor, and more of it. " * 60)
     doctor = rw.doctor
-    options = {"text": [str(tmp_path / "text.txt")], "methods": ("plain",), "measure": ("loss",)}
-    options["protocol"] = Protocol(windows=2)
-    monkeypatch.setattr(rw, "doctor", lambda model, target: doctor(model, target=target, **options), raising=False)
+    options = {"text": [str(tmp_path / "text.txt")], "methods": ("plain",), "windows": 1, "trained_length": 256}
+    monkeypatch.setattr(rw, "doctor", lambda model, target: doctor(model, target=512, **options), raising=False)
     code = re.search(r"## Python\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = {}
     exec(code[1].replace("folder/", str(outliers)).replace("32768", "256"), names)

@@ -10,8 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ropewalk.attention.norm import multiplied
 from ropewalk.backends import choose_linear, reference, widened
-from ropewalk.checkpoints.load import load_decoder
-from ropewalk.readers.adapters import reader_of
 from tests.backends.truth import Allowed, wide
 from tests.checkpoints.test_stored_dtype import no_half_products
 
@@ -86,16 +84,3 @@ def test_transforms_get_torchs_product() -> None:
         torch.testing.assert_close(found, tangent @ weight.t())
         with FlopCounterMode(display=False):
             assert "dispatch mode" in widened.reasons_not_to_multiply(x, [weight], [None])[0]
-
-
-def test_a_model_in_bfloat16_runs_no_slow_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its losses are as close to those of the weights in float32 as with torch's products, for more rows than 8."""
-    ids = torch.randint(3, 250, (100,), generator=torch.Generator().manual_seed(1))
-    narrow = reader_of(load_decoder("tiny", dtype=torch.bfloat16))
-    with no_half_products():
-        found = narrow.window_losses(ids)
-    exact = reader_of(load_decoder("tiny", dtype=torch.float32)).window_losses(ids)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "cpu_name": "AMD"})
-    theirs = reader_of(load_decoder("tiny", dtype=torch.bfloat16)).window_losses(ids)
-    ours, by_torch = (np.abs(np.asarray(losses) - np.asarray(exact)).mean() for losses in (found, theirs))
-    assert 0 < ours < 1.2 * by_torch

@@ -16,16 +16,12 @@ import pytest
 import torch
 
 import ropewalk
+import ropewalk as rw
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load, load_decoder
-from ropewalk.ledger import Ledger
-from ropewalk.measure.copies import SpanDesign, WindowSpans, gather_copies
-from ropewalk.measure.losses import run
-from ropewalk.measure.plan import KIND, LossProtocol, plan
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
 from ropewalk.models.training import held_out_windows, loss_by_position
-from ropewalk.readers.adapters import reader_of
 
 FOLDER = Path(str(files("ropewalk.builtin"))) / "tiny"
 TRAINED = 256
@@ -97,30 +93,13 @@ def test_its_quotes_are_those_of_the_doctors_text(tiny: Decoder, moby_dick: str)
     assert losses[0] < losses[1] - 0.05
 
 
-def test_it_copies_within_its_trained_length_and_not_beyond(tiny: Decoder, moby_dick: str) -> None:
-    """The control gains more than a nat per token; at the end of windows of 1,024, plain copies nothing far back."""
-    assert tiny.tokenizer is not None
-    ids, reader, windows = tiny.tokenizer.encode(moby_dick), reader_of(tiny), 4
-    protocol = LossProtocol.choose(trained_length=TRAINED, target=4 * TRAINED, text="Moby-Dick", windows=windows)
-    design = SpanDesign.choose(protocol)
-    assert design is not None
-    starts = [20_000 + 60_000 * window for window in range(windows)]
-    read = [ids[start : start + 4 * TRAINED] for start in starts]
-    spans = [
-        WindowSpans.draw(design, window, [ids[start + 8 * TRAINED : start + 40 * TRAINED]], seed=(0, start))
-        for window, start in zip(read, starts, strict=True)
-    ]
-    work, ledger = plan(reader, protocol, ["plain"]), Ledger(None, kind=KIND, key="")
-    ledger.begin()
-    run(reader, torch.tensor(read), work, ledger, spans=spans)
-    results = {"plain": [ledger[work.key("plain", window)] for window in range(windows)]}
-    found = gather_copies(protocol, spans, results, (0,) * windows)
-    control = found.control()
-    assert found.can_copy
-    assert control is not None
-    assert control[0] > 1
-    assert found.copies("plain", 2) == "refuted"
-    assert found.reach("plain") is None
+def test_it_finds_facts_within_its_trained_length_and_not_beyond(tmp_path: Path) -> None:
+    """At 256 tokens most, in windows of 1,024 of a novel that it never saw no more than chance."""
+    found = rw.doctor("tiny", target=4 * TRAINED, methods="dca", windows=8, state=tmp_path, progress=False)
+    assert found.evidence.control.share > 0.7
+    plain = found.evidence.standings["plain"].beyond
+    assert plain is not None
+    assert plain.p > 0.01
 
 
 def test_it_writes_english(tiny: Decoder, moby_dick: str) -> None:

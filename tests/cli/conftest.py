@@ -20,12 +20,12 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A Hugging Face folder: 32 trained tokens, 256 bytes of vocabulary."""
-    return write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=32))
+    """A Hugging Face folder: 256 trained tokens, 256 bytes of vocabulary."""
+    return write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=256))
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """636 characters."""
+    """3,180 characters."""
     (tmp_path / "text.txt").write_text(TEXT)
     return tmp_path / "text.txt"

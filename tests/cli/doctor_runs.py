@@ -13,7 +13,7 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.app import main
 from tests.diagnosis.models import tiny_decoder
 
-TEXT = "It was the best of times, it was the worst of times. " * 12
+TEXT = "It was the best of times. It was the worst of times! " * 60
 
 
 def write_checkpoint(folder: Path, rope: Any, *, tokenizer: bool = True) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ import pytest
 
 from ropewalk.checkpoints.sources import find
 from tests.cli.doctor_runs import run_command
-from tests.report.records import EXTEND, record
+from tests.diagnosis.models import small_diagnosis
 
 pytestmark = pytest.mark.usefixtures("quiet")
 FOREIGN = '{"name": "ropewalk"}'
@@ -33,8 +32,6 @@ WRITES = [
     ("verify tiny --engine http://localhost:1 --figure {}", "a.svg"),
     ("doctor tiny --json {}", "a.json"),
     ("doctor tiny --report {0.parent}", "index.html"),
-    ("extend apply tiny --out {}", "a.gguf"),
-    ("extend apply tiny --out {} --overwrite", "a.gguf"),
     ("extend apply tiny --out {0.parent} --overwrite", "notes.txt"),
     ("extend apply tiny --out {0.parent} --overwrite", "of-others/config.json"),
 ]
@@ -50,7 +47,7 @@ def test_no_command_replaces_a_file_of_somebody_else(
     command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing else is written either, and nothing is measured before."""
-    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    small_diagnosis().to_json(tmp_path / "record.json")
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(FOREIGN)
     before = {path.name for path in tmp_path.iterdir()}
@@ -65,7 +62,6 @@ def test_no_command_replaces_a_file_of_somebody_else(
     [
         *WRITES[:4],
         WRITES[7],
-        ("extend apply tiny --out {} --overwrite", "a.gguf"),
         ("extend apply tiny --out {0.parent} --overwrite", "model/config.json"),
         *(pytest.param(*WRITES[index], marks=SLOW) for index in (4, 8)),
         pytest.param(
@@ -75,7 +71,7 @@ def test_no_command_replaces_a_file_of_somebody_else(
 )
 def test_a_command_replaces_what_it_has_written(command: str, name: str, tmp_path: Path) -> None:
     """Run twice, it succeeds twice."""
-    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    small_diagnosis().to_json(tmp_path / "record.json")
     words = command.format(tmp_path / name).split()
     assert [run_command(*words), (tmp_path / name).stat().st_size > 0, run_command(*words)] == [0, True, 0]
 
@@ -88,7 +84,6 @@ def test_a_command_replaces_what_it_has_written(command: str, name: str, tmp_pat
         "doctor tiny --state= ",
         "doctor tiny --json= ",
         "doctor tiny --report= ",
-        "doctor tiny --protocol= ",
         "inspect = ",
         "inspect tiny --json= ",
         "extend apply = --out x",
@@ -118,7 +113,7 @@ def test_an_empty_path_is_no_folder(
 ) -> None:
     """As a shell passes an unset variable: refused before any work, in a folder that holds what could be read."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
+    small_diagnosis().to_json(tmp_path / "record.json")
     (tmp_path / "text.txt").write_text("It was the best of times. " * 99)
     words = ["" if word == "=" else word for word in command.split()]
     before = sorted(tmp_path.iterdir())
@@ -160,11 +155,8 @@ def test_output_that_is_not_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
             "--target 0", f"--target {HUGE}", "--trained-length 0", "--trained-length -1k", "--windows -1",
             "--windows 0", f"--windows {HUGE}", "--minutes nan", "--minutes -1", "--methods ,yarn",
             "--methods yarn,yarn",
-            "--methods yarn --methods yarn", "--measure loss,loss", "--dtype float8", "--device cuda:99",
+            "--methods yarn --methods yarn", "--seed -1", f"--seed {2**63}", "--dtype float8", "--device cuda:99",
             "--device meta", "--engine VLLM",
-        )),
-        *(f'doctor tiny --protocol {{"{name}":{value}}}' for name, value in (
-            ("seed", 2**63), ("seed", -1), ("stride", 0), ("start_char", HUGE), ("block", 0),
         )),
         *(f"inspect tiny {option} {value}" for option in ("--target", "--trained-length")
           for value in (0, HUGE, 300 * HUGE)),

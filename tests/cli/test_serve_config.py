@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.cli.app import main
+from tests.diagnosis.models import small_diagnosis
 
 
 def run(*arguments: str) -> int:
@@ -35,11 +36,10 @@ def test_a_file_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cat > Modelfile <<'END'\nFROM ./longer.gguf\nPARAMETER num_ctx 1024\nEND\n" in capsys.readouterr().out
 
 
-def test_a_record_says_from_where_on_it_pays(capsys: pytest.CaptureFixture[str]) -> None:
-    """The packaged model's own record."""
-    record = "benchmarks/results/doctor-tiny.json"
-    assert run("tiny", "--engine", "llama.cpp", "--method", "llama3", "--from", record) == 0
-    assert "llama3 4: within the trained length +0.0" in capsys.readouterr().out
+def test_a_record_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_diagnosis().to_json(tmp_path / "record.json")
+    assert run("tiny", "--engine", "llama.cpp", "--method", "yarn", "--from", tmp_path / "record.json") == 0
+    assert "yarn 2: within the trained length +0." in capsys.readouterr().out
 
 
 def test_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:

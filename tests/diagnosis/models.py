@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
+import tempfile
+from functools import cache
 from typing import Any
 
 import torch
 
-from ropewalk.diagnosis.settings import DoctorSettings, Protocol
+import ropewalk as rw
+from ropewalk.builtin.texts import novel
+from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -49,13 +53,16 @@ def random_ids(tokens: int) -> torch.Tensor:
     return torch.randint(0, 50, (tokens,), generator=torch.Generator().manual_seed(2))
 
 
-def with_protocol(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `rw.doctor`, those that belong to the protocol put into one."""
-    names = {field.name for field in fields(Protocol)} & given.keys()
-    others = {name: value for name, value in given.items() if name not in names}
-    return {**others, "protocol": Protocol(**{name: given[name] for name in names})}
+def with_verdict(found: Any, verdict: Any) -> Any:
+    """The same diagnosis with another verdict."""
+    return dataclasses.replace(found, verdict=verdict)
 
 
-def settings_of(**given: Any) -> DoctorSettings:
-    """The doctor's settings, those of the protocol by their own names."""
-    return DoctorSettings(**with_protocol(given))
+@cache
+def small_diagnosis() -> Diagnosis:
+    """What one window of 512 tokens says about `tiny`."""
+    text = [("whale", novel(40_000, 9_000))]
+    with tempfile.TemporaryDirectory() as state:
+        return rw.doctor(
+            "tiny", target=512, text=text, windows=1, methods="pi,ntk,dynamic,yarn,dca", state=state, progress=False
+        )

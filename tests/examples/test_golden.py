@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.material import gguf_of
+
 FOLDER = Path(__file__).parents[2] / "examples/verify"
 
 
 @pytest.mark.thorough
-def test_the_script_runs():
+def test_the_script_runs(tmp_path):
     """From the file alone: the right server passes, the wrong one ends with status 1."""
     pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = ["bash", str(FOLDER / "golden.sh")]
+    command = ["bash", str(FOLDER / "golden.sh"), str(gguf_of("tiny", tmp_path / "tiny.gguf"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout

@@ -16,8 +16,10 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.extend import DoctorCallback, SkipCollator
 from ropewalk.models.training import held_out_windows
-from tests.extend.material import TARGET, TRAINED, checkpoint
+from tests.extend.material import checkpoint
 from tests.prose import prose
+
+TRAINED, TARGET = 256, 512  # facts need room
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def trainer(folder: Path, model: Any, callback: DoctorCallback, *, steps: int = 
 
 def model_of(folder: Path) -> Any:
     """A small Llama in training mode."""
-    path = checkpoint(folder / "source")
+    path = checkpoint(folder / "source", max_position_embeddings=TRAINED)
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).train()
 
 
@@ -60,19 +62,11 @@ def test_it_measures_before_during_and_after(tmp_path: Path, held_out: Path) -> 
     assert [reading.step for reading in callback.readings] == [0, 2, 4]
     assert model.training
     assert handle.attached
-    losses = [reading.metrics()["doctor/loss_beyond"] for reading in callback.readings]
+    losses = [reading.metrics()["doctor/loss_within"] for reading in callback.readings]
     assert len(set(losses)) == 3
-    logged = [entry["doctor/loss_beyond"] for entry in made.state.log_history if "doctor/loss_beyond" in entry]
+    logged = [entry["doctor/loss_within"] for entry in made.state.log_history if "doctor/loss_within" in entry]
     assert logged == losses
-
-    measurement = callback.readings[-1].diagnosis.measurement
-    ids = TextTokenizer.bytes().encode(held_out.read_text())
-    _, start = measurement.protocol.places([len(ids)])[0]  # of the first window
-    window = torch.tensor([ids[start : start + TARGET]])
-    with torch.no_grad():
-        logits = model.eval()(input_ids=window, use_cache=False).logits[0, :-1]
-    own = torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="none").numpy()
-    assert losses[-1] == pytest.approx(float(np.mean(own[TRAINED - 1 :])), rel=1e-4)
+    assert list(callback.readings[-1].diagnosis.readings) == ["plain", "yarn", "crop"]
 
 
 def test_its_numbers_go_to_the_log_of_the_trainer(tmp_path: Path, held_out: Path) -> None:
@@ -83,7 +77,7 @@ def test_its_numbers_go_to_the_log_of_the_trainer(tmp_path: Path, held_out: Path
     callback.log = seen.append
     trainer(tmp_path, model, callback, steps=1).train()
     assert [set(entry) for entry in seen] == [
-        {"doctor/loss_within", "doctor/loss_beyond", "doctor/beyond_minus_crop"}
+        {"doctor/loss_within", "doctor/found_beyond", "doctor/beyond_minus_crop"}
     ] * 2
 
 

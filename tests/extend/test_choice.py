@@ -12,19 +12,11 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.cli.app import main
-from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
+from ropewalk.readers.adapters import open_reader
 from tests.extend.material import TARGET, TRAINED, checkpoint
-
-TEXT = [("story", "It was the best of times, it was the worst of times. " * 12)]
-CHOSEN: dict[str, Any] = {
-    "action": "extend",
-    "method": "ntk",
-    "config": None,
-    "sentence": "Extend with ntk.",
-    "next": None,
-}
+from tests.serving.records import record_of
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +29,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(source: Path) -> dict[str, Any]:
-    """What the doctor measured of it, with a verdict to extend."""
-    state = source.parent / "state"
-    measured = rw.doctor(
-        source, text=TEXT, target=48, methods="ntk", state=state, protocol=Protocol(windows=1)
-    ).to_json()
-    return {**measured, "verdict": CHOSEN}
+    """A record of it that recommends ntk."""
+    digest = open_reader(source, dtype=torch.float32).digest()
+    return record_of(name="small", trained=TRAINED, target=48, digest=digest, method="ntk")
 
 
 def run(*arguments: str | Path) -> int:
@@ -72,7 +61,7 @@ def test_the_doctors_choice_is_applied(
         ({"action": "keep", "method": None}, "Use the model unchanged"),
         ({"action": "cut", "method": None}, "only the last tokens"),
         ({"action": "unfit", "method": None}, "a text that the model can predict"),
-        ({"action": "undecided", "method": None, "next": {"command": "ropewalk doctor m --windows 9"}}, "--windows 9"),
+        ({"action": "undecided", "method": None, "next": "ropewalk doctor m --windows 9"}, "--windows 9"),
         ({"action": "undecided", "method": None, "headline": "Not decided: one window."}, "Not decided: one window."),
     ],
 )
@@ -81,7 +70,7 @@ def test_where_the_doctor_extends_nothing(
 ) -> None:
     """Refused with the reason and what to do instead; nothing is written."""
     with pytest.raises(RopeError, match="does not recommend extending") as caught:
-        apply(source, tmp_path / "out", record={**found, "verdict": {**CHOSEN, **changes}})
+        apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **changes}})
     assert said in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -103,9 +92,9 @@ def test_what_is_no_choice(
 ) -> None:
     """A record without a verdict, a garbled one, another file, and options that the record holds as well."""
     of_old = {key: value for key, value in found.items() if key != "verdict"}
-    with pytest.raises(RopeError, match="contains no verdict"):
+    with pytest.raises(RopeError, match="lacks something"):
         apply(source, tmp_path / "out", record=of_old)
-    with pytest.raises(RopeError, match="incomplete or malformed"):
+    with pytest.raises(RopeError, match="lacks something"):
         apply(source, tmp_path / "out", record={**found, "verdict": {"action": "extend"}})
     (tmp_path / "found.json").write_text("[]")
     with pytest.raises(RopeError, match="content cannot be read"):
@@ -116,5 +105,5 @@ def test_what_is_no_choice(
     assert run(source, "--from", tmp_path / "found.json", "--method", "yarn", "--out", tmp_path / "out") == 2
     assert "--method" in capsys.readouterr().err
     with pytest.raises(RopeError, match="cannot be exported"):
-        apply(source, tmp_path / "out", record={**found, "verdict": {**CHOSEN, "method": "dca"}})
+        apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], "method": "dca"}})
     assert not (tmp_path / "out").exists()

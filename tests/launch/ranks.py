@@ -5,21 +5,30 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import random
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 
 def free_port() -> int:
-    """Return an unused port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return an unused port of this pytest process's own range.
+
+    The range lies below those of outgoing connections, which else may take the port before it is listened on, and no
+    other pytest process draws from it: a rank would join the group of another test.
+    """
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    for port in random.Random().sample(range(20_000 + 1_500 * own, 21_500 + 1_500 * own), 1_500):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def environment(rank: int, ranks: int, port: int, folder: Path, **more: str) -> dict[str, str]:

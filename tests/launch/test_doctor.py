@@ -14,25 +14,21 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis import Protocol
 from tests.launch.ranks import free_port, run_all
 
 SETTINGS = {
-    "trained_length": 128,
-    "target": 192,
-    "methods": ["yarn", "rerope"],
-    "measure": ["loss", "copies"],
+    "target": 512,
+    "methods": ["yarn", "dca"],
 }
 
 CODE = """
 import json, sys
 import ropewalk as rw
-from ropewalk.diagnosis import Protocol
 settings = json.loads(sys.argv[1])
 with rw.processes.joined() as launch:
     state = sys.argv[2].replace("RANK", str(launch.rank))
     text = [("whale", open(sys.argv[3]).read())]
-    found = rw.doctor("tiny", text=text, state=state, progress=False, protocol=Protocol(windows=2), **settings)
+    found = rw.doctor("tiny", text=text, state=state, progress=False, windows=2, **settings)
 open(sys.argv[4].replace("RANK", str(launch.rank)), "w").write(json.dumps(found.to_json()))
 """
 
@@ -64,7 +60,7 @@ def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What one process finds."""
     state = tmp_path_factory.mktemp("state") / "alone"
     words = [("whale", text.read_text())]
-    found = rw.doctor("tiny", text=words, state=state, progress=False, protocol=Protocol(windows=2), **SETTINGS)
+    found = rw.doctor("tiny", text=words, state=state, progress=False, windows=2, **SETTINGS)
     return numbers(json.loads(json.dumps(found.to_json())))
 
 
@@ -76,7 +72,7 @@ def test_the_numbers_of_one_process(text, alone, tmp_path, folder):
     run_all(CODE, 2, tmp_path, json.dumps(SETTINGS), str(state), str(text), str(out))
     for rank in "01":
         assert numbers(json.loads(Path(str(out).replace("RANK", rank)).read_text())) == alone
-    kept = [len(path.read_text().splitlines()) for path in tmp_path.glob(f"{folder[:5]}*/losses/results/*.jsonl")]
+    kept = [len(path.read_text().splitlines()) for path in tmp_path.glob(f"{folder[:5]}*/windows/results/*.jsonl")]
     due = 2 * (len(SETTINGS["methods"]) + 2)  # plain and crop beside them
     assert (len(kept), sum(kept)) == (2, due)
 
@@ -87,12 +83,12 @@ def test_a_launch_that_was_killed_resumes(text, alone, tmp_path):
     dies = CODE.replace(
         "with rw.processes",
         """
-from ropewalk.measure import losses
+from ropewalk.diagnosis import plan
 def check(*_):
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
 if __import__("os").environ["RANK"] == "1":
-    losses.check_finite = check
+    plan._check_finite = check
 with rw.processes""",
     )
     (tmp_path / "dies.py").write_text(dies)

@@ -11,7 +11,6 @@ from ropewalk.attention.norm import LayerNorm, RMSNorm
 from ropewalk.backends.widened import slow_dtype
 from ropewalk.models import generation
 from ropewalk.models.precision import chosen_dtype, to_float64
-from ropewalk.readers import decoder as likelihood
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.models.pretend_mps import PretendMPS
 from tests.models.test_generate import PROMPTS, make
@@ -34,18 +33,6 @@ def test_sampling_draws_the_same_tokens_without_float64() -> None:
     runs = [generation._Generation.prepare(make(), PROMPTS, 1, 0.8, 20, 0.9, (), 3, None) for _ in range(2)]
     wanted = generation._sample(runs[0], range(len(PROMPTS)), logits)
     assert generation._sample(runs[1], range(len(PROMPTS)), PretendMPS(logits)) == wanted
-
-
-def test_log_probabilities_are_summed_without_float64() -> None:
-    """Sums over a continuation are float64 on the CPU, wherever the logits are."""
-    logits, targets, rows = torch.randn(6, 50), torch.randint(0, 50, (6,)), torch.tensor([0, 0, 1, 1, 1, 2])
-    sums = []
-    for inputs in ((logits, targets, rows), (PretendMPS(logits), PretendMPS(targets), PretendMPS(rows))):
-        totals, greedy = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.bool)
-        likelihood._add(*inputs, totals, greedy)
-        sums.append((totals, greedy))
-    assert torch.equal(sums[0][0], sums[1][0])
-    assert torch.equal(sums[0][1], sums[1][1])
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])

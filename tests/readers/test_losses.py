@@ -7,8 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder
@@ -16,7 +14,6 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.losses import crop_steps, cropped_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder, window_losses
@@ -67,80 +64,6 @@ def test_impossible_calls_are_refused(tokens: int, first: int, chunk: int) -> No
     """A single token has no loss, and nothing comes before token 0."""
     with pytest.raises(RopeError, match="at least two, and `first` one of them"):
         window_losses(tiny_decoder(), random_ids(tokens), first=first, chunk=chunk)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "trained", "stride"), [(64, 16, 4), (61, 16, 4), (50, 16, 3), (20, 16, 1), (10, 16, 4)]
-)
-def test_crop_is_the_naive_loop(tokens: int, trained: int, stride: int) -> None:
-    """Each token's loss from the window of `trained` tokens that ends where its stride does, or where the text does."""
-    model, ids = tiny_decoder(), random_ids(tokens)
-    expected = list(full_forward(model, ids[: min(trained, tokens)], trained))
-    window, losses = (0, 0), np.empty(0)
-    for token in range(trained, tokens):
-        end = min(trained + ((token - trained) // stride + 1) * stride, tokens)
-        start = end - trained
-        assert trained - stride <= token - start <= trained - 1
-        if (start, end) != window:
-            window, losses = (start, end), full_forward(model, ids[start:end], trained)
-        expected.append(losses[token - start - 1])
-    found = cropped_losses(reader_of(model), ids, trained_length=trained, stride=stride, chunk=7)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def test_crop_takes_what_plain_has() -> None:
-    """Given plain's losses, the first window is not run again, and the result is the same."""
-    model, ids = tiny_decoder(), random_ids(64)
-    plain = window_losses(model, ids, chunk=16)
-    seen: list[int] = []
-    short = cropped_losses(
-        reader_of(model), ids, trained_length=16, stride=4, beginning=plain, chunk=16, advance=seen.append
-    )
-    assert sum(seen) == 12 * 16
-    np.testing.assert_array_equal(short, cropped_losses(reader_of(model), ids, trained_length=16, stride=4, chunk=16))
-
-
-@pytest.mark.parametrize("first", [1, 15, 16, 17, 40, 63])
-def test_crop_may_begin_later(first: int) -> None:
-    """`first` drops the earlier losses, changes none of the others, and reads no window that holds only those."""
-    model, ids = tiny_decoder(), random_ids(64)
-    whole = cropped_losses(reader_of(model), ids, trained_length=16, stride=4)
-    seen: list[int] = []
-    later = cropped_losses(
-        reader_of(model), ids, trained_length=16, stride=4, first=first, chunk=16, advance=seen.append
-    )
-    np.testing.assert_allclose(later, whole[first - 1 :], atol=1e-5)
-    assert sum(seen) == 16 * (sum(end > first for end in range(20, 65, 4)) + (first < 16))
-    given_beginning = cropped_losses(
-        reader_of(model), ids, trained_length=16, stride=4, first=first, beginning=window_losses(model, ids)
-    )
-    np.testing.assert_allclose(given_beginning, later, atol=1e-5)
-
-
-@pytest.mark.parametrize("first", [0, 40])
-def test_crop_refuses_a_first_token_outside(first: int) -> None:
-    """Nothing comes before token 0, and there is none after the last."""
-    with pytest.raises(RopeError, match="one of the window's tokens"):
-        cropped_losses(reader_of(tiny_decoder()), random_ids(40), trained_length=16, stride=4, first=first)
-
-
-@given(st.integers(2, 60), st.integers(2, 40), st.integers(1, 39))
-def test_crop_scores_every_token_once(tokens: int, trained: int, stride: int) -> None:
-    """Beyond the first window, steps are `trained` long and score consecutive tokens to the end."""
-    if stride >= trained:
-        return
-    scored = list(range(1, min(trained, tokens)))
-    for start, end, first in crop_steps(tokens, trained, stride):
-        assert end - start == trained
-        assert start <= first - (trained - stride) or end == tokens
-        scored += range(first, end)
-    assert scored == list(range(1, tokens))
-
-
-def test_crop_refuses_a_stride_that_sees_nothing() -> None:
-    """A stride of the whole window would score tokens without any context."""
-    with pytest.raises(RopeError, match="stride must be between 1 and trained_length - 1"):
-        cropped_losses(reader_of(tiny_decoder()), random_ids(40), trained_length=16, stride=16)
 
 
 def test_bfloat16_measures_what_float32_measures() -> None:

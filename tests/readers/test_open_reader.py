@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.diagnosis.settings import DoctorSettings, Protocol
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
@@ -135,7 +135,7 @@ def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="need a Hugging Face folder"):
         open_reader(gguf, device_map="cpu")
     with pytest.raises(RopeError, match="mutually exclusive"):
-        DoctorSettings(protocol=Protocol(device_map="auto"), device="cuda")
+        DoctorSettings(device_map="auto", device="cuda")
 
 
 def test_layers_with_the_hooks_of_several_devices(tmp_path: Path) -> None:

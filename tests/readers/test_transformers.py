@@ -60,21 +60,6 @@ def test_chunks_give_the_losses_of_the_whole_forward(family: str) -> None:
     assert prefix.log_probs([ids[20:22].tolist()]) == pytest.approx(asked[1], abs=4 * CLOSE)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "deepseek_v3"])
-def test_continuations(family: str) -> None:
-    """Each pair as the whole forward has it; a greedy one is that of transformers' own generate."""
-    model, ids = random_model(family), ids_of(40)
-    reader = reader_of(model)
-    likely = log_probs(model, ids)
-    own = model.generate(ids[None, :20], attention_mask=torch.ones(1, 20), max_new_tokens=8, do_sample=False,
-                         eos_token_id=None)[0, 20:].tolist()  # fmt: skip
-    pairs = [(ids[:30].tolist(), ids[30:].tolist()), (ids[:20].tolist(), own), (ids[:1].tolist(), ids[1:3].tolist())]
-    found = reader.continuation_log_probs(pairs, chunk=7)
-    wanted = float(likely[29:39].gather(-1, ids[30:, None]).sum())
-    assert found[0][0] == pytest.approx(wanted, abs=10 * CLOSE)
-    assert [greedy for _, greedy in found] == [False, True, False]
-
-
 def test_a_half_model_has_float32_logits() -> None:
     """Its losses are those of its own hidden states under a float32 head with the model's soft cap."""
     reader, ids = TransformersReader(random_model("gemma2").bfloat16()), ids_of(40)
@@ -167,8 +152,6 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         reader.prefix([], seq_len=4)
     with pytest.raises(RopeError, match="empty continuation"):
         reader.prefix([3], seq_len=4).log_probs([[]])
-    with pytest.raises(RopeError, match="contexts and continuations must have at least one token"):
-        reader.continuation_log_probs([([3], [])])
 
 
 def test_a_head_that_disagrees_is_noticed() -> None:

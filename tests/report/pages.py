@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
-
-from ropewalk.report.record import checked
-from ropewalk.report.write import render, report_page
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -62,21 +57,6 @@ class Page(HTMLParser):
     def words(self) -> str:
         """Everything that is shown."""
         return " ".join(text for where, text in self.texts if where not in ("style", "script"))
-
-
-def page_of(document: dict) -> Page:
-    """The page of a document, with its figures; equal documents share one, since its figures take a second to draw."""
-    return _page_of_text(json.dumps(document))
-
-
-def text_of(document: dict) -> Page:
-    """The page without its figures: quick."""
-    return Page(render(checked(document), []))
-
-
-@lru_cache(maxsize=64)
-def _page_of_text(document: str) -> Page:
-    return Page(report_page(json.loads(document)))
 
 
 def page_at(path: Path) -> Page:

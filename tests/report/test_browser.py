@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from ropewalk.report.explorer import page_of as page_of_explorer
+from tests.diagnosis.models import small_diagnosis
 from tests.report.browser import Watched, why_not
-from tests.report.pages import page_of
-from tests.report.records import EXTEND, copies, record
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -118,18 +117,8 @@ def test_a_chart_is_read_with_the_keyboard(chromium, address):
 
 
 def test_a_readers_own_files(chromium, address, tmp_path):
-    """A record of the doctor is drawn, a damaged one is refused in words; so is a config that is pasted."""
-    watched = Watched(chromium, f"{address}#loss")
-    caption, picker = watched.page.locator("#loss .caption"), watched.page.locator("#loss input[type=file]")
-    record = Path(__file__).parents[2] / "benchmarks" / "results" / "doctor-tiny.json"
-    picker.set_input_files(str(record))
-    caption.get_by_text(re.compile("tiny|1,024")).wait_for()
-    assert watched.page.locator("#loss select").input_value() == "own"
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    picker.set_input_files(str(tmp_path / "config.json"))
-    watched.page.locator("#loss .note.wrong").get_by_text("not a record of the doctor").wait_for()
-
-    watched.go("methods")
+    """A config that is pasted is read; a damaged one is refused in words."""
+    watched = Watched(chromium, f"{address}#methods")
     field = watched.page.locator("#methods textarea")
     field.fill(
         '{"head_dim": 64, "rope_scaling": {"rope_type": "linear", "factor": 8}, "max_position_embeddings": 2048}'
@@ -239,49 +228,18 @@ def test_pictures_work_before_the_model_is_received(chromium):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A report with losses and copies."""
+    """The doctor's report."""
     path: Path = tmp_path_factory.mktemp("report") / "index.html"
-    path.write_text(page_of(record(verdict=EXTEND, recommended="yarn", copies=copies())).source, encoding="utf-8")
+    path.write_text(small_diagnosis().to_html(), encoding="utf-8")
     return path.as_uri()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_methods_are_switched_off_in_both_charts(chromium, report, width):
-    """A switch takes a method's line out of both; the values are read with the keyboard."""
-    watched = Watched(chromium, report, width=width)
-    page = watched.page
-    assert [page.locator(f'figure[data-figure="{name}"] > .card').is_visible() for name in ("loss", "copies")] == [
-        False
-    ] * 2
-    legends = page.locator(".live .readout")
-    assert ["yarn" in legends.nth(i).inner_text() for i in range(2)] == [True, True]
-    page.locator(".live svg[role=img]").first.press("End")
-    tall = legends.first.evaluate("readout => readout.offsetHeight")
-    page.get_by_role("button", name="yarn", exact=True).click()  # the cursor goes with the press: nothing may move then
-    page.wait_for_timeout(60)
-    assert legends.first.evaluate("readout => readout.offsetHeight") == tall
-    assert ["yarn" in legends.nth(i).inner_text() for i in range(2)] == [False, False]
-    page.locator(".live svg[role=img]").first.press("End")
-    assert "position in the window, tokens: " in legends.first.inner_text()
-    page.get_by_role("button", name="Show the printed figure as well").first.click()
-    assert page.locator('figure[data-figure="loss"] > .card').is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    watched.assert_quiet()
-
-
-def test_the_page_is_whole_without_scripts(chromium, report):
-    """The printed figures stand where the charts would."""
-    watched = Watched(chromium, report, java_script_enabled=False)
-    assert watched.page.locator('figure[data-figure="loss"] > .card').is_visible()
-    assert watched.page.locator('figure[data-figure="copies"] > .card').is_visible()
-    assert watched.page.locator(".live").count() == 0
+def test_the_report(chromium, report, width):
+    """One figure of each kind is visible at every width, nothing is requested, and the page itself does not scroll."""
+    watched = Watched(chromium, report, width=width, java_script_enabled=False)
+    for name in ("facts", "loss"):
+        shown = watched.page.locator(f'figure[data-figure="{name}"] svg')
+        assert [shown.nth(i).is_visible() for i in range(2)].count(True) == 1
+    assert watched.page.locator("details").count() == 3
     assert watched.requests == []
-
-
-def test_paper_gets_the_printed_figures(chromium, report):
-    """And no switches."""
-    watched = Watched(chromium, report)
-    watched.page.wait_for_selector(".live")
-    watched.page.emulate_media(media="print")
-    assert watched.page.locator('figure[data-figure="loss"] > .card').is_visible()
-    assert not watched.page.locator(".live").first.is_visible()

@@ -8,7 +8,6 @@ import math
 import re
 import runpy
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ import pytest
 from ropewalk.attention.extensions import ReRoPE
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.encodings import ENCODINGS
-from ropewalk.errors import RopeError
 from ropewalk.figures.material import rotary_model, windows
 from ropewalk.figures.scores import head_scores
 from ropewalk.methods import METHODS
@@ -30,11 +28,10 @@ from ropewalk.report.explorer import (
     explorer_page,
     method_entries,
     numbers,
-    page_of,
     preset_of,
     relative_positions,
 )
-from ropewalk.report.inline import embedded, record_entry
+from ropewalk.report.inline import embedded
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"
@@ -112,14 +109,6 @@ def test_encodings_are_what_their_formulas_say():
     assert entries["none"]["heads"][0][10][3] == 0
 
 
-def test_the_records_in_the_package_are_the_repositorys():
-    """As scripts/explorer_numbers.py reads them."""
-    made = runpy.run_path(str(ROOT / "scripts" / "explorer_numbers.py"))
-    if not made["RESULTS"].exists():
-        pytest.skip("the source distribution has no records")
-    assert numbers("records") == json.loads(json.dumps(made["records"]()))
-
-
 def test_heads_of_the_built_in_model_are_the_gallerys():
     """The curve of a head from its numbers, against `ropewalk.figures.scores`."""
     found = numbers("heads")
@@ -130,20 +119,6 @@ def test_heads_of_the_built_in_model_are_the_gallerys():
     for head in found["heads"]:
         curve = np.array(head["re"]) @ np.cos(turned) - np.array(head["im"]) @ np.sin(turned) + head["rest"]
         assert curve == pytest.approx(expected[f"layer {head['layer']}, head {head['head']}"], abs=1e-3)
-
-
-def test_a_record_that_is_opened_stands_first(tmp_path):
-    """And with it what the page reads of it; another file is taken for a config."""
-    document = json.loads((ROOT / "benchmarks" / "results" / "doctor-tiny.json").read_text())
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(document))
-    page = page_of(str(path))
-    data = json.loads(page.split('id="ropewalk-data">')[1].split("</script>")[0])
-    assert data["opened"] == {"preset": None, "record": 0}
-    assert data["records"][0] == {"title": "tiny (opened)", **json.loads(json.dumps(record_entry(document)))}
-    path.write_text('{"protocol": 1, "methods": []}')
-    with pytest.raises(RopeError, match=r"no record|not a record"):
-        page_of(str(path))
 
 
 def digest(web: Path) -> str:
@@ -167,19 +142,12 @@ def test_its_page_of_the_documentation_links_to_every_picture():
     listed = re.findall(r"^  (\w+),$", (WEB / "src/pictures/index.ts").read_text(encoding="utf-8"), re.MULTILINE)
     linked = re.findall(r"\(explorer/index\.html#(\w+)\)", (ROOT / "docs/explorer.md").read_text(encoding="utf-8"))
     assert sorted(linked) == sorted(listed)
-    assert len(listed) == 12
+    assert len(listed) == 11
 
 
 def test_the_page_is_built_from_these_sources():
     """After a change of web/, `make web` builds the page anew."""
     assert recorded(built_page()) == digest(WEB), "web/ has changed since explorer.html was built: run `make web`"
-
-
-def test_the_reports_program_is_built_from_these_sources():
-    """The other file that `make web` writes; it names no other place either."""
-    program = resources.files("ropewalk.report").joinpath("interactive.js").read_text(encoding="utf-8")
-    assert program.partition("\n")[0] == f"// web/ {digest(WEB)}", "web/ has changed: run `make web`"
-    assert {address.rstrip("/") for address in re.findall(r"https?://[\w./-]*", program)} <= NAMES
 
 
 def test_a_changed_source_is_noticed(tmp_path):

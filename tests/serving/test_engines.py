@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ropewalk.attachment import attachment_of
-from ropewalk.builtin import texts
 from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
@@ -25,6 +24,7 @@ from tests.extend.material import TARGET, TRAINED, checkpoint
 from tests.models.material import gguf_of
 from tests.readers.gguf_files import write_foreign
 from tests.readers.random_models import folder_of, random_model
+from tests.serving.records import record_of
 
 TINY, LONG, SHORTER = 256, 1024, 768
 IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
@@ -239,11 +239,9 @@ def test_python_for_a_file(method: str, tmp_path: Path) -> None:
 
 
 def doctor_record(**verdict: Any) -> dict[str, Any]:
-    """The packaged model's record, with a verdict for an engine."""
-    content = json.loads((Path(texts.__file__).parents[3] / "benchmarks/results/doctor-tiny.json").read_text())
-    content["verdict"] |= {"action": "extend", "method": "yarn", **verdict}
-    content["environment"]["model_digest"] = open_reader("tiny", dtype=torch.float32).digest()
-    return dict(content)
+    """A record of the packaged model, with a verdict for an engine."""
+    digest = open_reader("tiny", dtype=torch.float32).digest()
+    return record_of(name="tiny", trained=TINY, target=LONG, digest=digest, costs={"yarn": (0.1, 0.0, 0.2)}, **verdict)
 
 
 def test_the_length_of_a_record(
@@ -263,7 +261,7 @@ def test_the_length_of_a_record(
     assert (config["rope_parameters"]["factor"], config["max_position_embeddings"]) == (4.0, SHORTER)
     sources = " ".join(one.source for one in serve_config("tiny", "transformers", method="yarn", length=700).caveats)
     assert "modeling_rope_utils" in sources
-    assert serve_config("tiny", "vllm", records=[doctor_record()]).length == LONG  # of an earlier version
+    assert serve_config("tiny", "vllm", records=[doctor_record()]).length == LONG
     shorter = serve_config("tiny", "ollama", records=[doctor_record() | {"trained_length": 128}])
     assert shorter.block["factor"] == 8.0
     assert "--trained-length 128" in " ".join(shorter.steps)
@@ -295,9 +293,9 @@ ODD: list[dict[str, Any]] = [
     {"target": None},
     {"trained_length": 0},
     {"trained_length": "x"},
-    {"blocks": []},
-    {"blocks": [[0]]},
     {"methods": [None]},
+    {"format": 2},
+    {"evidence": None},
 ]
 
 

@@ -21,9 +21,11 @@ from ropewalk.methods import METHODS
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import CAVEATS, CONVERTER, ENGINES, caveats_of
-from ropewalk.serving.serve import Cost, cost_of, serve_config
+from ropewalk.serving.recorded import Recorded
+from ropewalk.serving.serve import serve_config
 from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 from tests.models.material import gguf_of
+from tests.serving.records import record_of
 
 FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]
 
@@ -194,58 +196,34 @@ def test_caveats_have_a_source_and_concern_what_they_should() -> None:
     assert "28030" in sources("llama.cpp")
 
 
-def record(gains: list[list[float]], **more: Any) -> dict[str, Any]:
-    """A doctor's document: by window and block, what a method's loss lies above plain's."""
-    plain = [[3.0] * 4 for _ in gains]
-    methods = [
-        {"name": "plain", "same_as": None, "loss_by_window_and_block": plain},
-        {"name": "yarn", "same_as": None,
-         "loss_by_window_and_block": [[3.0 + gain for gain in row] for row in gains]},
-        {"name": "other", "same_as": "yarn", "loss_by_window_and_block": plain},
-    ]  # fmt: skip
-    blocks = [[0, 8], [8, 16], [16, 32], [32, 64]]
-    own = {"model": "m", "trained_length": 16, "target": 64, "blocks": blocks, "methods": methods}
-    return {**own, "verdict": {"action": "extend", "method": "yarn", "sentence": "x"}, **more}
-
-
-def test_from_which_length_on_it_pays() -> None:
-    """Within: the mean of the blocks within. Beyond: the first block after which the mean gain never turns again."""
-    found = cost_of(record([[0.1, 0.3, -0.2, -1.0], [0.1, 0.1, -0.4, -1.0]]), "yarn")
-    assert found is not None
-    assert found.within == pytest.approx(0.15)
-    low, high = found.within_interval or (0.0, 0.0)
-    assert low < 0.15 < high
-    assert (found.factor, found.pays_from) == (4.0, 16)
-    assert "below plain's from 16 tokens on" in found.sentence
-    assert cost_of(record([[0.1, -0.3, 0.2, -1.0]]), "other") == Cost(
-        method="other", factor=4.0, target=64, within=pytest.approx(-0.1), within_interval=None, pays_from=32
-    )
-    nowhere = cost_of(record([[0.1, -0.3, -0.2, 1.0]]), "yarn")
-    assert nowhere is not None
-    assert nowhere.pays_from is None
-    assert "never below plain's" in nowhere.sentence
-    assert cost_of(record([[0.0] * 4]), "pi") is None
+def test_a_cost_of_a_record() -> None:
+    found = Recorded.read(record_of(costs={"yarn": (0.15, 0.1, 0.2)})).costs["yarn"]
+    assert (found.factor, found.within, found.within_interval) == (4.0, 0.15, (0.1, 0.2))
+    assert "+0.150 [+0.100, +0.200] nats per token" in found.sentence
+    with pytest.raises(RopeError, match="lacks something"):
+        Recorded.read(record_of(costs={"yarn": (float("nan"), 0.1, 0.2)}))
 
 
 def test_records_choose_the_method_and_give_the_cost_by_factor(tmp_path: Path) -> None:
     """The first record's method and target; a cost for each record."""
     source = checkpoint(tmp_path / "source")
-    one, two = record([[0.1] * 4]), record([[0.05] * 4], target=32)
+    cost = {"yarn": (0.1, 0.0, 0.2)}
+    one, two = record_of(costs=cost), record_of(costs=cost, target=32)
     found = serve_config(source, "vllm", records=[two, one])
     assert (found.method, found.length, [cost.factor for cost in found.costs]) == ("yarn", 32, [2.0, 4.0])
     assert json.loads(json.dumps(found.to_json()))["costs"][0]["factor"] == 2.0
     with pytest.raises(RopeError, match="does not recommend"):
-        serve_config(source, "vllm", records=[record([[0.1] * 4], verdict={"action": "cut", "sentence": "x"})])
+        serve_config(source, "vllm", records=[record_of(action="cut", method=None)])
 
 
 def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its audit has another theta or width; the model's own audit, or none in an old record, passes."""
     source = checkpoint(tmp_path / "source")
     own = audit(RopeConfig.from_hf(source), target=64).to_json()
-    assert serve_config(source, "vllm", records=[record([[0.1] * 4], audit=own)]).method == "yarn"
+    assert serve_config(source, "vllm", records=[record_of(audits=[own])]).method == "yarn"
     for change in ({"theta": 2 * own["theta"]}, {"head_dim": own["head_dim"] + 2}, {"pairs": own["pairs"] + 1}):
         with pytest.raises(RopeError, match="belongs to a different model"):
-            serve_config(source, "vllm", records=[record([[0.1] * 4], audit={**own, **change})])
+            serve_config(source, "vllm", records=[record_of(audits=[{**own, **change}])])
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ export interface ExplorerData {
   readonly encodings: readonly Encoding[];
   readonly heads: Heads;
   readonly pairings: readonly Pairing[];
-  readonly records: readonly DoctorRecord[];
-  /** The preset and the record that the command opens. */
-  readonly opened: { readonly preset: string | null; readonly record: number | null };
+  /** The preset that the command opens. */
+  readonly opened: { readonly preset: string | null };
 }
 
 /** One rope of a model, as trained and under every method of frequencies. */
@@ -109,49 +108,6 @@ export interface Pairing {
     readonly loss: readonly [mean: number, low: number, high: number];
     readonly continuation: string;
   }[];
-}
-
-/** The part of the doctor's report.json that the page reads. */
-export interface DoctorRecord {
-  readonly title?: string;
-  readonly model: string;
-  readonly trained_length: number;
-  readonly target: number;
-  readonly blocks: readonly (readonly [number, number])[];
-  readonly recommended: string | null;
-  readonly methods: readonly {
-    readonly name: string;
-    readonly loss_by_block: readonly number[];
-    readonly ci_by_block: readonly (readonly [number, number] | null)[];
-    /** Loss minus crop's; records of old versions lack it. */
-    readonly crop_difference_by_block?: readonly number[] | null;
-    readonly crop_difference_by_block_ci?: readonly (readonly [number, number] | null)[] | null;
-    readonly same_as: string | null;
-  }[];
-  readonly copies?: { readonly bound: number | null; readonly rows: readonly CopyRow[] } | null;
-  /** The copy test of old versions. */
-  readonly use?: readonly UseRow[] | null;
-  readonly verdict?: { readonly sentence?: string | null } | null;
-  readonly protocol?: { readonly sentence?: string } | null;
-}
-
-/** The gain of one method at one distance from the end of a context of `length` tokens. */
-export interface CopyRow {
-  readonly method: string;
-  readonly length: number;
-  readonly distance: number;
-  readonly gain: number;
-  readonly interval: readonly [number, number] | null;
-}
-
-export interface UseRow {
-  readonly method: string;
-  readonly test: string;
-  readonly distance: number;
-  readonly gain: number;
-  readonly interval: readonly [number, number] | null;
-  readonly control?: boolean;
-  readonly needed: number | null;
 }
 
 /** Parse the JSON in the page under an id; null if there is none. */

@@ -12,9 +12,8 @@ def explore(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECORD_OR_MODEL]",
-            help="A record of the doctor (.json), or a model: a config.json, a Hugging Face folder, a .gguf file, "
-            'OWNER/NAME on the Hub, or "tiny".',
+            metavar="[MODEL]",
+            help='A model to add: a config.json, a folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ] = None,
     out: Annotated[
@@ -25,7 +24,7 @@ def explore(
 
     The file works offline.
 
-    For example: ropewalk explore doctor-report/report.json
+    For example: ropewalk explore tiny
     """
     from ropewalk.atomic_io import check_output, write_output
     from ropewalk.report.explorer import page_of, show

@@ -28,7 +28,8 @@ def print_exported(done: Exported) -> None:
         shown = {key: value for key, value in done.config.items() if not isinstance(value, list)}
         typer.echo(f"keys: {json.dumps(shown)}")
     elif rope is not None:
-        typer.echo(f"rope_parameters: {json.dumps(rope)[:300]}")
+        ordered = {key: rope[key] for key in sorted(rope, key=lambda key: (key != "rope_type", key != "rope_theta"))}
+        typer.echo(f"rope_parameters: {json.dumps(ordered)[:300]}")
     typer.echo(f"extend: wrote {done.folder}")
 
 

@@ -15,11 +15,9 @@ def report(
     """Write the doctor's report from its record; runs no model."""
     from rich.console import Console
 
-    from ropewalk.report.record import read_record, understood
-    from ropewalk.report.write import check_folder, write_report
+    from ropewalk.diagnosis.page import check_folder, write_report
+    from ropewalk.diagnosis.record import Diagnosis
 
     check_folder(out)
-    document = read_record(record)
-    with understood(document):
-        page = write_report(out, document)
+    page = write_report(out, Diagnosis.read(record))
     Console().print(f"Report: {page}", highlight=False, soft_wrap=True, markup=False)

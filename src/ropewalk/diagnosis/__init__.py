@@ -1,5 +1,1 @@
-"""The doctor: its measurements and its conclusions."""
-
-from __future__ import annotations
-
-from ropewalk.diagnosis.settings import Protocol as Protocol
+"""The doctor: does a model use text beyond its trained length, and what makes it?"""

@@ -1,90 +1,50 @@
-"""Prepare a run: load the model, check the settings, and choose texts, lengths, windows, methods and spans."""
+"""Prepare a run: load the model, check the settings, and choose texts, lengths, windows, methods and facts."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path
-from ropewalk.audit.sources import audits_of, findings_of
+from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.builtin.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.diagnosis.document import block_under
-from ropewalk.diagnosis.run import DoctorRun, doctor_command
-from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, refuse_ignored
+from ropewalk.diagnosis.evidence import choice
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
+from ropewalk.diagnosis.forms import block_under
+from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
+from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Plan, asked_tokens, make_plan, window_of
+from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
+from ropewalk.diagnosis.run import SAFETY, DoctorRun, doctor_command, runs_in
+from ropewalk.diagnosis.scaling import ScalingReading, settle_reading
+from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
+from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Texts, frequency_loss
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, cache_folder
-from ropewalk.ledger import fingerprint as hash_of
-from ropewalk.measure.copies import SpanDesign, WindowSpans
-from ropewalk.measure.estimate import Clock, Outlook, duration
-from ropewalk.measure.losses import frequency_losses
-from ropewalk.measure.plan import (
-    KIND,
-    MOST_WINDOWS,
-    LossProtocol,
-    Plan,
-    fingerprint,
-    most_windows,
-    plan,
-    required_trained_length,
-    take_windows,
-)
-from ropewalk.measure.scaling import ScalingReading, settle_reading
-from ropewalk.methods import METHODS, Reach, default_methods, unsettled
+from ropewalk.ledger import Ledger, cache_folder, fingerprint
+from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.models.precision import chosen_dtype
-from ropewalk.models.prompts import Tokenizer
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
-from ropewalk.readers.reader import Reader
+from ropewalk.readers.reader import Prefix, Reader
+from ropewalk.readers.workers import fitting_workers
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
 
 BUILT_IN = "tiny"
 DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
-PYTHON_ONLY = "dca"  # the method in attention that is measured beside those of a config
-TIMES = (3.0, 2.0, 1.5, 1.25)  # of the trained length: shorter targets that are tried when the minutes are few
-
-
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """The texts of a run: the name, contents and tokens of each. `chosen`: whether the doctor chose them."""
-
-    names: tuple[str, ...]
-    contents: tuple[str, ...]
-    tokens: tuple[list[int], ...]
-    chosen: bool
-
-    @classmethod
-    def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, start_char: int, chosen: bool) -> Texts:
-        """Tokenise texts, starting at a character."""
-        cut = [(name, contents[max(start_char, 0) :]) for name, contents in texts]
-        names, contents = tuple(name for name, _ in cut), tuple(contents for _, contents in cut)
-        return cls(names, contents, tuple(tokenizer.encode(one) for one in contents), chosen)
-
-    def long_enough(self, target: int) -> Texts:
-        """Return the texts long enough for a window; all of them if none is."""
-        keep = [number for number, tokens in enumerate(self.tokens) if len(tokens) >= target]
-        if not keep:
-            return self
-        return Texts(
-            tuple(self.names[number] for number in keep),
-            tuple(self.contents[number] for number in keep),
-            tuple(self.tokens[number] for number in keep),
-            self.chosen,
-        )
-
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest text."""
-        return max(map(len, self.tokens))
+QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
+TRIED = 1024  # most tokens that are read to choose the kind of facts
+CLEAR = 0.8  # of the facts: the kind is clear enough
 
 
 def prepare(
@@ -109,98 +69,98 @@ def prepare(
             facts={"model": source.name},
             cure="Put its tokenizer.json next to the weights, or pass tokenizer=... with a live model.",
         )
-    texts = _texts(model, settings, tokenizer, reader.trained_length)
-    reader, reading = _settle(reader, list(texts.tokens), settings, progress)
+    texts = _texts(model, settings, reader)
+    reader, scaling = _settle(reader, list(texts.tokens), settings, progress)
     source = source.known_from(reader.positions)
     trained = required_trained_length(reader.positions, settings.trained_length)
-    if texts.chosen and texts.longest < (settings.target or 4 * trained):
-        texts = Texts.encode([read_text(None)], tokenizer, settings.protocol.start_char, True)
+    if texts.chosen and texts.longest < (settings.target or TIMES[0] * trained):
+        texts = Texts.encode([read_text(None)], tokenizer, chosen=True)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
-    minutes = settings.minutes
-    if minutes is None and reader.device.type == "cpu" and not current().several:
-        minutes = CPU_MINUTES
-    if minutes == math.inf:
-        minutes = None
+    kind = _kind(reader, texts, trained, settings.seed)
+    teller = Teller(kind, tokenizer.encode, lambda ids: tokenizer.decode(ids))
+    minutes = _minutes(settings, reader)
     notes = [] if source.dtype_note is None else [source.dtype_note]
-    target, trial = settings.target, None
-    longest, whole, needed = 0, 0.0, 0.0
-    for shorter in (None, *TIMES):
-        if shorter is not None:
-            target = round(shorter * trained)
-            if target >= longest:
-                continue
-        protocol, texts_used = _protocol(reader, settings, texts, trained, target)
-        work = plan(reader, protocol, _methods(model, reader, settings, protocol, engine))
-        runs = _runs(model, source, work, engine)
-        work = _ordered(work, runs)
-        windows = take_windows(texts_used.tokens, protocol)
-        design = None
-        if "copies" in settings.measured:
-            design = SpanDesign.choose(protocol)
-        if minutes is None or protocol.target <= trained:
-            break
-        outlook = Outlook(
-            reader=reader, plan=work, chunk=settings.protocol.chunk, most_workers=settings.protocol.workers
-        )
-        asked = 0 if design is None else design.tokens
-        jobs = work.due(
-            Ledger(None, kind=KIND, key=""), chunk=settings.protocol.chunk, windows=range(1), asked=asked,
-            methods=_least(work, runs),
-        )  # fmt: skip
-        if trial is None:
-            trial = outlook.try_out(windows[0], jobs, clock)
-        needed = from_first(outlook.seconds(jobs, trial) + clock() - began)
-        if needed <= 60 * minutes:
-            break
-        if shorter is None:
-            longest, whole = protocol.target, needed
+    pace: Pace | None = None
+
+    def plan_for(target: int) -> _Planned:
+        return _planned(model, source, reader, settings, texts.long_enough(target), trained, target, engine, teller)
+
+    if settings.target is not None:
+        chosen = plan_for(settings.target)
     else:
-        raise RopeError(
-            "doctor: even a short target cannot be measured in this time.",
-            facts={
-                "minutes": minutes,
-                f"minutes for {longest:,} tokens": float(f"{whole / 60:.2g}"),
-                f"minutes for {protocol.target:,} tokens": float(f"{needed / 60:.2g}"),
-            },
-            cure="Pass more --minutes.",
-        )
-    if minutes is not None and shorter is not None:
-        notes.append(
-            f"With {longest:,} tokens, the first answer takes about {duration(whole)}, more than --minutes "
-            f"{minutes:g}; the target is {protocol.target:,} tokens instead."
-        )
-    _refuse_without_owner(work, settings)
-    key = hash_of(fingerprint(reader, windows, protocol), design)
+        whole = max(trained, texts.longest)
+        targets = [round(times * trained) for times in TIMES if times * trained <= whole] or [whole]
+        chosen = plan_for(targets[0])
+    if minutes is not None:
+        none = Ledger(None, kind=KIND, key="")
+        jobs = chosen.plan.due(none, range(1), chosen.first, asked_tokens(chosen.told))
+        workers = fitting_workers(reader, chosen.layout.target, len(jobs))
+        pace = try_out(reader, torch.from_numpy(chosen.told[0].ids), workers=workers, clock=clock)
+
+        def first_answer(planned: _Planned) -> float:
+            jobs = planned.plan.due(
+                Ledger(None, kind=KIND, key=""), range(1), planned.first, asked_tokens(planned.told)
+            )
+            return float(from_first(SAFETY * seconds_at_once([pace.of_job(job) for job in jobs], workers)))
+
+        needed, longest = first_answer(chosen), chosen.layout.target
+        over = clock() - began + needed > 60 * minutes
+        for target in [] if settings.target is not None or not over else targets[1:]:
+            try:
+                chosen = plan_for(target)
+            except RopeError:  # too short for facts
+                break
+            over = clock() - began + first_answer(chosen) > 60 * minutes
+            if not over:
+                notes.append(
+                    f"With {longest:,} tokens, the first answer takes about {duration(needed)}, more than --minutes "
+                    f"{minutes:g}; the target is {target:,} tokens instead."
+                )
+                break
+        if over:
+            raise _too_long(model, settings, kept, minutes, needed + clock() - began, longest)
+    short = _short_text(chosen, texts)
+    notes += [short] if short else []
+    design, told = chosen.plan.design, chosen.told
+    key = fingerprint(
+        JOB_FORMAT,
+        torch.__version__,
+        reader.digest(),
+        repr(design),
+        repr(kind.name),
+        [one.ids.tobytes() for one in told],
+    )
     folder = state_folder(settings.state, key)
-    ledger = Ledger(folder / "losses", kind=KIND, key=key)
+    ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
-    tokens = [len(one) for one in texts_used.tokens]
-    places, vocab_size = protocol.places(tokens), _vocabulary(tokenizer, texts_used.tokens)
+    vocabulary = max(tokenizer.vocab_size, *(max(text) + 1 for text in texts.tokens if text), 1)
     return DoctorRun(
         settings=settings,
         reader=reader,
         name=source.name,
         model=str(model) if isinstance(model, str | Path) else None,
-        audits=tuple(audits_of(source, trained_length=protocol.trained_length, target=protocol.target)),
-        findings=tuple(findings_of(source, protocol.target)),
-        reading=reading,
-        plan=work,
-        windows=windows,
-        spans=() if design is None else _spans(design, protocol, texts_used, places),
+        inspection=inspection(
+            source.name,
+            audits_of(source, trained_length=design.trained_length, target=design.target),
+            findings_of(source, design.target),
+        ),
+        scaling=scaling,
+        plan=chosen.plan,
+        layout=chosen.layout,
+        kind=kind,
+        told=told,
+        windows=_windows(chosen, vocabulary),
         ledger=ledger,
         resumed=resumed,
-        trial=trial,
+        pace=pace,
         notes=tuple(notes),
         dtype_note=source.dtype_note,
-        frequencies=frequency_losses(texts_used.tokens, protocol, vocab_size=vocab_size),
-        vocab_size=vocab_size,
-        texts=texts_used.names,
-        of_text=tuple(text for text, _ in places),
-        share=tuple(protocol.share(tokens, count) for count in range(1, protocol.windows + 1)),
-        available=sum(most_windows(length, protocol.target) for length in tokens),
-        default_texts=texts_used.chosen,
+        vocabulary=vocabulary,
+        texts=chosen.texts.names,
+        default_texts=texts.chosen,
         engine=engine,
-        runs=runs,
+        engines=chosen.engines,
+        first=chosen.first,
         minutes=minutes,
         began=began,
         clock=clock,
@@ -208,125 +168,200 @@ def prepare(
     )
 
 
-def _protocol(
-    reader: Reader, settings: DoctorSettings, texts: Texts, trained: int, target: int | None
-) -> tuple[LossProtocol, Texts]:
-    """Return the protocol, and the texts that are long enough for its windows."""
-    given = settings.protocol
-    first = LossProtocol.choose(
-        trained_length=trained,
-        text=texts.names,
-        target=target,
-        windows=1,
-        block=given.block,
-        stride=given.stride,
-        start_char=given.start_char,
-        seed=given.seed,
-        tokens=[len(one) for one in texts.tokens],
+@dataclasses.dataclass(frozen=True)
+class _Planned:
+    """A plan for one target: the windows with their facts, and the methods of the first answer."""
+
+    plan: Plan
+    texts: Texts
+    places: tuple[tuple[int, int], ...]
+    layout: Layout
+    told: tuple[Told, ...]
+    engines: Mapping[str, tuple[str, ...]]
+    first: tuple[str, ...]
+
+
+def _planned(
+    model: object,
+    source: Checkpoint,
+    reader: Reader,
+    settings: DoctorSettings,
+    texts: Texts,
+    trained: int,
+    target: int,
+    engine: str | None,
+    teller: Teller,
+) -> _Planned:
+    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
+    if texts.longest < target:
+        raise RopeError(
+            "doctor: the texts are too short for one window.",
+            facts={"tokens of the longest text": texts.longest, "target": target, "trained_length": trained},
+            cure=f"Give a text of about {_characters(texts, target):,} characters, or a --target of at most "
+            f"{texts.longest}.",
+        )
+    most = min(MOST_WINDOWS if settings.windows is None else settings.windows, max(1, texts.room(target)))
+    design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
+    names, queued = list(settings.method_names), False
+    if not names and design.extends:
+        names, queued = list(DECIDING if model == BUILT_IN else QUEUE), model != BUILT_IN
+        usual = default_methods(reader.positions, Reach(trained, target))
+        names = [name for name in names if name in usual or METHODS[name].in_attention]
+        names += [name for name in usual if METHODS[name].keeps_own]
+    plan = make_plan(reader, design, names or None)
+    engines = _engines(model, source, plan)
+    runs = {name: runs_in(engine, of) for name, of in engines.items()}
+    if queued:  # what the engine cannot run is measured only if it is named
+        names = [name for name in names if runs.get(name, False) or METHODS[name].keeps_own]
+        plan = make_plan(reader, design, names or [PLAIN])
+    place = {name: number for number, name in enumerate(names)}
+    order = sorted(
+        plan.positions,
+        key=lambda name: (name != PLAIN, name == CROP, not runs.get(name, True), place.get(name, len(place))),
     )
-    used = texts.long_enough(first.target)
-    room = sum(most_windows(len(one), first.target) for one in used.tokens)
-    windows = max(1, min(room, max(MOST_WINDOWS, given.windows or 0)))
-    return dataclasses.replace(first, texts=used.names, windows=windows), used
+    plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
+    candidates = [name for name in plan.distinct if METHODS[name].extends]
+    at_once = (PLAIN, CROP, *candidates[:1])
+    first = [name for name in plan.distinct if not queued or name in at_once or METHODS[name].keeps_own]
+    layout = teller.layout(trained, target)
+    places = design.places(list(map(len, texts.tokens)))
+    told = tuple(
+        teller.tell(layout, texts.tokens[text][start : start + target], seed=(settings.seed, number))
+        for number, (text, start) in enumerate(places)
+    )
+    return _Planned(plan, texts, places, layout, told, engines, tuple(first))
 
 
-def _methods(
-    model: object, reader: Reader, settings: DoctorSettings, protocol: LossProtocol, engine: str | None
-) -> Sequence[str] | None:
-    """Return the methods to measure; None: those that a config can express.
-
-    By default, a method in attention is measured last if the model's attention takes it; the verdict may mention it.
-    """
-    if settings.method_names:
-        return _with_crop(settings.method_names, protocol)
-    if protocol.target <= protocol.trained_length:
-        return None
-    if model == BUILT_IN and engine == "python":
-        return _with_crop(DECIDING, protocol)
-    reach = Reach(protocol.trained_length, protocol.target)
-    methods = [*default_methods(reader.positions, reach)]
-    with suppress(RopeError):  # not every attention takes an extension
-        reader.under(METHODS[PYTHON_ONLY].positions(reader.positions, reach))
-        methods.append(PYTHON_ONLY)
-    return methods
-
-
-def _runs(model: object, opened: Checkpoint, work: Plan, engine: str | None) -> frozenset[str]:
-    """Return the methods of a plan that the engine can run."""
-    protocol, source = work.protocol, None
-    if isinstance(model, str | Path) and engine in ENGINES:
-        with suppress(RopeError):  # ropewalk's own folders
-            source = Served.open(model, protocol.trained_length, opened)
-    if source is None:
-        return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work)) is None)
-    reach = Reach(protocol.trained_length, protocol.target)
-    return frozenset(name for name in work.methods if source.why_not(engine, name, reach) is None)
-
-
-def _ordered(work: Plan, runs: frozenset[str]) -> Plan:
-    """Return the plan with its methods ordered by their influence on the verdict.
-
-    First plain and crop, then the methods the engine can run, then the others; each group by `Method.priority`.
-    """
-
-    def rank(name: str) -> tuple[int, int, int]:
-        first = name != "plain" and not METHODS[name].crops
-        return int(first) + int(first and name not in runs), METHODS[name].priority, list(METHODS).index(name)
-
-    order = sorted(work.positions, key=rank)
-    return dataclasses.replace(work, positions={name: work.positions[name] for name in order})
-
-
-def _least(work: Plan, runs: frozenset[str]) -> tuple[str, ...]:
-    """Return the methods required for a verdict: plain, crop, and the first one that the engine can run."""
-    fixed = [name for name in work.methods if name == "plain" or METHODS[name].crops]
-    others = [name for name in work.methods if name not in fixed and name not in work.same_as]
-    return (*fixed, *sorted(others, key=lambda name: name not in runs)[:1])
-
-
-def _spans(
-    design: SpanDesign, protocol: LossProtocol, texts: Texts, places: Sequence[tuple[int, int]]
-) -> tuple[WindowSpans, ...]:
-    """Return the spans of each window; the unseen ones are of the same text if it is long enough."""
-    found = []
-    for window, (text, start) in enumerate(places):
-        own, end = texts.tokens[text], start + protocol.target
-        others = [one for number, one in enumerate(texts.tokens) if number != text]
-        longer = own[end:] if len(own) - end > start else own[:start]
-        elsewhere = [longer, own[:start] if longer is not own[:start] else own[end:], *others]
-        found.append(WindowSpans.draw(design, own[start:end], elsewhere, seed=(protocol.seed, window)))
+def _windows(chosen: _Planned, vocabulary: int) -> tuple[Any, ...]:
+    """Return the windows' entries in the evidence, with the loss of token frequencies within the trained length."""
+    counts = [np.bincount(np.asarray(text, dtype=np.int64), minlength=vocabulary) for text in chosen.texts.tokens]
+    found, design = [], chosen.plan.design
+    for told, (text, start) in zip(chosen.told, chosen.places, strict=True):
+        own = np.asarray(chosen.texts.tokens[text][start : start + design.target], dtype=np.int64)
+        outside = counts[text] - np.bincount(own, minlength=vocabulary)
+        within = slice(1, design.trained_length)
+        ids = told.ids[within][told.counted[within]]
+        loss = frequency_loss(outside, ids, vocabulary)
+        found.append(window_of(told, design, text, start, loss))
     return tuple(found)
 
 
-def _refuse_without_owner(work: Plan, settings: DoctorSettings) -> None:
-    """Raise `RopeError` for settings that no method of the plan uses."""
-    of_work = [METHODS[name] for name in work.methods]
-    changed = [name for name in ("stride",) if name in settings.protocol.changed]
-    refuse_ignored(changed, any(method.crops for method in of_work), "crop", "Add crop to the methods")
+def _short_text(chosen: _Planned, texts: Texts) -> str | None:
+    """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
+    far, windows = chosen.layout.far, chosen.plan.design.windows
+    if not far or far * windows >= 6 * GROUP:
+        return None
+    needed = -(-6 * GROUP // far)
+    return (
+        f"The text holds {windows} window{'s' if windows > 1 else ''} with {far * windows} far facts, too few for most "
+        f"answers; {needed} windows need about {_characters(texts, needed * chosen.layout.target):,} characters."
+    )
 
 
-def _texts(model: object, settings: DoctorSettings, tokenizer: Tokenizer, trained: int | None) -> Texts:
+def _characters(texts: Texts, tokens: int) -> int:
+    """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
+    characters, of = sum(map(len, texts.contents)), sum(map(len, texts.tokens))
+    return 1000 * math.ceil(tokens * characters / max(1, of) / 1000)
+
+
+def _too_long(
+    model: object, settings: DoctorSettings, kept: Sequence[str], minutes: float, needed: float, target: int
+) -> RopeError:
+    """Return the error of a first answer that exceeds the minutes, with the command that fits."""
+    enough = math.ceil(needed / 60)
+    command = doctor_command(model, settings, kept=kept, minutes=float(enough))
+    fewer = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
+    return RopeError(
+        "doctor: the first answer takes longer than --minutes allows.",
+        facts={"minutes": minutes, "needed": duration(needed), "target": target},
+        cure=f"Run: {command}.{fewer}",
+    )
+
+
+def _minutes(settings: DoctorSettings, reader: Reader) -> float | None:
+    if settings.minutes is None:
+        return CPU_MINUTES if reader.device.type == "cpu" and not current().several else None
+    return None if settings.minutes == math.inf else settings.minutes
+
+
+def _kind(reader: Reader, texts: Texts, trained: int, seed: int) -> Kind:
+    """Return the kind of facts: numbers if the model finds most of them in a short window, else what it finds best."""
+    tokenizer = reader.tokenizer
+    assert tokenizer is not None
+    length, best = min(TRIED, trained, texts.longest), (-1.0, NUMBERS)
+    text = max(texts.tokens, key=len)
+    for kind in KINDS.values():
+        try:
+            teller = Teller(kind, tokenizer.encode, lambda ids: tokenizer.decode(ids))
+        except RopeError:
+            continue
+        count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
+        if count < GROUP:
+            continue
+        layout = Layout(length, length, length - teller.question, 0, count, teller.size)
+        told, rows = teller.tell(layout, text, seed=(seed, 99)), list[list[float]]()
+        ask = partial(_ask, told, rows)
+        reader.window_losses(torch.from_numpy(told.ids), asking={layout.asked_at: ask})
+        share = float(np.mean([choice(row) == fact.right for row, fact in zip(rows, told.facts, strict=True)]))
+        best = max(best, (share, kind), key=lambda one: one[0])
+        if share >= CLEAR:
+            break
+    if best[0] < 0:
+        raise RopeError(
+            "doctor: the trained length, or the text, is too short for four facts.",
+            facts={"trained_length": trained, "tokens of the longest text": texts.longest},
+            cure="Give a longer --text, or the right --trained-length.",
+        )
+    return best[1]
+
+
+def _ask(told: Told, rows: list[list[float]], prefix: Prefix) -> None:
+    rows += prefix.ask(told.questions)
+
+
+def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the engines that can run each method of a plan."""
+    design, source = work.design, None
+    if isinstance(model, str | Path):
+        with suppress(RopeError):  # ropewalk's own folders
+            source = Served.open(model, design.trained_length, opened)
+    reach = Reach(design.trained_length, design.target)
+
+    def refused(engine: str, name: str) -> bool:
+        if source is None:
+            return why_not(engine, name, block_under(name, work)) is not None
+        return source.why_not(engine, name, reach) is not None
+
+    return {name: tuple(engine for engine in ENGINES if not refused(engine, name)) for name in work.methods}
+
+
+def _texts(model: object, settings: DoctorSettings, reader: Reader) -> Texts:
     """Return the texts of the settings; else packaged passages, and for the built-in model a novel it has not seen.
 
     At most 16 bytes of a text are read for each token of the windows, or 8 MB if that is more.
     """
-    chosen, given = settings.text is None, settings.protocol
-    tokens = (settings.target or 4 * (settings.trained_length or trained or 0)) * max(MOST_WINDOWS, given.windows or 0)
-    most = min(2**30, max(LEAST_BYTES, 16 * tokens)) + 4 * given.start_char
+    assert reader.tokenizer is not None
+    chosen = settings.text is None
+    tokens = (settings.target or 4 * (settings.trained_length or reader.trained_length or 0)) * MOST_WINDOWS
+    most = min(2**30, max(LEAST_BYTES, 16 * tokens))
     texts = texts_of(settings.text, most) if not chosen or model == BUILT_IN else default_texts()
-    return Texts.encode(texts, tokenizer, settings.protocol.start_char, chosen)
+    return Texts.encode(texts, reader.tokenizer, chosen=chosen)
 
 
-def _with_crop(methods: Sequence[str], protocol: LossProtocol) -> Sequence[str]:
-    """Return the named methods, and crop, which a verdict needs if the target exceeds the trained length."""
-    crop = next(name for name, method in METHODS.items() if method.crops)
-    extends = protocol.target > protocol.trained_length > 1
-    return [*methods, crop] if methods and extends and crop not in methods else methods
+def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]:
+    """Return the name and the contents of each text: a file or a folder, several, or a list of such pairs.
 
+    At most `most` bytes of a file are read. Raises `RopeError` as `read_texts`, and for anything else.
 
-def _vocabulary(tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
-    """Return the number of token ids, including those of added tokens."""
-    return max(tokenizer.vocab_size, *(max(text) + 1 for text in texts if text), 1)
+    >>> texts_of([("a", "words")])
+    [('a', 'words')]
+    """
+    given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
+    found: list[tuple[str, str]] = []
+    for one in given:
+        pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
+        found += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
+    return found
 
 
 def _settle(
@@ -338,13 +373,7 @@ def _settle(
     folder = None if settings.state is None else state_folder(settings.state, "") / "reading"
     with shown("doctor", progress) as display:
         return settle_reading(
-            reader,
-            tokens,
-            trained_length=settings.trained_length,
-            seed=settings.protocol.seed,
-            chunk=settings.protocol.chunk,
-            folder=folder,
-            progress=display,
+            reader, tokens, trained_length=settings.trained_length, seed=settings.seed, folder=folder, progress=display
         )
 
 
@@ -362,8 +391,7 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
 def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader]:
     """Return the model's config, and its reader on its device."""
     if not isinstance(model, str | Path):
-        given = {name: getattr(settings, name) for name in ("dtype", "device") if settings.changes(name)}
-        given |= {"device_map": settings.protocol.device_map} if settings.protocol.device_map else {}
+        given = {name: getattr(settings, name) for name in ("dtype", "device", "device_map") if settings.changes(name)}
         if given:
             raise RopeError(
                 "doctor: `dtype` and `device` do not apply to a model that is passed as an object.",
@@ -384,24 +412,8 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader]:
             cure="Try --device cpu.",
         ) from error
     dtype, _ = chosen_dtype(settings.dtype, str(device))
-    reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.protocol.device_map)
+    reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.device_map)
     return source, reader
-
-
-def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]:
-    """Return the name and the contents of each text: a file or a folder, several, or a list of such pairs.
-
-    At most `most` bytes of a file are read. Raises `RopeError` as `read_texts`, and for anything else.
-
-    >>> texts_of([("a", "words")])
-    [('a', 'words')]
-    """
-    given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
-    found: list[tuple[str, str]] = []
-    for one in given:
-        pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
-        found += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
-    return found
 
 
 def state_folder(state: str | Path | None, key: str) -> Path:

@@ -14,8 +14,7 @@ from torch import nn
 
 from ropewalk.attachment import attachment_of
 from ropewalk.diagnosis.doctor import doctor
-from ropewalk.diagnosis.document import Diagnosis
-from ropewalk.diagnosis.settings import Protocol
+from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.optional import need
@@ -35,13 +34,14 @@ class Reading:
     diagnosis: Diagnosis
 
     def metrics(self) -> dict[str, float]:
-        """Return losses in nats per token, and the length in tokens up to which the model copies."""
-        measured, method = self.diagnosis.measurement, [*self.diagnosis.measurement.results][-1]
-        within, beyond, crop = measured.within(method), measured.beyond(method), measured.beyond("crop")
-        found = {"doctor/loss_within": sum(within) / len(within)}
-        if beyond is not None and crop is not None:
-            found["doctor/loss_beyond"] = sum(beyond) / len(beyond)
-            found["doctor/beyond_minus_crop"] = (sum(beyond) - sum(crop)) / len(beyond)
+        """Return losses in nats per token, and the share of facts found beyond the trained length."""
+        evidence = self.diagnosis.evidence
+        chosen = next(one for name, one in evidence.standings.items() if name not in ("plain", "crop"))
+        found = {"doctor/loss_within": chosen.within or math.nan}
+        if chosen.beyond is not None:
+            found["doctor/found_beyond"] = chosen.beyond.share
+        if chosen.loss is not None:
+            found["doctor/beyond_minus_crop"] = chosen.loss.value
         return found
 
 
@@ -113,7 +113,7 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 minutes=math.inf,
                 state=folder,
                 progress=False,
-                protocol=Protocol(windows=self.windows),
+                windows=self.windows,
             )
         self.readings.append(Reading(state.global_step, found))
         metrics = self.readings[-1].metrics()

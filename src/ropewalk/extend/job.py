@@ -18,8 +18,7 @@ from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.writable import check_writable, write_checkpoint
-from ropewalk.measure.plan import required_trained_length
-from ropewalk.methods import Reach, settled_by_length
+from ropewalk.methods import Reach, required_trained_length, settled_by_length
 from ropewalk.models.config import Positions
 from ropewalk.models.precision import slow_dtype_of
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of

@@ -27,16 +27,11 @@ from ropewalk.models.config import Positions
 from ropewalk.models.precision import dtype_named
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.transformers import TransformersReader
-from ropewalk.report.record import read_record, stated_length, understood
 from ropewalk.rope.config import RopeConfig
+from ropewalk.serving.recorded import Recorded
 
 CHOSEN = ("method", "target", "length", "trained_length")
 """The settings that a record contains."""
-_INSTEAD = {
-    "keep": "Use the model unchanged; no files are needed.",
-    "cut": "Pass the model only the last tokens, up to its trained length; no files are needed.",
-    "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,37 +51,20 @@ class Choice:
     def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Choice:
         """Load a record: a file from `ropewalk doctor --json`, or its content.
 
-        **Raises:** `RopeError` for any other file, a record without a verdict, and an action other than "extend".
+        **Raises:** `RopeError` for any other file, and for an action other than "extend".
         """
-        document = dict(record) if isinstance(record, Mapping) else read_record(Path(record))
-        with understood(document):
-            verdict = document.get("verdict")
-            if verdict is None:
-                raise RopeError(
-                    "extend: the record is from an earlier version and contains no verdict.",
-                    facts={"model": str(document["model"])},
-                    cure="Measure again with ropewalk doctor MODEL --json FILE, or pass --method.",
-                )
-            if verdict["action"] != "extend":
-                following = (verdict["next"] or {}).get("command")
-                raise RopeError(
-                    "extend: the doctor does not recommend extending this model.",
-                    facts={"action": verdict["action"], "verdict": verdict.get("headline", verdict["sentence"])},
-                    cure=_INSTEAD.get(verdict["action"])
-                    or (f"Measure more: {following}" if following else "To extend it anyway, pass --method."),
-                )
-            environment = document["environment"]
-            return cls(
-                settings={
-                    "method": verdict["method"],
-                    "target": int(document["target"]),
-                    "length": stated_length(document),
-                    "trained_length": int(document["trained_length"]),
-                },
-                model=str(document["model"]),
-                digest=str(environment["model_digest"]),
-                dtype=getattr(torch, environment["dtype"]),
-            )
+        found = Recorded.read(record)
+        return cls(
+            settings={
+                "method": found.recommended("extend"),
+                "target": found.target,
+                "length": found.length,
+                "trained_length": found.trained_length,
+            },
+            model=found.model,
+            digest=found.digest,
+            dtype=dtype_named(found.dtype),
+        )
 
     def over(self, settings: ApplySettings) -> ApplySettings:
         """Return these settings with the record's method and lengths.

@@ -254,3 +254,38 @@ def trained_length_of(positions: Positions) -> int | None:
     main, ropes = main_rope(positions.ropes), positions.present_ropes
     lengths = (rope.trained_length for rope in ((main,) if main is not None else ()) + ropes)
     return next((length for length in lengths if length is not None), None)
+
+
+def required_trained_length(positions: Positions, given: int | None) -> int:
+    """Return the trained length: `given`, or the model's own.
+
+    Raises `RopeError` if the model has no rope, if its length is unknown and not given, or if it has a scaling of
+    unknown training status.
+    """
+    ropes = positions.present_ropes
+    if not ropes:
+        raise RopeError(
+            "context: this model has no rotary embedding in any layer, so there is nothing to extend.",
+            facts={"layers": positions.num_layers},
+            cure="Choose a model with RoPE.",
+        )
+    unknown = unsettled(positions)
+    if unknown is not None:
+        raise RopeError(
+            "context: it is not known whether this model was trained with the scaling in its config.",
+            facts={
+                "scaling": unknown.scaling,
+                "trained length with it": unknown.scaled_length,
+                "trained length without it": unknown.original_length,
+            },
+            cure='Measure it with `ropewalk doctor`. Then pass --trained-length, or write "finetuned": true or false '
+            "into the rope block of config.json.",
+        )
+    length = trained_length_of(positions) if given is None else given
+    if length is None:
+        raise RopeError(
+            "context: the model's trained length is unknown.",
+            facts={"rope": ropes[0]},
+            cure="Pass --trained-length TOKENS.",
+        )
+    return length

@@ -123,6 +123,7 @@ class Reader(Protocol):
         chunk: int = CHUNK,
         advance: Advance | None = None,
         asking: Asking | None = None,
+        until: Callable[[Losses], bool] | None = None,
     ) -> Losses:
         """Return the losses of one window from token `first` on, each given all tokens before it.
 
@@ -133,6 +134,7 @@ class Reader(Protocol):
         - `chunk`: tokens of one forward; `advance` is called with their number after each.
         - `asking`: functions by a number of tokens. Each is called after that many tokens are processed, with a prefix
           that can answer questions, but not be extended. Losses are those without it, up to rounding.
+        - `until`: called after each chunk with the losses so far; if it returns True, the rest is not read.
 
         **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
         **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
@@ -156,19 +158,6 @@ class Reader(Protocol):
         Each has its log-probability in nats, the likeliest first, at the frequencies of `seq_len` tokens.
         """
 
-    def continuation_log_probs(
-        self,
-        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-        *,
-        batch: int = 8,
-        chunk: int = CHUNK,
-        done: Callable[[int, tuple[float, bool]], None] | None = None,
-    ) -> list[tuple[float, bool]]:
-        """Return the log-probability of each (context, continuation), and whether it is the greedy continuation.
-
-        - `batch`: rows in one forward. `done`: called with a pair's index and result after it is computed.
-        """
-
 
 def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
     """Return the end of each forward of a window: every `chunk` tokens, and at the stops inside it.
@@ -187,23 +176,6 @@ def check_window(input_ids: Tensor, first: int, chunk: int) -> None:
             facts={"input_ids": input_ids, "first": first, "chunk": chunk},
             cure="Pass the token ids of one window, and 1 <= first < tokens.",
         )
-
-
-def check_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch: int, chunk: int) -> None:
-    """Raise `RopeError` for an empty context or continuation, and for a batch or a chunk below 1."""
-    if batch < 1 or chunk < 1:
-        raise RopeError(
-            "continuation_log_probs: `batch` and `chunk` must be at least 1.",
-            facts={"batch": batch, "chunk": chunk},
-            cure="Pass whole numbers of rows and tokens.",
-        )
-    for index, (context, continuation) in enumerate(pairs):
-        if not len(context) or not len(continuation):
-            raise RopeError(
-                "continuation_log_probs: contexts and continuations must have at least one token.",
-                facts={"pair": index, "context tokens": len(context), "continuation tokens": len(continuation)},
-                cure="Pass the tokenizer's bos if there is no context.",
-            )
 
 
 def check_read(input_ids: Sequence[int], tokens: int) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attachment import Attachment, attachment_of
@@ -29,7 +28,6 @@ from ropewalk.readers.reader import (
     Advance,
     Asking,
     Losses,
-    check_pairs,
     check_window,
     chunk_ends,
 )
@@ -150,6 +148,7 @@ class TransformersReader:
         chunk: int = CHUNK,
         advance: Advance | None = None,
         asking: Asking | None = None,
+        until: Callable[[Losses], bool] | None = None,
     ) -> Losses:
         from ropewalk.readers.live_model import LivePrefix
 
@@ -170,6 +169,9 @@ class TransformersReader:
             if stop in asking:
                 asking[stop](LivePrefix(live, cache, chunk=chunk, tokens=stop))
             start = stop
+            so_far = np.asarray(losses[first : scored[1] + 1].double())
+            if until is not None and len(so_far) and until(so_far):
+                return so_far
         return np.asarray(losses[first:].double())
 
     def prefix(
@@ -194,35 +196,6 @@ class TransformersReader:
             rows = [length - 1 - start for length in lengths if start < length <= start + len(hidden)]
             tops += [likeliest(live.logits(hidden[row : row + 1])[0].log_softmax(-1), count) for row in rows]
         return tops
-
-    @torch.inference_mode()
-    def continuation_log_probs(
-        self,
-        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-        *,
-        batch: int = 8,
-        chunk: int = CHUNK,
-        done: Callable[[int, tuple[float, bool]], None] | None = None,
-    ) -> list[tuple[float, bool]]:
-        check_pairs(pairs, batch, chunk)
-        results = []
-        for index, (context, continuation) in enumerate(pairs):
-            ids = torch.tensor([*context, *continuation][:-1], device=self.device)
-            live = self._at(len(ids))
-            cache = live.new_cache(len(ids)) if len(ids) > chunk else None
-            total, greedy, begin = 0.0, True, len(context) - 1
-            targets = torch.tensor(list(continuation), device=self.device)
-            for start in range(0, len(ids), chunk):
-                hidden = live.hidden(ids[None, start : start + chunk], cache, start)[0]
-                wanted = max(begin, start)
-                for part, logits in live.logit_slices(hidden[wanted - start :]):
-                    of_part = targets[wanted - begin + part.start : wanted - begin + part.stop].to(logits.device)
-                    total -= float(F.cross_entropy(logits, of_part, reduction="sum"))
-                    greedy = greedy and bool((logits.argmax(-1) == of_part).all())
-            results.append((total, greedy))
-            if done is not None:
-                done(index, results[-1])
-        return results
 
     def _at(self, seq_len: int) -> LiveModel:
         """Return the model at the frequencies of this length."""

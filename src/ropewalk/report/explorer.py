@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.atomic_io import read_json, write_whole
+from ropewalk.atomic_io import write_whole
 from ropewalk.attention.extensions import Extension
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.encodings import ENCODINGS, Encoding, Places, Sizes, resolve
@@ -41,8 +41,7 @@ from ropewalk.methods.method import Method
 from ropewalk.methods.ropes import Reach
 from ropewalk.models.generation import generate
 from ropewalk.report.explorer_model import packed_model
-from ropewalk.report.inline import css_look, embedded, record_entry
-from ropewalk.report.record import read_record, short_name, understood
+from ropewalk.report.inline import css_look, embedded
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -373,21 +372,17 @@ def _pairing_entry(name: str) -> dict[str, Any]:
     }
 
 
-def explorer_data(
-    source: Checkpoint | None = None, record: Mapping[str, Any] | None = None, *, site: str | None = None
-) -> dict[str, Any]:
+def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) -> dict[str, Any]:
     """Return everything that the page reads, as JSON values.
 
     **Arguments:**
     - `source`: a model; its ropes are the first presets.
-    - `record`: a document of the doctor; it is the first record.
     - `site`: the folder of the documentation's pages relative to the page; None if there is none.
 
     >>> sorted(explorer_data())[:2]
     ['encodings', 'families']
     """
     own = [] if source is None else preset_entries(source, f"{source.name} (opened)", "opened")
-    records = [] if record is None else [{"title": f"{short_name(record)} (opened)", **record_entry(record)}]
     return {
         "version": __version__,
         "site": site,
@@ -397,8 +392,7 @@ def explorer_data(
         "encodings": encoding_entries(),
         "heads": numbers("heads"),
         "pairings": numbers("pairings"),
-        "records": [*records, *numbers("records")],
-        "opened": {"preset": own[0]["id"] if own else None, "record": 0 if records else None},
+        "opened": {"preset": own[0]["id"] if own else None},
     }
 
 
@@ -430,20 +424,8 @@ def built_page() -> str:
 
 
 def page_of(source: str | None = None) -> str:
-    """Return the page, with the named record of the doctor or model first; raise `RopeError` if it cannot be read."""
-    if source is not None and _is_record(Path(source)):
-        record = read_record(Path(source))
-        with understood(record):
-            return explorer_page(explorer_data(record=record), packed_model())
+    """Return the page, with the ropes of a model first; raise `RopeError` if it cannot be read."""
     return explorer_page(explorer_data(None if source is None else Checkpoint.open(source)), packed_model())
-
-
-def _is_record(path: Path) -> bool:
-    """Return whether a file is a document of the doctor and not a model's config."""
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    cure = "Pass a model, or a file of `ropewalk doctor MODEL --json FILE`."
-    return {"protocol", "methods"} <= set(read_json(path, "explore", cure))
 
 
 def show(page: str) -> str:

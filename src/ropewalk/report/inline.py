@@ -1,21 +1,17 @@
-"""Parts of a page in one file: SVG figures, colours of dark pages, the report's program and its data."""
+"""Parts of a page in one file: SVG figures, colours of dark pages, and data in a script element."""
 
 from __future__ import annotations
 
-import base64
 import colorsys
-import hashlib
 import json
 import re
 from collections.abc import Mapping
-from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 from ropewalk.atomic_io import finite
 from ropewalk.figures.style import GRID, INK, LOOKS, OTHER, PALE, QUIET, SHADE
-from ropewalk.methods import METHODS, Look
-from ropewalk.report.record import Document, copies_of_use, crop_differences, labels, printable
+from ropewalk.methods import Look
 
 _COLOR = re.compile(r"#([0-9a-f]{6})\b")
 _POINTER = re.compile(r"url\(#")
@@ -76,6 +72,11 @@ def _apart(key: str, value: str, name: str) -> str:
     return _POINTER.sub(f"url(#{name}-", value)
 
 
+def printable(text: str) -> str:
+    """Return the text with unprintable characters (control characters, broken bytes) replaced."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 CARD = "#1b1d20"
 _FIXED = {"#ffffff": CARD, INK: "#e8e6e1", QUIET: "#a8a59c", GRID: "#35383d", SHADE: "#26292d", PALE: "#5d6066"}
 # the same hues, further apart than their lightened forms would be
@@ -128,56 +129,6 @@ def _luminance(color: str) -> float:
 
 
 DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}
-KEYS = ("model", "trained_length", "target", "blocks", "recommended")
-OF_METHOD = ("name", "loss_by_block", "ci_by_block", "loss_within", "loss_beyond", "same_as")
-OF_COPY = ("method", "length", "distance", "gain", "interval")
-
-
-def record_entry(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that web/src/record.ts reads, with their values in the document.
-
-    >>> document = {key: None for key in KEYS} | {
-    ...     "methods": [], "protocol": {"sentence": "One window."}, "recommendation": {}, "more": 1
-    ... }
-    >>> "more" in record_entry(document)
-    False
-    """
-    differences, named = crop_differences(document), labels(document)
-    copied = document.get("copies") or (copies_of_use(document) if document.get("use") else None)
-    methods = []
-    for method in document["methods"]:
-        values, intervals = differences.get(named.get(method["name"], ""), (None, None))
-        apart = {"crop_difference_by_block": values, "crop_difference_by_block_ci": intervals}
-        methods.append({**_kept(method, OF_METHOD), **apart})
-    return {
-        **{key: document[key] for key in KEYS},
-        "methods": methods,
-        "copies": None
-        if copied is None
-        else {"bound": copied["bound"], "rows": [_kept(row, OF_COPY) for row in copied["rows"]]},
-        "verdict": {"sentence": (document.get("verdict") or document["recommendation"]).get("sentence")},
-        "protocol": {"sentence": document["protocol"]["sentence"]},
-    }
-
-
-def _kept(row: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: row.get(key) for key in keys}
-
-
-class Program(NamedTuple):
-    """The report's program of `make web`, its hash for the page's security policy, and the JSON that it reads."""
-
-    text: str
-    policy: str
-    data: str
-
-
-def program(document: Document) -> Program:
-    """Return the program that makes the report's figures interactive; the page is complete without it."""
-    text = resources.files("ropewalk.report").joinpath("interactive.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    looks = [{"name": name, **css_look(method.look)} for name, method in METHODS.items()]
-    return Program(text, f"sha256-{digest}", embedded({"record": record_entry(document), "methods": looks}))
 
 
 def css_look(look: Look) -> dict[str, str]:

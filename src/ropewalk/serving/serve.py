@@ -20,7 +20,6 @@ from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import METHODS, Reach, is_unsettled, method_named
-from ropewalk.report.record import method_of, read_record, stated_length, understood
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import (
     CONVERTER,
@@ -35,41 +34,10 @@ from ropewalk.serving.engines import (
     limit_of,
     why_not,
 )
+from ropewalk.serving.recorded import Cost, Recorded
 from ropewalk.serving.served import Served
-from ropewalk.statistics import Interval, over_windows, signed
 
 CONVERTED, LONGER = "model.gguf", "longer.gguf"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cost:
-    """A method's cost and gain by position, from a doctor's record.
-
-    - `factor`, `target`: of the record.
-    - `within`: its loss minus plain's within the trained length, in nats per token. `within_interval`: over windows
-      (None: one window).
-    - `pays_from`: the first position in tokens from which its mean loss is below plain's in every block, or None.
-    """
-
-    method: str
-    factor: float
-    target: int
-    within: float
-    within_interval: Interval
-    pays_from: int | None
-
-    @property
-    def sentence(self) -> str:
-        """Return the cost and the gain as a sentence."""
-        within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
-        within += "" if self.within_interval is None else " (95 % interval)"
-        pays = "its loss is never below plain's."
-        if self.pays_from is not None:
-            pays = (
-                f"its mean loss is below plain's from {self.pays_from:,} tokens on. Send shorter prompts to the "
-                "unchanged model."
-            )
-        return f"{self.method} {self.factor:g}: {within}; {pays}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,20 +114,19 @@ def serve_config(
         raise RopeError(
             "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
         )
-    documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records or ()]
-    if documents:
-        with understood(documents[0]):
-            method = method or _recommended(documents[0])
-            if target is None and factor is None:
-                target = int(documents[0]["target"]) if method_named(method).extends else None
-                own = (documents[0].get("verdict") or {}).get("method")
-                length = stated_length(documents[0]) if length is None and own == method else length
-                trained_length = int(documents[0]["trained_length"]) if trained_length is None else trained_length
+    measured = [Recorded.read(one) for one in records]
+    if measured:
+        method = method or measured[0].recommended("serve-config")
+        if target is None and factor is None:
+            target = measured[0].target if method_named(method).extends else None
+            if length is None and measured[0].method == method:
+                length = measured[0].length
+            trained_length = measured[0].trained_length if trained_length is None else trained_length
     chosen = method or "as-is"
     extends = method_named(chosen).extends
     source = Served.open(model, trained_length)
-    for document in documents:
-        _check_model(source, document)
+    for one in measured:
+        _check_model(source, one)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
         check_whole("serve-config", target=target)
@@ -210,7 +177,7 @@ def serve_config(
         file=file,
         note=f"Send only the last {plan.length:,} tokens of a longer text: the client crops it." if crops else None,
         caveats=tuple(caveats),
-        costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
+        costs=tuple(one.costs[chosen] for one in measured if chosen in one.costs),
     )
 
 
@@ -240,13 +207,12 @@ def _cure(engine: str, source: Served, method: str, reach: Reach, length: int | 
     return f"R{python}" if python else "Leave out --method, to serve the model unchanged."
 
 
-def _check_model(source: Served, document: Mapping[str, Any]) -> None:
+def _check_model(source: Served, record: Recorded) -> None:
     """Raise `RopeError` if a rope in a record's audit differs from the model's ropes.
 
     The weights are not loaded, so records of models with equal ropes are not distinguished.
     """
-    audits = document.get("audits") or [document.get("audit") or {}]
-    measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in audits if "pairs" in one}
+    measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in record.audits if "pairs" in one}
     ropes = source.own.present_ropes
     own = {(rope.head_dim, rope.pairs, None if rope.inv_freq is not None else rope.ladders[0].theta) for rope in ropes}
     if measured and not measured & own:
@@ -356,48 +322,6 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
     settings += [] if trained_length is None else [f"trained_length={trained_length}"]
     call = f"rw.attach({', '.join(['model', repr(method), *settings])})"
     return "\n".join([*imports, load, *([call] if applied else [])])
-
-
-def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
-    """Return a method's cost from a doctor's record; None if the method was not measured."""
-    with understood(document):
-        entry, plain = method_of(document, method), method_of(document, "plain")
-        if entry is not None and entry.get("same_as"):
-            entry = method_of(document, entry["same_as"])
-        if entry is None or plain is None:
-            return None
-        rows = zip(entry["loss_by_window_and_block"], plain["loss_by_window_and_block"], strict=True)
-        by_block = list(zip(*[[a - b for a, b in zip(x, y, strict=True)] for x, y in rows], strict=True))
-        trained, blocks = int(document["trained_length"]), document["blocks"]
-        inside = [number for number, (_, end) in enumerate(blocks) if end <= trained]
-        windows = [[column[window] for column in by_block] for window in range(len(by_block[0]))]
-        within, interval = over_windows([sum(row[n] for n in inside) / len(inside) for row in windows])
-        pays = None
-        for (start, _), column in zip(reversed(blocks), reversed(by_block), strict=True):
-            if sum(column) / len(column) >= 0:
-                break
-            pays = int(start)
-        target = int(document["target"])
-        if not all(map(math.isfinite, (within, *(interval or ())))):
-            raise RopeError(
-                "serve-config: the record contains a loss that is not finite.",
-                facts={"method": method},
-                cure="Measure again: ropewalk doctor MODEL --json FILE.",
-            )
-        return Cost(method=method, factor=target / trained, target=target, within=within, within_interval=interval,
-                    pays_from=pays)  # fmt: skip
-
-
-def _recommended(document: Mapping[str, Any]) -> str:
-    """Return the method that a record recommends."""
-    verdict = document.get("verdict") or {}
-    if verdict.get("action") != "extend":
-        raise RopeError(
-            "serve-config: the doctor does not recommend extending this model.",
-            facts={"action": verdict.get("action"), "verdict": verdict.get("headline", verdict.get("sentence"))},
-            cure="To extend it anyway, pass a method, such as --method yarn.",
-        )
-    return str(verdict["method"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ import { decay } from "./decay.ts";
 import { drag } from "./drag.ts";
 import { encodings } from "./encodings.ts";
 import { grid } from "./grid.ts";
-import { loss } from "./loss.ts";
 import { methods } from "./methods.ts";
 import { mrope } from "./mrope.ts";
 import { pairing } from "./pairing.ts";
@@ -20,7 +19,6 @@ export const PICTURES: readonly Picture[] = [
   decay,
   angles,
   methods,
-  loss,
   encodings,
   pairing,
   grid,

@@ -1,0 +1,167 @@
+"""Is the doctor's measure what it says? Chance of a blind model, agreement of separate runs, and power.
+
+    python benchmarks/facts.py --texts FOLDER [--smollm2 GGUF] [--record benchmarks/results/facts.json]
+
+- Chance: windows are read from the last trained length of tokens only, so that every far fact is out of sight; the
+  questions about far facts are asked as in the doctor. `tiny` reads 200 windows with facts of each kind, SmolLM2 eight.
+  Runs of eight windows are drawn from them, and looked at after 1, 2, 4 and 8.
+- Agreement: the doctor on 30 disjoint stretches of Moby-Dick, each for itself.
+- Power: of simulated answers, the share of runs in which a method that finds 30 to 60 % is told from chance, and in
+  which one that finds 15 points more is told from another.
+
+FOLDER holds bleak_house.txt and moby_dick.txt. Each part is saved when it is done; the same command continues. About
+25 minutes on two cores, 10 without SmolLM2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from records import RESULTS, environment
+
+import ropewalk as rw
+from ropewalk.atomic_io import write_json
+from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
+from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
+from ropewalk.diagnosis.windows import LOOKS, Design
+from ropewalk.readers.adapters import open_reader
+from ropewalk.statistics import t_quantile
+
+RUNS = 2000
+STRETCHES, STRETCH = 30, 34_000  # of Moby-Dick, characters
+UNSEEN = 0.95  # `tiny` was trained on the first 95 % of the other novels
+
+
+def blind(source: str, text: str, kind: str, *, windows: int, target: int) -> dict[str, Any]:
+    """Ask for far facts that the model cannot see; return what is found, and how often chance seems refuted."""
+    reader = open_reader(source, name=source, dtype=torch.float32, device=torch.device("cpu"))
+    tokenizer, trained = reader.tokenizer, reader.trained_length
+    assert tokenizer is not None
+    assert trained is not None
+    ids, teller = tokenizer.encode(text), Teller(KINDS[kind], tokenizer.encode, lambda ids: tokenizer.decode(ids))
+    layout = teller.layout(trained, target)
+    design = Design(trained_length=trained, target=target, windows=1)
+    step = max(1, (len(ids) - design.target) // max(1, windows - 1))
+    found: list[list[list[int]]] = []
+    for number in range(windows):
+        told = teller.tell(layout, ids[number * step :][:target], seed=(7, number))
+        numbers = [index for index, fact in enumerate(told.facts) if fact.far]
+        rows: list[list[float]] = []
+        seen = torch.from_numpy(told.ids[layout.asked_at - trained : layout.asked_at + 1])
+        questions = [told.questions[index] for index in numbers]
+
+        def ask(prefix: Any, rows: list[list[float]] = rows, questions: Sequence[Any] = questions) -> None:
+            rows += prefix.ask(questions)
+
+        reader.window_losses(seen, asking={trained: ask})
+        found.append(groups_of(told.facts, dict(zip(numbers, rows, strict=True))))
+        if number % 20 == 19:
+            print(f"blind, {source.rpartition('/')[2]}, {kind}: {number + 1} of {windows} windows", flush=True)
+    return {"model": source.rpartition("/")[2], "kind": kind, "trained_length": trained, "target": target,
+            "windows": windows, **of_chance(found)}  # fmt: skip
+
+
+def of_chance(found: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
+    """Return the share found, its spread between windows, and the share of runs in which chance seems refuted."""
+    right = np.array([sum(choice == place for group in of for place, choice in enumerate(group)) for of in found])
+    asked, random = GROUP * len(found[0]), np.random.default_rng(0)
+    whole = Found.of([group for of in found for group in of], confidence=LOOK_CONFIDENCE)
+    false = 0
+    for _ in range(RUNS):
+        chosen = random.permutation(len(found))[: min(LOOKS[-1], len(found))]
+        looks = (Found.of([g for n in chosen[:look] for g in found[n]], confidence=LOOK_CONFIDENCE)
+                 for look in LOOKS if look <= len(chosen))  # fmt: skip
+        false += any(look.exceeds_chance(LEVEL) for look in looks)
+    return {
+        "asked": whole.asked,
+        "found": whole.found,
+        "share": whole.share,
+        "interval": [whole.low, whole.high],
+        "variance_of_windows_over_binomial": float(right.var(ddof=1) / (asked * 0.25 * 0.75)),
+        "runs_with_a_false_works": false / RUNS,
+    }
+
+
+def agreement(text: str, engine: str) -> dict[str, Any]:
+    """Run the doctor on disjoint stretches; how often do two runs give the same action, method and length?"""
+    rows = []
+    for number in range(min(STRETCHES, len(text) // STRETCH)):
+        part = text[number * STRETCH : (number + 1) * STRETCH]
+        with tempfile.TemporaryDirectory() as state:
+            found = rw.doctor("tiny", text=[("part", part)], engine=engine, methods="yarn,llama3,dca", state=state,
+                              progress=False)  # fmt: skip
+        verdict = found.verdict
+        half = None if verdict.method is None else found.evidence.standings[verdict.method].half
+        around = None if half is None else [half.low, half.high]
+        answer = {"action": verdict.action, "method": verdict.method, "length": verdict.length}
+        rows.append({**answer, "windows": found.evidence.windows, "half": around})
+        print(f"agreement, {engine}: {number + 1} of {STRETCHES}: {verdict.headline}", flush=True)
+    pairs = list(itertools.combinations(rows, 2))
+    same = [one["action"] == other["action"] and one["method"] == other["method"] for one, other in pairs]
+    lengths = [one["length"] == other["length"] for (one, other), alike in zip(pairs, same, strict=True) if alike]
+    return {"engine": engine, "runs": rows, "pairs": len(pairs), "same_action_and_method": float(np.mean(same)),
+            "same_length_of_those": float(np.mean(lengths)) if lengths else None}  # fmt: skip
+
+
+def power() -> list[dict[str, Any]]:
+    """Return the share of simulated runs that show a method, by what it finds, facts in a window, and windows."""
+    random, rows = np.random.default_rng(1), []
+    for share, far, windows in itertools.product((0.3, 0.4, 0.5, 0.6), (16, 48), LOOKS):
+        shown = better = 0
+        for _ in range(400):
+            one, other = (random.random((windows * far,)) < part for part in (share, max(0.0, share - 0.15)))
+            groups = _groups(one, random)
+            shown += Found.of(groups, confidence=LOOK_CONFIDENCE).exceeds_chance(LEVEL)
+            apart = one.astype(float) - other
+            spread = math.sqrt((float(((apart - apart.mean()) ** 2).sum()) + 0.5) / (len(apart) - 1) / len(apart))
+            better += apart.mean() > t_quantile(len(apart) - 1, confidence=LOOK_CONFIDENCE) * spread
+        rows.append({"share": share, "far_facts": far, "windows": windows, "shown": shown / 400,
+                     "told_from_15_points_less": better / 400})  # fmt: skip
+    return rows
+
+
+def _groups(right: np.ndarray, random: np.random.Generator) -> list[list[int]]:
+    """Return choices of groups of four: the right one, or one of the three others."""
+    wrong = random.integers(1, GROUP, len(right))
+    chosen = [(place + (0 if hit else shift)) % GROUP
+              for place, (hit, shift) in enumerate(zip(right, wrong.tolist(), strict=True))]  # fmt: skip
+    return [chosen[start : start + GROUP] for start in range(0, len(chosen), GROUP)]
+
+
+def main() -> None:
+    """Run the parts that the record lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--smollm2")
+    parser.add_argument("--record", type=Path, default=RESULTS / "facts.json")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    record: dict[str, Any] = json.loads(given.record.read_text()) if given.record.exists() else {}
+    bleak, moby = ((given.texts / f"{name}.txt").read_text() for name in ("bleak_house", "moby_dick"))
+    unseen = bleak[int(UNSEEN * len(bleak)) :] + moby[: len(moby) // 2]
+    parts: dict[str, Callable[[], Any]] = {
+        "power": power,
+        **{f"blind_tiny_{kind}": lambda kind=kind: blind("tiny", unseen, kind, windows=200, target=1024)
+           for kind in KINDS},
+        **{f"agreement_{engine}": lambda engine=engine: agreement(moby, engine) for engine in ("python", "vllm")},
+    }  # fmt: skip
+    if given.smollm2:
+        parts |= {f"blind_smollm2_{kind}": lambda kind=kind: blind(given.smollm2, bleak, kind, windows=8, target=16384)
+                  for kind in KINDS}  # fmt: skip
+    for name, part in parts.items():
+        if name not in record:
+            record |= {"generator": "ropewalk", name: part(), "environment": environment()}
+            write_json(given.record, record)
+
+
+if __name__ == "__main__":
+    main()

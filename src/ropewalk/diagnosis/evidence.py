@@ -1,0 +1,301 @@
+"""The evidence of a look: what each method finds, its loss against crop's, and its cost, each computed once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, ToldFact
+from ropewalk.statistics import t_quantile
+
+LOOK_CONFIDENCE = 0.995  # of every interval: with looks after 1, 2, 4 and 8 windows, all hold with 98 %
+LEVEL = (1 - LOOK_CONFIDENCE) / 2  # of a test at one look: all looks together, 1 %
+HALF_CONFIDENCE = 3.841  # 95 % quantile of chi-squared with one degree of freedom, for the interval of a distance
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean difference of losses in nats per token, and its interval; None with fewer than four blocks."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, windows: Sequence[tuple[Floats, Floats]], *, confidence: float = LOOK_CONFIDENCE) -> Mean | None:
+        """Return the mean over blocks of tokens, or None without blocks.
+
+        - `windows`: for each window the differences of its blocks in order, and the tokens of each block.
+
+        The variance is that of these blocks alone, with the correlation of neighbours; the interval is Student's t.
+
+        >>> Mean.of([(np.array([0.1, 0.2, 0.1, 0.2]), np.full(4, 64.0))]).value
+        0.15000000000000002
+        """
+        values = np.concatenate([values for values, _ in windows]) if windows else np.zeros(0)
+        weights = np.concatenate([weights for _, weights in windows]) if windows else np.zeros(0)
+        if not len(values) or weights.sum() == 0:
+            return None
+        mean = float(np.average(values, weights=weights))
+        if len(values) < 4:
+            return cls(mean, None, None)
+        left = (values - mean) * weights
+        squares = float((left**2).sum())
+        neighbours, first = 0.0, 0
+        for of_window, _ in windows:
+            part = left[first : first + len(of_window)]
+            neighbours += float((part[1:] * part[:-1]).sum())
+            first += len(of_window)
+        count = len(values)
+        variance = (squares + 2 * max(0.0, neighbours)) / weights.sum() ** 2 * count / (count - 1)
+        half = t_quantile(count - 1, confidence=confidence) * math.sqrt(variance)
+        return cls(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Half:
+    """The distance in tokens at which finding falls half-way from its level nearby to chance, with its 95 % interval.
+
+    `tokens` and `high` are None if finding may go on to the end of the window.
+    """
+
+    tokens: int | None
+    low: int
+    high: int | None
+
+    @classmethod
+    def fit(cls, distances: Sequence[int], right: Sequence[bool], target: int) -> Half | None:
+        """Fit share(d) = 1/4 + (level - 1/4) / (1 + exp((d - half) / width)) by maximum likelihood on a grid.
+
+        The interval is that of the profile likelihood. Returns None for fewer than 16 facts.
+        """
+        if len(distances) < 4 * GROUP:
+            return None
+        at, hit = np.asarray(distances, dtype=np.float64), np.asarray(right, dtype=bool)
+        halves = np.linspace(0, 1.25 * target, 126)
+        widths = target / np.array([64, 32, 16, 8])
+        levels = np.linspace(0.3, 0.99, 24)
+        curve = 1 / (1 + np.exp(np.clip((at - halves[:, None, None]) / widths[:, None], -40, 40)))
+        share = CHANCE + (levels[:, None, None, None] - CHANCE) * curve
+        found = np.log(np.where(hit, share, 1 - share)).sum(-1)
+        profile = found.max(axis=(0, 2))
+        inside = halves[2 * (profile.max() - profile) <= HALF_CONFIDENCE]
+        best, farthest = halves[int(profile.argmax())], at.max()
+        falls = inside[-1] < farthest
+        return cls(
+            round(best) if falls else None,
+            round(min(inside[0], farthest)),
+            round(inside[-1]) if falls else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One window: its text's number, its first token there, its facts, and the tokens counted in each block."""
+
+    text: int
+    start: int
+    facts: tuple[ToldFact, ...]
+    counted: tuple[int, ...]
+    frequencies: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowReading:
+    """What one method gave in one window.
+
+    - `loss`: the mean of the counted tokens of each block in nats; None where it was not computed.
+    - `answers`: of each fact, the log-probability of its four choices in nats; empty: not asked. `control`: the same
+      for the facts asked about at the trained length, by their numbers; only under plain.
+    - `stopped`: the tokens after which the reading was given up, because the model had broken down; None: it was not.
+    """
+
+    loss: tuple[float | None, ...]
+    answers: tuple[tuple[float, ...], ...] = ()
+    control: Mapping[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    stopped: int | None = None
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the reading as JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> WindowReading:
+        """Return the reading that `to_json` wrote."""
+        return cls(
+            loss=tuple(content["loss"]),
+            answers=tuple(map(tuple, content["answers"])),
+            control={int(number): tuple(row) for number, row in content["control"].items()},
+            stopped=content["stopped"],
+            seconds=content["seconds"],
+        )
+
+
+def choice(answers: Sequence[float]) -> int:
+    """Return the likeliest of the four choices."""
+    return max(range(len(answers)), key=answers.__getitem__)
+
+
+def groups_of(facts: Sequence[ToldFact], answers: Mapping[int, Sequence[float]]) -> list[list[int]]:
+    """Return the choices made in each group, by the numbers of the facts that were asked for; whole groups only."""
+    groups: dict[int, dict[int, int]] = {}
+    for number, row in answers.items():
+        fact = facts[number]
+        groups.setdefault(fact.group, {})[fact.right] = choice(row)
+    return [[group[right] for right in range(GROUP)] for _, group in sorted(groups.items()) if len(group) == GROUP]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What the evidence says about one method.
+
+    - `beyond`, `near`: facts found of those farther back than the trained length, and of those within it; None: not
+      asked. `half`: how far back it finds them.
+    - `loss`: its loss beyond less crop's, on the tokens that crop scored. `cost`: its loss within less plain's.
+    - `within`: its loss within, in nats per token; None under crop. `windows`: its number of windows.
+    - `broken`: whether a reading was given up, because the loss rose by more than a nat.
+    """
+
+    method: str
+    beyond: Found | None
+    near: Found | None
+    half: Half | None
+    loss: Mean | None
+    cost: Mean | None
+    within: float | None
+    windows: int
+    broken: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the standing as JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Standing:
+        """Return the standing that `to_json` wrote."""
+        kinds = {"beyond": Found, "near": Found, "half": Half, "loss": Mean, "cost": Mean}
+        parts = {name: None if content[name] is None else kind(**content[name]) for name, kind in kinds.items()}
+        return cls(**{**content, **parts})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The evidence after some windows.
+
+    - `control`: plain's facts within the trained length, asked for when the model had read only so much.
+    - `frequencies`: plain's loss within less that of token frequencies, in nats per token.
+    - `rivals`: of pairs of methods, the share that the first finds beyond less the second's, with its interval.
+    """
+
+    windows: int
+    standings: Mapping[str, Standing]
+    control: Found
+    frequencies: float
+    rivals: Mapping[tuple[str, str], Mean] = dataclasses.field(default_factory=dict)
+
+
+def gather(
+    windows: Sequence[Window],
+    readings: Mapping[str, Sequence[WindowReading]],
+    blocks: Sequence[tuple[int, int]],
+    *,
+    trained_length: int,
+    target: int,
+    asked_at: int,
+) -> Evidence:
+    """Return the evidence of all readings; plain is among them, and crop if the target exceeds the trained length.
+
+    - `windows`: in order; a method has readings of the first ones. `blocks`: of positions. Lengths are in tokens.
+    """
+    inside = np.array([end <= trained_length for _, end in blocks])
+    counted = [np.array(window.counted, dtype=np.float64) for window in windows]
+    losses = {name: [_losses(one) for one in of] for name, of in readings.items()}
+
+    def apart(name: str, other: str, part: npt.NDArray[np.bool_]) -> Mean | None:
+        pairs = []
+        for mine, theirs, tokens in zip(losses[name], losses.get(other, ()), counted, strict=False):
+            both = part & np.isfinite(mine) & np.isfinite(theirs) & (tokens > 0)
+            if both.any():
+                pairs.append(((mine - theirs)[both], tokens[both]))
+        return Mean.of(pairs)
+
+    def mean_within(name: str) -> float:
+        parts = [(loss[inside & (tokens > 0)], tokens[inside & (tokens > 0)])
+                 for loss, tokens in zip(losses[name], counted, strict=False)]  # fmt: skip
+        return float(np.average(np.concatenate([a for a, _ in parts]), weights=np.concatenate([b for _, b in parts])))
+
+    standings, right = {}, dict[str, dict[tuple[int, int], bool]]()
+    for name, of in readings.items():
+        crops = name == "crop"
+        asked = [(window, one) for window, one in zip(windows, of, strict=False) if one.answers]
+        by_part = {
+            far: [
+                group
+                for window, one in asked
+                for group in groups_of(
+                    window.facts, {n: row for n, row in enumerate(one.answers) if window.facts[n].far == far}
+                )
+            ]
+            for far in (True, False)
+        }
+        right[name] = {
+            (number, index): choice(row) == window.facts[index].right
+            for number, (window, one) in enumerate(zip(windows, of, strict=False))
+            for index, row in enumerate(one.answers)
+        }
+        distances = [asked_at - windows[number].facts[index].end for number, index in right[name]]
+        standings[name] = Standing(
+            method=name,
+            beyond=Found.of(by_part[True], confidence=LOOK_CONFIDENCE) if by_part[True] else None,
+            near=Found.of(by_part[False], confidence=LOOK_CONFIDENCE) if by_part[False] else None,
+            half=Half.fit(distances, list(right[name].values()), target) if by_part[True] else None,
+            loss=None if crops else apart(name, "crop", ~inside),
+            cost=None if crops or name == "plain" else apart(name, "plain", inside),
+            within=None if crops else mean_within(name),
+            windows=len(of),
+            broken=any(one.stopped is not None for one in of),
+        )
+    control = [
+        group
+        for window, one in zip(windows, readings["plain"], strict=False)
+        for group in groups_of(window.facts, one.control)
+    ]
+    return Evidence(
+        windows=len(readings["plain"]),
+        standings=standings,
+        control=Found.of(control, confidence=LOOK_CONFIDENCE),
+        frequencies=mean_within("plain") - float(np.mean([window.frequencies for window in windows])),
+        rivals={
+            (one, other): pair
+            for one, other in itertools.permutations(right, 2)
+            if (pair := _more(right[one], right[other], windows)) is not None
+        },
+    )
+
+
+def _losses(reading: WindowReading) -> Floats:
+    return np.array([math.nan if value is None else value for value in reading.loss], dtype=np.float64)
+
+
+def _more(
+    one: Mapping[tuple[int, int], bool], other: Mapping[tuple[int, int], bool], windows: Sequence[Window]
+) -> Mean | None:
+    """Return the share of far facts that one method finds less another's, paired by fact, with its interval."""
+    common = [key for key in one if key in other and windows[key[0]].facts[key[1]].far]
+    if len(common) < GROUP:
+        return None
+    apart = np.array([float(one[key]) - float(other[key]) for key in common])
+    # half a fact each way keeps the interval open where no answer differs
+    spread = math.sqrt((float(((apart - apart.mean()) ** 2).sum()) + 0.5) / (len(apart) - 1) / len(apart))
+    half = t_quantile(len(apart) - 1, confidence=LOOK_CONFIDENCE) * spread
+    mean = float(apart.mean())
+    return Mean(mean, mean - half, mean + half)

@@ -1,0 +1,295 @@
+"""The report: one HTML page, its record and its figures. It requests no other file, and needs no script."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ropewalk.atomic_io import as_path, check_output, write_output
+from ropewalk.audit.audit import Audit, audit_sentences
+from ropewalk.diagnosis.evidence import LOOK_CONFIDENCE, Floats, Mean, choice
+from ropewalk.diagnosis.facts import CHANCE, KINDS, binomial_interval
+from ropewalk.diagnosis.plan import CROP
+from ropewalk.errors import RopeError
+from ropewalk.figures.style import NARROW, WIDE, length_ticks, look_of, mark_trained_length, new_figure, render, style
+from ropewalk.optional import need
+from ropewalk.report.inline import inline_svg, night_colors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAGE, RECORD = "index.html", "report.json"
+BINS = 8  # of distances, with equally many facts
+PARTS = 4  # of a stretch that crop scored
+LIMITS = (-0.3, 1.0)  # nats per token: the widest scale of the loss
+CONFIDENCE = 0.95  # of the lines in the figure of facts
+
+
+def found_by_distance(found: Any, method: str) -> list[tuple[float, int, int]]:
+    """Return the mean distance, the facts found and the facts asked of each bin, the nearest first."""
+    pairs = sorted(
+        (distance, choice(row) == fact.right)
+        for window, one, distances in zip(found.windows, found.readings[method], found.distances, strict=False)
+        if one.answers
+        for fact, row, distance in zip(window.facts, one.answers, distances, strict=True)
+    )
+    if not pairs:
+        return []
+    bins = np.array_split(np.arange(len(pairs)), min(BINS, max(1, len(pairs) // 3)))
+    return [(float(np.mean([pairs[n][0] for n in part])), sum(pairs[n][1] for n in part), len(part)) for part in bins]
+
+
+def loss_by_position(found: Any, method: str) -> list[tuple[float, Mean]]:
+    """Return the loss less crop's by position, of the parts of the windows that crop scored."""
+    if CROP not in found.readings:
+        return []
+    rows: dict[tuple[int, int], list[tuple[Floats, Floats]]] = {}
+    for window, one, crop in zip(found.windows, found.readings[method], found.readings[CROP], strict=False):
+        scored = [n for n, value in enumerate(crop.loss) if value is not None]
+        runs = np.split(scored, np.flatnonzero(np.diff(scored) > 1) + 1) if scored else []
+        for part in (part for run in runs for part in np.array_split(run, min(PARTS, max(1, len(run) // 4)))):
+            numbers = [n for n in part.tolist() if one.loss[n] is not None and window.counted[n]]
+            if numbers:
+                apart = np.array([one.loss[n] - crop.loss[n] for n in numbers])
+                place = (found.blocks[int(part[0])][0], found.blocks[int(part[-1])][1])
+                rows.setdefault(place, []).append((apart, np.array([window.counted[n] for n in numbers], dtype=float)))
+    means = [((start + end) / 2, Mean.of(of)) for (start, end), of in sorted(rows.items())]
+    return [(place, mean) for place, mean in means if mean is not None]
+
+
+def _labels(found: Any) -> dict[str, str]:
+    """Return the methods to draw, each with all names that share its numbers."""
+    names = [name for name in found.evidence.standings if name != CROP]
+    return {
+        name: " = ".join([name, *(other for other, of in found.methods.items() if of.same_as == name)])
+        for name in names
+    }
+
+
+def _facts(found: Any, axes: Axes) -> str:
+    """Draw the share of facts found by distance; return a description."""
+    said = []
+    for name, label in _labels(found).items():
+        bins, look = found_by_distance(found, name), look_of(name)
+        if not bins:
+            if found.evidence.standings[name].broken:
+                axes.plot([], [], look.line, color=look.color, label=f"{label}: given up")
+                said.append(f"{label}: given up")
+            continue
+        at = [place for place, _, _ in bins]
+        share = [right / asked for _, right, asked in bins]
+        ends = [binomial_interval(right, asked, confidence=CONFIDENCE) for _, right, asked in bins]
+        axes.plot(at, share, look.line, color=look.color, marker=look.marker, label=label)
+        axes.vlines(at, [low for low, _ in ends], [high for _, high in ends], color=look.color, alpha=0.25, linewidth=3)
+        said.append(f"{label}: {', '.join(f'{right} of {asked}' for _, right, asked in bins)}")
+    axes.axhline(CHANCE, color="#767676", linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate("chance", (1, CHANCE), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
+                  textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
+    axes.set(ylim=(0, 1.03), xlim=(0, found.target), xlabel="tokens between the fact and the question",
+             ylabel="share of facts found")  # fmt: skip
+    return f"Facts found from near to far. {'; '.join(said)}. Chance is one in four."
+
+
+def _loss(found: Any, axes: Axes) -> str:
+    """Draw the loss less crop's by position; return a description."""
+    said, highest = [], 0.1
+    drawn = [(name, label, rows) for name, label in _labels(found).items() if (rows := loss_by_position(found, name))]
+    apart = 0.006 * (found.target - found.trained_length)  # tokens between the intervals of two methods
+    for number, (name, label, rows) in enumerate(drawn):
+        look, at = look_of(name), [place + apart * (number - (len(drawn) - 1) / 2) for place, _ in rows]
+        values = [mean.value for _, mean in rows]
+        axes.plot(at, values, look.line, color=look.color, marker=look.marker, label=label)
+        ends = [(x, one) for x, (_, one) in zip(at, rows, strict=True) if one.low is not None]
+        low, high = [one.low or 0.0 for _, one in ends], [one.high or 0.0 for _, one in ends]
+        axes.vlines([x for x, _ in ends], low, high, color=look.color, alpha=0.25, linewidth=3)
+        highest = max(highest, *(value for value in values if value <= LIMITS[1]), 0.1)
+        said.append(f"{label} {values[-1]:+.2f} at {round(at[-1]):,}")
+    axes.axhline(0, color="#767676", linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate("crop", (1, 0), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
+                  textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
+    axes.set(ylim=(LIMITS[0], min(LIMITS[1], 1.3 * highest + 0.1)), xlim=(0.97 * found.trained_length, found.target),
+             xlabel="position, tokens", ylabel="loss less crop's, nats per token")  # fmt: skip
+    return f"Loss less crop's in nats per token: {'; '.join(said) or 'not measured'}."
+
+
+FIGURES = {
+    "facts": (
+        _facts,
+        "The share of facts that the model finds, by how far back they were told. Shaded: farther back than the "
+        "trained length. A model that cannot use a fact finds one in four.",
+    ),
+    "loss": (
+        _loss,
+        "How much worse the next token is predicted than by crop, the model that reads only the last tokens, up to its "
+        "trained length. Lower is better. Measured where there are points; lines above the scale are cut off.",
+    ),
+}
+
+
+def _drawn(found: Any, name: str, size: tuple[float, float]) -> tuple[Figure, str]:
+    """Return a figure and its description."""
+    with style():
+        figure, axes = new_figure(*size)
+        said = FIGURES[name][0](found, axes)
+        length_ticks(axes)
+        mark_trained_length(axes, found.trained_length, found.target)
+        handles, labels = axes.get_legend_handles_labels()
+        if handles:
+            legend = axes.legend(handles, labels, loc="best", fontsize=9, ncols=1 if len(labels) < 5 else 2)
+            for text in legend.get_texts():
+                text.set_parse_math(False)
+    return figure, said
+
+
+def figure_of(found: Any, name: str) -> Figure:
+    """Return one figure of the report, "facts" or "loss". A notebook displays it without matplotlib's inline backend.
+
+    Raises `RopeError` for another name, or if the extra `figures` is not installed.
+    """
+    need("matplotlib", extra="figures")
+    if name not in FIGURES:
+        raise RopeError("report: unknown figure.", facts={"name": name}, cure=f"Choose from {', '.join(FIGURES)}.")
+    figure: Any = _drawn(found, name, WIDE)[0]
+    figure._repr_png_ = lambda: render(figure, "png")
+    made: Figure = figure
+    return made
+
+
+def page_of(found: Any) -> str:
+    """Return the page as one HTML text: every name and text is escaped. Raises `RopeError` if a package is missing."""
+    figures = []
+    with _missing_glyphs():
+        for name, (_, caption) in FIGURES.items():
+            wide, said = _drawn(found, name, WIDE)
+            narrow, _ = _drawn(found, name, NARROW)
+            figures.append(
+                {
+                    "name": name,
+                    "caption": caption,
+                    "wide": inline_svg(render(wide, "svg"), name, said, scrolls=False),
+                    "narrow": inline_svg(render(narrow, "svg"), f"{name}-narrow", said, scrolls=False),
+                }
+            )
+    jinja2 = need("jinja2", extra="figures")
+    folder = resources.files("ropewalk.diagnosis")
+    sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "style.css")}
+    environment = jinja2.Environment(
+        loader=jinja2.DictLoader(sources), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    heads, rows = found.rows()
+    config = found.verdict.config
+    page: str = environment.get_template("page.html").render(
+        found=found,
+        figures=figures,
+        heads=heads,
+        rows=rows,
+        terms=found.terms(),
+        command=found.next_command(),
+        measured=how_measured(found),
+        looks=[[f"{one.windows} windows", one.headline, f"{one.seconds:g}"] for one in found.looks],
+        config="" if config is None else json.dumps(config, indent=2),
+        audit=_audit(found),
+        environment=[[name, str(value)] for name, value in found.environment.items()],
+        night=night_colors(),
+    )
+    return page
+
+
+def how_measured(found: Any) -> str:
+    """Return how the measurement was made, in a few sentences."""
+    window = found.windows[0]
+    far, near = (sum(fact.far == part for fact in window.facts) for part in (True, False))
+    fact = window.facts[0]
+    told = f"{KINDS[found.kind].asks.format(name=fact.name).strip()} {fact.value}."
+    control = found.evidence.control
+    said = [
+        f"Between the sentences of the text stand {far} far and {near} near facts in each window, such as “{told}” At "
+        f"the end the model is asked for each, as a choice of four values: those of four neighbouring facts. Far facts "
+        f"lie wholly farther back than {found.trained_length:,} tokens, near ones within.",
+    ]
+    if control.asked:
+        said.append(
+            f"Asked when it had read only {found.trained_length:,} tokens, the unchanged model finds {control.found} "
+            f"of {control.asked}."
+        )
+    said.append(
+        "Losses leave out the facts and two tokens after each. crop is computed on a sample of positions. A reading is "
+        "given up when its loss has risen by more than a nat per token. "
+        f"Intervals hold with {100 * LOOK_CONFIDENCE:g} % at each of up to four looks."
+    )
+    return " ".join(said)
+
+
+def _audit(found: Any) -> list[str]:
+    audits = found.inspection.get("audits") or [found.inspection["audit"]]
+    lines = [line for one in audits for line in audit_sentences(Audit(**one))]
+    return lines + [
+        f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in found.inspection["lint"]
+    ]
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `RopeError`, before any work is done, if the folder cannot be written or a package is missing."""
+    for package in ("jinja2", "matplotlib"):
+        need(package, extra="figures")
+    for name in _names():
+        check_output(as_path(folder, "report") / name, new_folder=True)
+
+
+def _names() -> Sequence[str]:
+    return [PAGE, RECORD, *(f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png"))]
+
+
+def write_report(folder: Path, found: Any) -> Path:
+    """Write index.html, report.json and each figure as .svg and .png into `folder`; return the page's path.
+
+    Everything is rendered before the first file is written. Raises `RopeError` as `check_folder`.
+    """
+    check_folder(folder)
+    folder = as_path(folder, "report")
+    content: dict[str, str | bytes] = {RECORD: json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n"}
+    with _missing_glyphs():
+        for name in FIGURES:
+            figure, _ = _drawn(found, name, WIDE)
+            content |= {f"{name}.{kind}": render(figure, kind) for kind in ("svg", "png")}
+    content[PAGE] = page_of(found)
+    for name, text in content.items():
+        write_output(folder / name, text)
+    return folder / PAGE
+
+
+@contextmanager
+def _missing_glyphs() -> Iterator[None]:
+    """Ignore warnings about characters that matplotlib's font lacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
+
+
+class Pictured:
+    """What a diagnosis shows of itself by pictures. `Diagnosis` inherits it; the functions above take a `Diagnosis`."""
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as one HTML page with figures; if `path` is given, write it, completely or not at all.
+
+        Raises `RopeError` if the extra `figures` is not installed.
+        """
+        page = page_of(self)
+        if path is not None:
+            write_output(path, page)
+        return page
+
+    def figure(self, name: str = "facts") -> Figure:
+        """Return one matplotlib figure of the report: "facts" or "loss".
+
+        Raises `RopeError` for another name, or if the extra `figures` is not installed.
+        """
+        return figure_of(self, name)

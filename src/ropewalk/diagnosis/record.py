@@ -1,0 +1,332 @@
+"""`Diagnosis`: the doctor's one record. It is written to JSON and read back; pages, files and commands take it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ropewalk.atomic_io import finite, read_json, write_output
+from ropewalk.diagnosis.evidence import Evidence, Mean, Standing, Window, WindowReading
+from ropewalk.diagnosis.facts import Found, ToldFact
+from ropewalk.diagnosis.page import Pictured
+from ropewalk.diagnosis.plan import CROP, PLAIN
+from ropewalk.diagnosis.rules import Action, works
+from ropewalk.errors import RopeError
+from ropewalk.serving.engines import ENGINES
+from ropewalk.serving.recorded import RECORD_FORMAT
+from ropewalk.serving.serve import setting_command
+from ropewalk.statistics import plus_minus
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The doctor's answer about one model on one or several texts.
+
+    - `action`: "unfit" (nothing can be said about this model on this text), "keep" (use it unchanged), "extend" (by
+      `method`), "cut" (pass it only the last tokens, up to its trained length) or "undecided".
+    - `headline`: the answer in one sentence. `reasons`: the sentences that support it.
+    - `method`: the method to extend with. `length`: tokens up to which "keep" or "extend" holds, an estimate.
+    - `equal`: methods that are not shown to find less. `engine`: the engine for the method; None: any.
+    - `config`: the keys of config.json that make a checkpoint use the method; None if no config can express it.
+    - `call`: the Python call that applies it instead. `beside`: a sentence on a better method that only Python runs.
+    - `settled`: whether further windows are unlikely to change the answer. `stopped`: why the run ended, or None.
+    - `next`: the command that would decide, or None; `next_sentence`: the same in words.
+    """
+
+    action: Action
+    headline: str
+    reasons: tuple[str, ...] = ()
+    method: str | None = None
+    length: int | None = None
+    equal: tuple[str, ...] = ()
+    engine: str | None = None
+    config: dict[str, Any] | None = None
+    call: str | None = None
+    beside: str | None = None
+    settled: bool = True
+    stopped: str | None = None
+    next: str | None = None
+    next_sentence: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Return the headline and the reasons as one text."""
+        return " ".join((self.headline, *self.reasons))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodForm:
+    """How a method is set: the keys of config.json, or the Python call if no config expresses it.
+
+    - `same_as`: the method with equal frequencies at this length that was measured instead, or None.
+    - `engines`: those that can run it; none: only Python.
+    """
+
+    config: dict[str, Any] | None = None
+    call: str | None = None
+    same_as: str | None = None
+    engines: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookBack:
+    """The answer after a number of windows; `seconds` of measuring."""
+
+    windows: int
+    seconds: float
+    action: Action
+    method: str | None
+    length: int | None
+    headline: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Diagnosis(Pictured):
+    """All that the doctor measured and concluded. Lengths are in tokens, losses in nats per token, times in seconds.
+
+    - `name`: the model's, without folders. `kind`: of facts. `texts`: their names. `seed`: of windows and facts.
+    - `asked_at`: the tokens before the questions. `blocks`: [start, end) of positions.
+    - `windows`: the facts of each window. `readings`: by method, one for each window in order.
+    - `methods`: how each is set. `evidence`: of the last look, which `verdict` follows from. `looks`: all of them.
+    - `inspection`: the audits and findings of the config, as `ropewalk inspect` gives them.
+    - `scaling`: whether the model was trained with its scaling, if this had to be measured.
+    - `environment`: versions, machine and settings. `notes`: sentences about the run.
+
+    >>> import ropewalk as rw
+    >>> found = rw.doctor("tiny", target=512, methods="dca", windows=1, progress=False)
+    >>> found.trained_length, list(found.readings)
+    (256, ['plain', 'dca', 'crop'])
+    """
+
+    name: str
+    trained_length: int
+    target: int
+    kind: str
+    asked_at: int
+    texts: tuple[str, ...]
+    seed: int
+    blocks: tuple[tuple[int, int], ...]
+    windows: tuple[Window, ...]
+    readings: Mapping[str, tuple[WindowReading, ...]]
+    methods: Mapping[str, MethodForm]
+    evidence: Evidence
+    verdict: Verdict
+    looks: tuple[LookBack, ...]
+    inspection: Mapping[str, Any]
+    scaling: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def distances(self) -> list[list[int]]:
+        """Return how many tokens before the questions each fact ends, by window."""
+        return [[self.asked_at - fact.end for fact in window.facts] for window in self.windows]
+
+    def next_command(
+        self, *, model: str | None = None, trained_length: int | None = None, record: str | Path | None = None
+    ) -> str | None:
+        """Return the command that applies the answer, or else the one that would decide; None if there is none.
+
+        - `model`: its path or name on the command line; None: `name`. `trained_length`: if it had to be given.
+          `record`: the file of this diagnosis, if it was written.
+        """
+        if self.verdict.action != "extend":
+            return self.verdict.next
+        verdict = self.verdict
+        assert verdict.method is not None, "it extends"
+        return setting_command(
+            "python" if verdict.config is None else verdict.engine,
+            self.name if model is None else model,
+            verdict.method,
+            target=self.target,
+            trained_length=trained_length,
+            record=record,
+            length=verdict.length,
+        )
+
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return all results as one JSON document; if `path` is given, write it, completely or not at all.
+
+        Numbers are finite or null. The file contains no names of folders.
+        """
+        content = dataclasses.asdict(self)
+        content["evidence"]["rivals"] = [
+            {"method": one, "other": other, **dataclasses.asdict(mean)}
+            for (one, other), mean in self.evidence.rivals.items()
+        ]
+        content["verdict"]["sentence"] = self.verdict.sentence
+        cleaned: dict[str, Any] = finite({"generator": "ropewalk", "format": RECORD_FORMAT, **content})
+        if path is not None:
+            write_output(path, json.dumps(cleaned, indent=1, allow_nan=False) + "\n")
+        return cleaned
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Diagnosis:
+        """Return the diagnosis that `to_json` wrote. Raises `RopeError` for anything else."""
+        if not isinstance(content, Mapping) or content.get("format") != RECORD_FORMAT:
+            raise RopeError(
+                "record: this is not a record of this version of the doctor.",
+                facts={"format": content.get("format") if isinstance(content, Mapping) else type(content).__name__},
+                cure="Measure again: ropewalk doctor MODEL --json FILE.",
+            )
+        try:
+            return _read(content)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise RopeError(
+                "record: it lacks something that the doctor writes, or was changed.",
+                facts={"model": str(content.get("name")), "missing or wrong": str(error)[:200]},
+                cure="Measure again: ropewalk doctor MODEL --json FILE.",
+            ) from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Diagnosis:
+        """Return the diagnosis of a file. Raises `RopeError` if it cannot be read, and as `from_json`."""
+        return cls.from_json(read_json(Path(path)))
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the headers and the rows of the ranked table of methods."""
+        return table(self)
+
+    def terms(self) -> str:
+        """Return what the table's words mean, and what was read."""
+        return terms(self)
+
+    def table(self) -> str:
+        """Return the ranked table of methods as text."""
+        heads, rows = table(self)
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (heads, *rows)]
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+
+    def __str__(self) -> str:
+        lines = [self.table(), "", f"{self.name}: {self.verdict.sentence}"]
+        lines += [] if self.verdict.beside is None else [self.verdict.beside]
+        lines += [] if self.scaling is None else [str(self.scaling["sentence"])]
+        following = self.next_command()
+        return "\n".join([*lines, *self.notes, *([f"Next: {following}"] if following else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the answer and the table for a notebook; needs no extra."""
+        heads, rows = table(self)
+        verdict, following = self.verdict, self.next_command()
+        lines = ["<table>", *(f"<tr>{_cells('td', row)}</tr>" for row in rows), "</table>"]
+        lines.insert(1, f"<tr>{_cells('th', heads)}</tr>")
+        lines.append(
+            f"<p><b>{escape(self.name)}: {escape(verdict.headline)}</b> {escape(' '.join(verdict.reasons))}</p>"
+        )
+        lines += [f"<p>{escape(line)}</p>" for line in (verdict.beside, *self.notes) if line]
+        return "".join([*lines, *([f"<pre>{escape(following)}</pre>"] if following else [])])
+
+
+def _cells(tag: str, row: list[str]) -> str:
+    return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+
+
+def _read(content: Mapping[str, Any]) -> Diagnosis:
+    """Return the diagnosis of a document of this format; raise for missing or unknown keys."""
+    evidence, verdict = content["evidence"], dict(content["verdict"])
+    verdict.pop("sentence", None)
+    fields = {field.name: content[field.name] for field in dataclasses.fields(Diagnosis)}
+    found = Diagnosis(
+        **{
+            **fields,
+            "texts": tuple(content["texts"]),
+            "blocks": tuple((int(start), int(end)) for start, end in content["blocks"]),
+            "windows": tuple(_window(one) for one in content["windows"]),
+            "readings": {name: tuple(map(WindowReading.from_json, of)) for name, of in content["readings"].items()},
+            "methods": {
+                name: MethodForm(**{**of, "engines": tuple(of["engines"])}) for name, of in content["methods"].items()
+            },
+            "evidence": Evidence(
+                windows=int(evidence["windows"]),
+                standings={name: Standing.from_json(one) for name, one in evidence["standings"].items()},
+                control=Found(**evidence["control"]),
+                frequencies=float(evidence["frequencies"]),
+                rivals={
+                    (one["method"], one["other"]): Mean(one["value"], one["low"], one["high"])
+                    for one in evidence["rivals"]
+                },
+            ),
+            "verdict": Verdict(**{**verdict, "reasons": tuple(verdict["reasons"]), "equal": tuple(verdict["equal"])}),
+            "looks": tuple(LookBack(**one) for one in content["looks"]),
+            "notes": tuple(content["notes"]),
+        }
+    )
+    table(found)  # raises for missing numbers
+    return found
+
+
+def _form(content: Mapping[str, Any]) -> MethodForm:
+    return MethodForm(**{**content, "engines": tuple(content["engines"])})
+
+
+def _window(content: Mapping[str, Any]) -> Window:
+    facts = tuple(ToldFact(**{**one, "choices": tuple(one["choices"])}) for one in content["facts"])
+    return Window(**{**content, "facts": facts, "counted": tuple(content["counted"])})
+
+
+HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
+
+
+def table(found: Diagnosis) -> tuple[list[str], list[list[str]]]:
+    """Return the headers and the rows of the ranked table: what works first, then what finds most.
+
+    A label contains all methods that share numbers: "ntk = dynamic".
+    """
+    evidence, rows = found.evidence, []
+    standings = [one for name, one in evidence.standings.items() if name != CROP]
+    extends = found.target > found.trained_length
+    standings.sort(key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN))
+    for one in standings:
+        label = " = ".join([one.method, *(name for name, of in found.methods.items() if of.same_as == one.method)])
+        row = [label, _of(one.beyond, one), _of(one.near, one)]
+        if not extends:
+            row = [label, row[2]]
+        elif one.loss is None:
+            row += ["not measured"]
+        else:
+            row += [plus_minus(one.loss.value, _interval(one.loss.low, one.loss.high))]
+        row += ["" if one.cost is None else f"{one.cost.value:+.2f}"]
+        rows.append([*row, _runs_in(found.methods[one.method].engines)])
+    heads = list(HEADS) if extends else [HEADS[0], HEADS[2], HEADS[4], HEADS[5]]
+    return heads, rows
+
+
+def terms(found: Diagnosis) -> str:
+    """Return what the table's words mean, and what was read."""
+    trained, count = found.trained_length, found.evidence.windows
+    several = f"{count} windows" if count > 1 else "one window"
+    names = dict.fromkeys(found.texts[window.text] for window in found.windows)
+    said = f"Read: {several} of {found.target:,} tokens of {', '.join(names)}, seed {found.seed}. "
+    if found.target > trained:
+        said += (
+            f"beyond: facts told more than {trained:,} tokens before the question; chance finds one in four. "
+            f"crop: only the last {trained:,} tokens. "
+        )
+    said += "cost: loss within the trained length, less that of the unchanged model (plain). Losses in nats per token, "
+    said += "±: 99.5 % interval."
+    choice = found.environment.get("dtype_choice")
+    return said if choice is None else f"{said} Computed in {found.environment['dtype']}: {choice}."
+
+
+def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
+    return None if low is None or high is None else (low, high)
+
+
+def _of(found: Found | None, standing: Standing) -> str:
+    if found is None:
+        return "given up" if standing.broken else ""
+    return f"{found.found} of {found.asked}"
+
+
+def _runs_in(engines: tuple[str, ...]) -> str:
+    """Return the engines of a row in few words."""
+    if len(engines) == len(ENGINES):
+        return "all engines"
+    return ", ".join(engines) or "Python"

@@ -1,1 +1,0 @@
-"""Measure a model on text: losses and copies of distant tokens, with one job engine and one estimate."""

@@ -1,0 +1,205 @@
+"""Facts: where they stand, what they ask, and the exact distribution of what a blind model finds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropewalk.diagnosis.facts import (
+    AFTER,
+    GROUP,
+    KINDS,
+    NUMBERS,
+    WORDS,
+    Found,
+    Layout,
+    Teller,
+    Told,
+    binomial_interval,
+    chance_of,
+    ids_after,
+)
+from ropewalk.errors import RopeError
+
+STORY = "The old man went to the sea again. He had no luck, and said so! Did he fish? " * 900
+
+
+def encode(text: str) -> list[int]:
+    """One token for each character."""
+    return [ord(letter) for letter in text]
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def told(trained: int, target: int, *, seed: int = 0, kind: str = "words") -> tuple[Teller, Layout, Told]:
+    teller = Teller(KINDS[kind], encode, decode)
+    layout = teller.layout(trained, target)
+    return teller, layout, teller.tell(layout, encode(STORY), seed=(seed,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(trained=st.integers(300, 6000), times=st.floats(1.3, 6.0), size=st.integers(3, 40), extra=st.integers(1, 40))
+def test_far_facts_lie_beyond_and_near_ones_within(trained: int, times: float, size: int, extra: int) -> None:
+    target = int(trained * times)
+    try:
+        layout = Layout.choose(trained, target, size=size, question=size + extra)
+    except RopeError:
+        assert 0.3 * min(target - trained, trained) < 10 * (size + extra)  # only where there is no room for a group
+        return
+    places = layout.places()
+    assert layout.far % GROUP == layout.near % GROUP == 0
+    assert len(places) == layout.far + layout.near
+    for number, (low, high) in enumerate(places):
+        assert low < high
+        first, last = low, high - 1 + size  # the tokens that a fact may take
+        if number < layout.far:
+            assert layout.asked_at - last >= trained
+        else:
+            assert target - first <= trained  # also from the end of the question
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(places))
+    if target >= 16 * size * 48:
+        assert (layout.far + layout.near) * size <= 0.07 * target
+
+
+@pytest.mark.parametrize("kind", ["words", "numbers"])
+def test_a_window_with_facts(kind: str) -> None:
+    _, layout, window = told(1200, 4000, kind=kind)
+    text = decode(window.ids.tolist())
+    assert len(window.ids) == 4000 == len(window.counted)
+    covered = np.zeros(4000, dtype=bool)
+    for number, fact in enumerate(window.facts):
+        said = text[fact.start : fact.end]
+        assert fact.name in said
+        assert said.endswith(f"{fact.value}.")
+        assert not covered[fact.start : fact.end + AFTER].any()
+        covered[fact.start : fact.end + AFTER] = True
+        question, choices = window.questions[number]
+        assert decode(question) + decode(choices[fact.right]) + "." == said
+        assert fact.choices[fact.right] == fact.value
+        assert len({len(choice) for choice in choices}) == 1
+        assert len(question) + max(map(len, choices)) <= layout.target - layout.asked_at
+        assert fact.far == (number < layout.far)
+        assert layout.asked_at - fact.end >= 1200 or not fact.far
+    covered[0] = True
+    assert (window.counted == ~covered).all()
+    for fact in reversed(window.facts):
+        text = text[: fact.start] + text[fact.end :]
+    assert STORY.startswith(text)  # the text itself is there, in order
+    for group in range(len(window.facts) // GROUP):
+        members = [fact for fact in window.facts if fact.group == group]
+        assert [fact.right for fact in members] == [0, 1, 2, 3]
+        assert len({fact.choices for fact in members}) == 1
+        assert len({fact.far for fact in members}) == 1
+    assert len({fact.name for fact in window.facts}) == len({fact.value for fact in window.facts}) == len(window.facts)
+
+
+def test_facts_stand_between_sentences() -> None:
+    _, _, window = told(2000, 8000)
+    text = decode(window.ids.tolist())
+    assert sum(text[fact.start - 1] in ".!?" for fact in window.facts) >= 0.9 * len(window.facts)
+
+
+def test_the_seed_decides() -> None:
+    one, same, other = told(1200, 4000)[2], told(1200, 4000)[2], told(1200, 4000, seed=1)[2]
+    assert (one.ids == same.ids).all()
+    assert one.facts == same.facts
+    assert [fact.value for fact in one.facts] != [fact.value for fact in other.facts]
+
+
+def test_names_of_the_text_are_not_used() -> None:
+    teller = Teller(WORDS, encode, decode)
+    layout = teller.layout(1200, 4000)
+    body = "Lisbon apple and Oslo river. " * 200
+    window = teller.tell(layout, encode(body), seed=(0,))
+    assert not {fact.name for fact in window.facts} & {"Lisbon", "Oslo"}
+    assert not {fact.value for fact in window.facts} & {"apple", "river"}
+
+
+def test_facts_known_at_the_trained_length() -> None:
+    _, _, window = told(1500, 3000)
+    known = window.within(1500)
+    assert known
+    assert all(window.facts[number].end <= 1500 for number in known)
+    assert len(known) % GROUP == 0
+
+
+def test_a_tokenizer_that_adds_a_beginning() -> None:
+    """SentencePiece tokenizers put a space, and some a bos, before a text; inside a text there is none."""
+
+    def with_bos(text: str) -> list[int]:
+        return [1, ord(" "), *encode(text)]
+
+    assert decode(ids_after(with_bos, " 482")) == " 482"
+
+
+def test_too_short() -> None:
+    with pytest.raises(RopeError, match="too few tokens for facts"):
+        Layout.choose(1000, 1040, size=12, question=12)
+    with pytest.raises(RopeError, match="too few names"):
+        Teller(NUMBERS, lambda text: [0] * (int.from_bytes(text.encode(), "little") % 997), decode)
+
+
+def test_the_distribution_by_chance_is_that_of_all_assignments() -> None:
+    """The oracle counts over the assignments of both groups at once."""
+    groups = [(0, 0, 1, 3), (2, 2, 2, 2)]
+    counted = np.zeros(9)
+    for one, other in itertools.product(itertools.permutations(range(4)), repeat=2):
+        hits = sum(a == b for a, b in zip(groups[0] + groups[1], one + other, strict=True))
+        counted[hits] += 1
+    assert np.allclose(chance_of(groups), counted / counted.sum())
+
+
+def test_found() -> None:
+    found = Found.of([[0, 1, 2, 3]] * 3 + [[1, 0, 3, 2]], confidence=0.995)
+    assert (found.found, found.asked) == (12, 16)
+    assert found.low < 0.75 < found.high
+    nothing = Found.of([], confidence=0.995)
+    assert (nothing.asked, nothing.low, nothing.high) == (0, 0.0, 1.0)
+    assert not nothing.exceeds_chance(0.5)
+
+
+@pytest.mark.parametrize("habit", ["uniform", "first", "latest", "copies"])
+def test_a_blind_model_exceeds_chance_no_more_often_than_stated(habit: str) -> None:
+    """Whatever its habits: it knows the questions and the choices, but not which name has which value."""
+    random, level, runs, over, shares = np.random.default_rng(3), 0.01, 4000, 0, []
+    for _ in range(runs):
+        groups = []
+        for _ in range(6):
+            if habit == "uniform":
+                answers = random.integers(0, 4, 4)
+            elif habit == "first":
+                answers = np.zeros(4, dtype=int)
+            elif habit == "latest":
+                answers = np.full(4, random.integers(0, 4))
+            else:  # all questions of a window get one answer or another
+                answers = np.array([0, 1, 2, 3]) if random.random() < 0.5 else np.array([1, 1, 1, 0])
+            truth = random.permutation(4)
+            groups.append([int(np.flatnonzero(truth == answer)[0]) for answer in answers[np.argsort(np.arange(4))]])
+        found = Found.of(groups, confidence=0.995)
+        over += found.exceeds_chance(level)
+        shares.append(found.share)
+    assert abs(np.mean(shares) - 0.25) < 0.01
+    assert over <= level * runs + 3 * np.sqrt(level * runs)
+
+
+def test_the_interval_of_a_share() -> None:
+    """Each end is the share at which the tail probability is half of what remains (checked by summing the tail)."""
+    from math import comb
+
+    def at_least(share: float) -> float:
+        return sum(comb(48, k) * share**k * (1 - share) ** (48 - k) for k in range(25, 49))
+
+    def at_most(share: float) -> float:
+        return sum(comb(48, k) * share**k * (1 - share) ** (48 - k) for k in range(26))
+
+    low, high = binomial_interval(25, 48, confidence=0.98)
+    assert at_least(low) == pytest.approx(0.01)
+    assert at_most(high) == pytest.approx(0.01)
+    assert binomial_interval(0, 48, confidence=0.98)[0] == 0.0
+    assert binomial_interval(48, 48, confidence=0.98)[1] == 1.0

@@ -1,0 +1,168 @@
+"""The run from end to end: on `tiny`, which has an answer within seconds, and on random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.builtin.texts import novel
+from ropewalk.diagnosis.plan import CROP, PLAIN
+from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.record import Diagnosis
+from ropewalk.diagnosis.run import RunInterrupted, doctor_command
+from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.errors import RopeError
+from tests.diagnosis.models import ROPE, tiny_decoder
+
+TEXT = [("whale", novel(40_000, 60_000))]
+SHORT = [("whale", novel(40_000, 4_500))]
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    """What the doctor says about `tiny` on a stretch of Moby-Dick, of which it has seen nothing."""
+    state = tmp_path_factory.mktemp("state")
+    return rw.doctor("tiny", text=TEXT, methods="yarn,dca", engine="python", state=state, progress=False)
+
+
+def test_the_answer(answer: Diagnosis) -> None:
+    assert (answer.verdict.action, answer.verdict.method) == ("extend", "dca")
+    assert answer.verdict.length > 256
+    found = answer.evidence.standings["dca"].beyond
+    assert found.share > 0.4
+    assert f"It finds {found.found} of {found.asked} facts told more than 256 tokens earlier" in str(answer)
+    assert answer.looks[-1].windows == len(answer.windows) == answer.evidence.windows
+    assert [look.windows for look in answer.looks] == [1, 2, 4, 8][: len(answer.looks)]
+    assert answer.environment["library"].startswith("transformers")
+    assert "whale" in answer.verdict.sentence
+    assert answer.next_command().splitlines()[-1] == "rw.attach(model, 'dca', target=1024)"
+
+
+def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
+    written = answer.to_json(tmp_path / "record.json")
+    again = Diagnosis.read(tmp_path / "record.json")
+    assert again.to_json() == written
+    assert str(again) == str(answer)
+    assert again.evidence == answer.evidence
+    assert str(tmp_path) not in (tmp_path / "record.json").read_text()
+    assert "<table>" in again._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: c.update(format=2), lambda c: c.pop("verdict"), lambda c: c["evidence"].pop("control"),
+     lambda c: c.update(windows=[{}]), lambda c: c["methods"].update(yarn=3)],
+)  # fmt: skip
+def test_a_changed_record_is_refused(answer: Diagnosis, change: Any) -> None:
+    content = json.loads(json.dumps(answer.to_json()))
+    change(content)
+    with pytest.raises(RopeError, match=r"^record: "):
+        Diagnosis.from_json(content)
+
+
+def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: Path) -> None:
+    """Ctrl-C in the second window: the answer so far; the same command goes on, to the same numbers."""
+    settings = DoctorSettings(text=TEXT, methods="yarn,dca", engine="python", state=tmp_path)
+
+    class Stop:
+        def __init__(self) -> None:
+            self.begun = 0
+
+        def begin(self, description: str, tokens: int) -> None:
+            self.begun += 1
+            if self.begun == 6:
+                raise KeyboardInterrupt
+
+        def advance(self, tokens: int) -> None:
+            pass
+
+    torch.set_num_threads(1)
+    with pytest.raises(RunInterrupted) as stopped:
+        prepare("tiny", settings, False).measure(Stop())
+    assert stopped.value.diagnosis is not None
+    assert stopped.value.diagnosis.verdict.stopped == "Ctrl-C"
+    assert stopped.value.kept >= 4
+    resumed = prepare("tiny", dataclasses.replace(settings, resume=True), False)
+    assert resumed.resumed == stopped.value.kept
+    again = resumed.measure(False)
+    for name, of in answer.readings.items():
+        for one, other in zip(of, again.readings[name], strict=True):
+            assert dataclasses.replace(one, seconds=0.0) == dataclasses.replace(other, seconds=0.0)
+    assert again.evidence == answer.evidence
+
+
+def test_plain_holds_within_its_real_length(tmp_path: Path) -> None:
+    """Told a trained length of half its own, the model is kept."""
+    found = rw.doctor("tiny", trained_length=128, target=256, text=TEXT, methods="ntk", state=tmp_path, progress=False)
+    assert (found.verdict.action, found.verdict.length) == ("keep", 256)
+
+
+def test_random_weights_are_unfit(tmp_path: Path) -> None:
+    model = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=512), vocab_size=256, initializer_range=0.02)
+    from ropewalk.checkpoints.tokenizer import TextTokenizer
+
+    model.tokenizer = TextTokenizer.bytes()
+    found = rw.doctor(model, target=1024, text=SHORT, methods="yarn", state=tmp_path, progress=False)
+    assert found.verdict.action == "unfit"
+    assert "untrained or damaged" in found.verdict.headline
+    assert found.looks[-1].windows == 1
+    assert found.next_command() is None
+
+
+def test_within_the_trained_length(tmp_path: Path) -> None:
+    found = rw.doctor("tiny", target=256, text=TEXT, state=tmp_path, progress=False)
+    assert found.verdict.action in ("keep", "undecided")
+    assert list(found.readings) == [PLAIN]
+    assert "finds beyond" not in found.table()
+
+
+def test_the_next_method_follows_if_one_fails(tmp_path: Path) -> None:
+    """Without named methods, llama3 follows yarn, which costs `tiny` too much within its trained length."""
+    found = rw.doctor("tiny", engine="vllm", text=TEXT, state=tmp_path, progress=False, windows=8)
+    assert {"yarn", "dca"} <= set(found.readings)  # the built-in model's own two
+    from ropewalk.checkpoints.sources import find
+
+    folder = find("tiny")
+    again = rw.doctor(str(folder), engine="vllm", text=TEXT, state=tmp_path / "b", progress=False, windows=8)
+    assert list(again.readings)[:2] == [PLAIN, "yarn"]
+    assert CROP in again.readings
+    assert "dca" not in again.readings
+
+
+def test_the_minutes(tmp_path: Path) -> None:
+    """What does not fit is refused before any work, with the command that fits."""
+    ticks = iter(range(0, 10**9, 40))
+    settings = DoctorSettings(text=TEXT, methods="yarn", target=1024, minutes=1.0, state=tmp_path)
+    with pytest.raises(RopeError, match="longer than --minutes") as refused:
+        prepare("tiny", settings, False, clock=lambda: float(next(ticks)))
+    command = refused.value.cure
+    assert command.startswith("Run: rw.doctor('tiny', ")
+    assert "minutes=" in command
+    assert not list(tmp_path.glob("**/*.jsonl"))
+
+
+def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
+    with pytest.raises(RopeError, match="too short for one window") as refused:
+        rw.doctor("tiny", target=4096, text=SHORT, state=tmp_path, progress=False)
+    assert "characters" in refused.value.cure
+    run = prepare("tiny", DoctorSettings(text=SHORT, target=1024, methods="dca", state=tmp_path), False)
+    assert any("characters" in note for note in run.notes)
+
+
+def test_the_command_of_another_run() -> None:
+    settings = DoctorSettings(text="my text.txt", methods="yarn,ntk", minutes=5.0, windows=2, state="kept")
+    assert doctor_command("m.gguf", settings, kept=["--json", "a.json"]) is None
+    command = doctor_command("m.gguf", settings, kept=["--json", "a.json"], minutes=20.0, resume=True)
+    assert command == (
+        "ropewalk doctor m.gguf --text 'my text.txt' --methods yarn,ntk --minutes 20 --windows 2 --resume --state kept "
+        "--json a.json"
+    )
+    spoken = doctor_command(object(), DoctorSettings(text=[("a", "b")]), minutes=math.inf)
+    assert spoken == "rw.doctor(model, text=text, minutes=inf)"
