@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.examples.loading import example
-from tests.extend.material import TARGET, TRAINED, checkpoint
+from tests.extend.material import TARGET, checkpoint
 from tests.launch.ranks import free_port
 from tests.prose import prose
 
@@ -51,16 +51,18 @@ def test_the_doctor_measures_before_and_after(words: list[str], tmp_path: Path) 
     """The weights change, config.json has the method, and the record the losses and both measurements."""
     held_out, out = tmp_path / "held out.txt", tmp_path / "out"
     held_out.write_text(prose(400, 7))
+    source = checkpoint(tmp_path / "longer", max_position_embeddings=256)  # facts need room
+    words = [*words, "--model", str(source), "--target", "512"]
     losses = example("tune").main([*words, "--steps", "4", "--validation", str(held_out), "--out", str(out)])
     record = json.loads((out / "tuning.json").read_text())
     assert record["loss"] == losses
     assert len(losses) == 4
-    assert record["window"] == TRAINED
+    assert record["window"] == 256
     assert [reading["step"] for reading in record["doctor"]] == [0, 4]
-    assert record["doctor"][0]["doctor/loss_beyond"] != record["doctor"][1]["doctor/loss_beyond"]
+    assert record["doctor"][0]["doctor/loss_within"] != record["doctor"][1]["doctor/loss_within"]
     config = json.loads((out / "config.json").read_text())
-    assert (config["rope_parameters"]["rope_type"], config["max_position_embeddings"]) == ("yarn", TARGET)
-    before = weights(tmp_path / "source")
+    assert (config["rope_parameters"]["rope_type"], config["max_position_embeddings"]) == ("yarn", 512)
+    before = weights(source)
     assert max(float((before[name] - weight).abs().max()) for name, weight in weights(out).items()) > 1e-4
 
 
