@@ -263,7 +263,7 @@ def test_after_a_broken_context_another_process_goes_on(tmp_path: Path, monkeypa
     assert statuses(records) == ["failed"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # two runs in the interpreter: minutes
 @interpreted
 def test_the_command_is_interrupted_and_resumes(tmp_path: Path) -> None:
     """Two runs in the interpreter, each ended by SIGTERM: what is there stays, and the second begins after it."""

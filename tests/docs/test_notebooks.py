@@ -47,9 +47,15 @@ def test_it_holds_the_whole_page(made):
     assert not any("benchmarks/" in cell["source"] or "tests/" in cell["source"] for cell in cells)
 
 
+_COSTLY = {True: pytest.mark.thorough, False: pytest.mark.slow}
+
+
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.thorough] * (page != PAGES[0])) for page in PAGES],
+    [  # the pages themselves run in test_lesson.py
+        pytest.param(page, marks=[] if page == PAGES[0] else [_COSTLY[number % 4 == 0]])
+        for number, page in enumerate(PAGES)
+    ],
     ids=lambda page: page.stem,
 )
 def test_it_runs_from_anywhere(page, tmp_path, monkeypatch):
