@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from ropewalk.cli.options import TOKENS, Command, Overrides, command_line, with_options
+from ropewalk.cli.options import TOKENS, Command, command_line, with_options
 from ropewalk.errors import RopeError
 
 
@@ -139,32 +139,6 @@ def test_the_command_of_a_group_is_printed_with_its_group():
     result = CliRunner().invoke(app, ["group", "measure", *REQUIRED], prog_name="ropewalk")
     assert result.exit_code == 0, result.output
     assert CALLS[0]["line"] == "ropewalk group measure tiny --text a.txt"
-
-
-def choose(settings: Overrides[SampleSettings], quick: bool = False) -> None:
-    """Measure with other defaults."""
-    CALLS.append({"settings": settings.over({"text": (Path("b.txt"),), "windows": 4} if quick else {"text": ()})})
-    CALLS[-1] |= {"given": settings.values}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given"),
-    [
-        ([], {}),
-        (["--windows", "16", "--block", "1k"], {"windows": 16, "block": 1024}),
-        (["--text", "a.txt", "--text", "c.txt"], {"text": (Path("a.txt"), Path("c.txt"))}),
-        (["--resume", "--no-echo"], {"resume": True, "echo": False}),
-    ],
-)
-def test_settings_over_other_defaults(arguments: list[str], given: dict[str, Any]):
-    """What is typed, also where it equals the dataclass's default, is held against another source of defaults."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(with_options(choose))
-    CALLS.clear()
-    result = CliRunner().invoke(app, ["--quick", *arguments])
-    assert result.exit_code == 0, result.output
-    assert CALLS[0]["given"] == given
-    assert CALLS[0]["settings"] == SampleSettings(**{"text": (Path("b.txt"),), "windows": 4, **given})
 
 
 def test_the_help_is_the_fields_own():

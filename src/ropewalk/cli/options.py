@@ -1,8 +1,7 @@
 """The options of `ropewalk` and of each command, lengths in tokens, and the command line of a record.
 
 The options of a command are derived from the settings dataclasses of its function. A parameter that is annotated with a
-dataclass becomes one option for each field, and the function gets the dataclass. A parameter that is annotated with
-`Overrides` of a dataclass gets only the given values. A field's `metadata` may contain:
+dataclass becomes one option for each field, and the function gets the dataclass. A field's `metadata` may contain:
 
 - "help": the option's help.
 - "type": the type on the command line, if the field's own type is wider.
@@ -29,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -40,7 +39,6 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.values import names_of
 from ropewalk.version import __version__
 
-Settings = TypeVar("Settings")
 TOKENS: Final = "tokens"
 """Mark of a length in a command's own signature: `target: Annotated[int | None, TOKENS, typer.Option(...)] = None`."""
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
@@ -54,26 +52,6 @@ def options(
     if version:
         typer.echo(f"ropewalk {__version__}")
         raise typer.Exit
-
-
-@dataclass(frozen=True)
-class Overrides(Generic[Settings]):
-    """The settings given on the command line, for a command whose defaults differ from those of the dataclass.
-
-    >>> @dataclass(frozen=True)
-    ... class Settings:
-    ...     steps: int = 500
-    ...     seed: int = 0
-    >>> Overrides(Settings, {"seed": 7}).over({"steps": 20})
-    Settings(steps=20, seed=7)
-    """
-
-    settings: type[Settings]
-    values: Mapping[str, Any]
-
-    def over(self, defaults: Mapping[str, Any]) -> Settings:
-        """Return the dataclass with these values, then `defaults`, then its own defaults."""
-        return self.settings(**{**defaults, **self.values})
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -145,40 +123,27 @@ class _Option:
 
 @dataclass(frozen=True, kw_only=True)
 class _SettingsGroup:
-    """The options of one dataclass; `partial` if the function gets `Overrides` of it."""
+    """The options of one dataclass."""
 
     settings: type
-    partial: bool
     options: dict[str, _Option]
 
     def read(self, typed: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-        """Return the dataclass or the `Overrides` that the function gets.
-
-        **Arguments:**
-        - `typed`: the values from typer.
-        - `values`: the same values, converted to the fields' types.
-        """
-        chosen = {
-            name: values[name]
-            for name in self.options
-            if name in typed and not (self.partial and typed[name] in (None, []))
-        }
-        return Overrides(self.settings, chosen) if self.partial else self.settings(**chosen)
+        """Return the dataclass from the values `typed`, which `values` has converted to the fields' types."""
+        return self.settings(**{name: values[name] for name in self.options if name in typed})
 
 
 def _settings_group(hint: Any) -> _SettingsGroup | None:
     """Return the options of an annotation that is a dataclass; None for any other annotation."""
-    partial = get_origin(hint) is Overrides
-    settings = get_args(hint)[0] if partial else hint
-    if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
+    if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
         return None
-    hints = get_type_hints(settings)
+    hints = get_type_hints(hint)
     options = {
-        field.name: _of_field(field, hints[field.name], partial)
-        for field in dataclasses.fields(settings)
+        field.name: _of_field(field, hints[field.name])
+        for field in dataclasses.fields(hint)
         if field.init and field.metadata.get("command_line", True)
     }
-    return _SettingsGroup(settings=settings, partial=partial, options=options)
+    return _SettingsGroup(settings=hint, options=options)
 
 
 def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
@@ -213,14 +178,14 @@ def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
     )
 
 
-def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Option:
-    """Return the option of one field: type and default for typer, and the conversions; `partial` shows no default."""
+def _of_field(field: dataclasses.Field[Any], hint: Any) -> _Option:
+    """Return the option of one field: type and default for typer, and the conversions."""
     kind, optional = _without_none(field.metadata.get("type", hint))
     repeated = get_origin(kind) is tuple
     element = get_args(kind)[0] if repeated else kind
     names = field.metadata.get("option", ())
     names = (names,) if isinstance(names, str) else tuple(names)
-    default = None if partial else _default(field)
+    default = _default(field)
     is_flag = kind is bool and default is False
     if is_flag and not names:
         names = (_named(field.name),)
@@ -242,7 +207,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
 
     required = default is inspect.Parameter.empty
     annotation = list[typed] if repeated else typed
-    if not required and (repeated or optional or partial):
+    if not required and (repeated or optional):
         annotation = annotation | None
     return _Option(annotation=_annotated(annotation, info), default=_typed(default, typed), read=read)
 
