@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention, check_unrotated
+from ropewalk.attention.attention import check_unrotated
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import Branches
@@ -264,11 +264,6 @@ class Decoder(nn.Module):
         if cache is not None:
             for extension in set(self.config.extensions):
                 check_unrotated(cache, extension)
-
-
-def _attention_of(layer: nn.Module) -> Attention:
-    assert isinstance(layer, DecoderLayer)
-    return layer.self_attn
 
 
 def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:

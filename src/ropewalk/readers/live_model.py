@@ -391,11 +391,6 @@ class LivePrefix:
     def tokens(self) -> int:
         return self._tokens
 
-    @property
-    def next_log_probs(self) -> Tensor:
-        """Return the log-probability of every token after the last one, float32 `[vocab]`."""
-        return self._next
-
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
         check_read(input_ids, self._tokens)

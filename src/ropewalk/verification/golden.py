@@ -407,8 +407,8 @@ class _NoEngine:
         """Return None."""
 
     def ask(self, input_ids: Sequence[int]) -> Any:
-        """Refuse."""
-        raise NotImplementedError
+        """Raise: a plan asks nothing."""
+        raise AssertionError("a plan asks nothing")
 
 
 def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[list[int]]:

@@ -145,9 +145,6 @@ class Stacked(Scaling):
             return super().inv_freq_of_lengths(ladder, lengths)
         return self.by.inv_freq_of_lengths(self.below(ladder, None), lengths)
 
-    def first_inv_freq(self, ladder: Ladder) -> list[float]:
-        return self.of.inv_freq(ladder, None)
-
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         return self.of.attention_factor_at(ladder_max, seq_len) * self.by.attention_factor_at(ladder_max, seq_len)
 
