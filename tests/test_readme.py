@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from ropewalk.diagnosis.record import Diagnosis, table
+from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.rules import Action
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +97,7 @@ def test_the_terminal_is_the_record():
     assert TINY.environment["command"] == "ropewalk doctor tiny"
     assert words.startswith(f"$ {TINY.environment['command']} --json result.json ")
     assert TINY.verdict.sentence in words
-    for row in table(TINY)[1]:
+    for row in TINY.rows()[1]:
         assert any(line[0] == row[0] and " ".join(row[1:3]) in " ".join(line) for line in lines if line), row
     assert (TINY.verdict.action, TINY.verdict.method) == ("extend", "dca")
     assert f"rw.attach(model, 'dca', target={TINY.target})" in words

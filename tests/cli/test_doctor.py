@@ -168,7 +168,7 @@ def test_no_number_is_lost_in_a_narrow_terminal(
         again = ["--resume"] if printed else []
         assert doctor(checkpoint, "--text", text, "--target", 512, "--method", "pi,yarn", *again) == 0
         out = capsys.readouterr().out
-        printed[columns] = re.split(r"\nRead:", out[out.index("─") :])[0]
+        printed[columns] = re.split(r"\nMeasured:", out[out.index("─") :])[0]
         assert max(len(line.rstrip()) for line in printed[columns].splitlines()) <= columns, printed[columns]
     tables = printed[200]
     assert len(re.findall(r"\d of \d", tables)) == 6

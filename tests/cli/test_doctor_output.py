@@ -47,7 +47,7 @@ def test_the_order(found: Diagnosis) -> None:
     words = " ".join(printed(found).split())
     in_order = [
         "method finds beyond near",
-        "Read: one window of 512 tokens of whale, seed 0.",
+        "Measured: one window of 512 tokens of whale, seed 0.",
         "chance finds one in four",
         "tiny: Extend with yarn. It finds 8 of 8.",
         "In Python, dca finds 9 of 8: rw.attach(model, 'dca')",

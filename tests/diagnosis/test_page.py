@@ -11,7 +11,7 @@ import pytest
 
 from ropewalk.diagnosis.page import FIGURES, figure_of, found_by_distance, loss_by_position, page_of, write_report
 from ropewalk.diagnosis.plan import CROP, PLAIN
-from ropewalk.diagnosis.record import Diagnosis, Verdict, table
+from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.errors import RopeError
 from tests.diagnosis.models import small_diagnosis, with_verdict
 from tests.report.pages import Page
@@ -58,7 +58,7 @@ def test_a_page(found: Diagnosis, what: str) -> None:
     addresses = [value for name in ("src", "href", "action") for value in page.values(name)]
     assert all(value.startswith("#") for value in addresses)
     assert one.verdict.headline in page.words
-    for row in table(one)[1]:
+    for row in one.rows()[1]:
         assert all(not cell or cell in page.words for cell in row)
     command = one.next_command()
     assert command is None or command.splitlines()[0] in page.words

@@ -166,3 +166,28 @@ def test_the_command_of_another_run() -> None:
     )
     spoken = doctor_command(object(), DoctorSettings(text=[("a", "b")]), minutes=math.inf)
     assert spoken == "rw.doctor(model, text=text, minutes=inf)"
+
+
+def test_more_windows_keep_the_results_of_few(tmp_path: Path) -> None:
+    """The command that an undecided run prints reuses its windows: their places do not depend on `windows`."""
+    settings = DoctorSettings(text=TEXT, target=512, methods="dca", engine="python", windows=1, state=tmp_path)
+    first = prepare("tiny", settings, False)
+    assert first.looks == (1,)
+    measured = first.measure(False)
+    following = prepare("tiny", dataclasses.replace(settings, windows=None, resume=True), False)
+    assert following.resumed == 3
+    assert following.looks == (1, 2, 4, 8)
+    assert following.windows[:1] == measured.windows
+    assert (
+        measured.verdict.next is None or "--resume" in measured.verdict.next or "resume=True" in measured.verdict.next
+    )
+
+
+def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
+    """The limit was checked by an estimate before; what the first answer needs is not cut off by it."""
+    settings = DoctorSettings(text=TEXT, target=512, methods="dca", engine="python", minutes=5.0, state=tmp_path)
+    run = prepare("tiny", settings, False)
+    late = dataclasses.replace(run, clock=lambda: run.began + 301.0)
+    found = late.measure(False)
+    assert found.evidence.windows == 1
+    assert found.verdict.stopped == "minutes" or found.verdict.settled

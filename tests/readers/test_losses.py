@@ -80,3 +80,18 @@ def test_bfloat16_measures_what_float32_measures() -> None:
     off = [means[torch.bfloat16, method] - means[torch.float32, method] for method in ("plain", "ntk", "dca")]
     assert max(map(abs, off)) < 0.002
     assert max(off) - min(off) < 0.002
+
+
+@pytest.mark.parametrize("most", [15, 16, 40])
+def test_a_window_is_given_up(most: int) -> None:
+    """`until` gets the losses so far after each chunk; its True ends the window."""
+    model, ids = tiny_decoder(), random_ids(64)
+    seen: list[int] = []
+
+    def enough(losses: np.ndarray) -> bool:
+        seen.append(len(losses))
+        return len(losses) >= most
+
+    whole, part = window_losses(model, ids, chunk=16), window_losses(model, ids, chunk=16, until=enough)
+    assert len(part) == seen[-1] == next(length for length in (16, 32, 48, 63) if length >= most)
+    np.testing.assert_allclose(part, whole[: len(part)], atol=1e-6)

@@ -118,11 +118,10 @@ def print_table(console: Console, found: Diagnosis) -> None:
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
-    from ropewalk.diagnosis.record import table, terms
 
-    heads, rows = table(found)
+    heads, rows = found.rows()
     best = next((row[0] for row in rows if row[0].split(" ")[0] == found.verdict.method), None)
     cells = {row[0]: row[1:] for row in rows}
     for one in stacked(console, None, [(head, "bold") for head in heads[1:]], cells, best):
         console.print(one)
-    console.print(Text(f"{terms(found)}\n"))
+    console.print(Text(f"{found.terms()}\n"))

@@ -157,7 +157,7 @@ def prepare(
         dtype_note=source.dtype_note,
         vocabulary=vocabulary,
         texts=chosen.texts.names,
-        default_texts=texts.chosen,
+        characters=sum(map(len, chosen.texts.contents)),
         engine=engine,
         engines=chosen.engines,
         first=chosen.first,
@@ -200,7 +200,7 @@ def _planned(
             cure=f"Give a text of about {_characters(texts, target):,} characters, or a --target of at most "
             f"{texts.longest}.",
         )
-    most = min(MOST_WINDOWS if settings.windows is None else settings.windows, max(1, texts.room(target)))
+    most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, texts.room(target)))  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
     names, queued = list(settings.method_names), False
     if not names and design.extends:

@@ -15,11 +15,12 @@ from ropewalk.diagnosis.facts import Found, ToldFact
 from ropewalk.diagnosis.page import Pictured
 from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.rules import Action, works
-from ropewalk.errors import RopeError
 from ropewalk.serving.engines import ENGINES
-from ropewalk.serving.recorded import RECORD_FORMAT
+from ropewalk.serving.recorded import RECORD_FORMAT, checked
 from ropewalk.serving.serve import setting_command
 from ropewalk.statistics import plus_minus
+
+HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,20 +168,8 @@ class Diagnosis(Pictured):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Diagnosis:
         """Return the diagnosis that `to_json` wrote. Raises `RopeError` for anything else."""
-        if not isinstance(content, Mapping) or content.get("format") != RECORD_FORMAT:
-            raise RopeError(
-                "record: this is not a record of this version of the doctor.",
-                facts={"format": content.get("format") if isinstance(content, Mapping) else type(content).__name__},
-                cure="Measure again: ropewalk doctor MODEL --json FILE.",
-            )
-        try:
+        with checked(content):
             return _read(content)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise RopeError(
-                "record: it lacks something that the doctor writes, or was changed.",
-                facts={"model": str(content.get("name")), "missing or wrong": str(error)[:200]},
-                cure="Measure again: ropewalk doctor MODEL --json FILE.",
-            ) from error
 
     @classmethod
     def read(cls, path: str | Path) -> Diagnosis:
@@ -188,16 +177,51 @@ class Diagnosis(Pictured):
         return cls.from_json(read_json(Path(path)))
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headers and the rows of the ranked table of methods."""
-        return table(self)
+        """Return the headers and the rows of the ranked table: what works first, then what finds most.
+
+        A label contains all methods that share numbers: "ntk = dynamic".
+        """
+        evidence, rows = self.evidence, []
+        standings = [one for name, one in evidence.standings.items() if name != CROP]
+        extends = self.target > self.trained_length
+        standings.sort(
+            key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN)
+        )
+        for one in standings:
+            label = " = ".join([one.method, *(name for name, of in self.methods.items() if of.same_as == one.method)])
+            row = [label, _of(one.beyond, one), _of(one.near, one)]
+            if not extends:
+                row = [label, row[2]]
+            elif one.loss is None:
+                row += ["not measured"]
+            else:
+                row += [plus_minus(one.loss.value, _interval(one.loss.low, one.loss.high))]
+            row += ["" if one.cost is None else f"{one.cost.value:+.2f}"]
+            rows.append([*row, _runs_in(self.methods[one.method].engines)])
+        heads = list(HEADS) if extends else [HEADS[0], HEADS[2], HEADS[4], HEADS[5]]
+        return heads, rows
 
     def terms(self) -> str:
         """Return what the table's words mean, and what was read."""
-        return terms(self)
+        trained, count = self.trained_length, self.evidence.windows
+        several = f"{count} windows" if count > 1 else "one window"
+        names = dict.fromkeys(self.texts[window.text] for window in self.windows)
+        said = f"Measured: {several} of {self.target:,} tokens of {', '.join(names)}, seed {self.seed}. "
+        if self.target > trained:
+            said += (
+                f"beyond: facts told more than {trained:,} tokens before the question; chance finds one in four. "
+                f"crop: only the last {trained:,} tokens. "
+            )
+        said += (
+            "cost: loss within the trained length, less that of the unchanged model (plain). Losses in nats per token, "
+        )
+        said += "±: 99.5 % interval."
+        choice = self.environment.get("dtype_choice")
+        return said if choice is None else f"{said} Computed in {self.environment['dtype']}: {choice}."
 
     def table(self) -> str:
         """Return the ranked table of methods as text."""
-        heads, rows = table(self)
+        heads, rows = self.rows()
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (heads, *rows)]
         return "\n".join("  ".join(line).rstrip() for line in lines)
@@ -213,7 +237,7 @@ class Diagnosis(Pictured):
 
     def _repr_html_(self) -> str:
         """Return the answer and the table for a notebook; needs no extra."""
-        heads, rows = table(self)
+        heads, rows = self.rows()
         verdict, following = self.verdict, self.next_command()
         lines = ["<table>", *(f"<tr>{_cells('td', row)}</tr>" for row in rows), "</table>"]
         lines.insert(1, f"<tr>{_cells('th', heads)}</tr>")
@@ -240,9 +264,7 @@ def _read(content: Mapping[str, Any]) -> Diagnosis:
             "blocks": tuple((int(start), int(end)) for start, end in content["blocks"]),
             "windows": tuple(_window(one) for one in content["windows"]),
             "readings": {name: tuple(map(WindowReading.from_json, of)) for name, of in content["readings"].items()},
-            "methods": {
-                name: MethodForm(**{**of, "engines": tuple(of["engines"])}) for name, of in content["methods"].items()
-            },
+            "methods": {name: _form(of) for name, of in content["methods"].items()},
             "evidence": Evidence(
                 windows=int(evidence["windows"]),
                 standings={name: Standing.from_json(one) for name, one in evidence["standings"].items()},
@@ -258,7 +280,7 @@ def _read(content: Mapping[str, Any]) -> Diagnosis:
             "notes": tuple(content["notes"]),
         }
     )
-    table(found)  # raises for missing numbers
+    found.rows()  # raises for missing numbers
     return found
 
 
@@ -269,50 +291,6 @@ def _form(content: Mapping[str, Any]) -> MethodForm:
 def _window(content: Mapping[str, Any]) -> Window:
     facts = tuple(ToldFact(**{**one, "choices": tuple(one["choices"])}) for one in content["facts"])
     return Window(**{**content, "facts": facts, "counted": tuple(content["counted"])})
-
-
-HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
-
-
-def table(found: Diagnosis) -> tuple[list[str], list[list[str]]]:
-    """Return the headers and the rows of the ranked table: what works first, then what finds most.
-
-    A label contains all methods that share numbers: "ntk = dynamic".
-    """
-    evidence, rows = found.evidence, []
-    standings = [one for name, one in evidence.standings.items() if name != CROP]
-    extends = found.target > found.trained_length
-    standings.sort(key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN))
-    for one in standings:
-        label = " = ".join([one.method, *(name for name, of in found.methods.items() if of.same_as == one.method)])
-        row = [label, _of(one.beyond, one), _of(one.near, one)]
-        if not extends:
-            row = [label, row[2]]
-        elif one.loss is None:
-            row += ["not measured"]
-        else:
-            row += [plus_minus(one.loss.value, _interval(one.loss.low, one.loss.high))]
-        row += ["" if one.cost is None else f"{one.cost.value:+.2f}"]
-        rows.append([*row, _runs_in(found.methods[one.method].engines)])
-    heads = list(HEADS) if extends else [HEADS[0], HEADS[2], HEADS[4], HEADS[5]]
-    return heads, rows
-
-
-def terms(found: Diagnosis) -> str:
-    """Return what the table's words mean, and what was read."""
-    trained, count = found.trained_length, found.evidence.windows
-    several = f"{count} windows" if count > 1 else "one window"
-    names = dict.fromkeys(found.texts[window.text] for window in found.windows)
-    said = f"Read: {several} of {found.target:,} tokens of {', '.join(names)}, seed {found.seed}. "
-    if found.target > trained:
-        said += (
-            f"beyond: facts told more than {trained:,} tokens before the question; chance finds one in four. "
-            f"crop: only the last {trained:,} tokens. "
-        )
-    said += "cost: loss within the trained length, less that of the unchanged model (plain). Losses in nats per token, "
-    said += "±: 99.5 % interval."
-    choice = found.environment.get("dtype_choice")
-    return said if choice is None else f"{said} Computed in {found.environment['dtype']}: {choice}."
 
 
 def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Kind, Layout, Told
 from ropewalk.diagnosis.forms import form_of
@@ -20,8 +22,7 @@ from ropewalk.diagnosis.rules import Decision, decide, fails
 from ropewalk.diagnosis.scaling import ScalingReading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
 from ropewalk.diagnosis.windows import LOOKS
-from ropewalk.diagnosis.wording import attach_call, headline, python_call, reasons
-from ropewalk.errors import RopeError
+from ropewalk.diagnosis.wording import attach_call, headline, python_call, reasons, windows_in_words
 from ropewalk.ledger import Ledger
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.processes import from_first, share_of
@@ -97,7 +98,7 @@ class DoctorRun:
     - `inspection`, `scaling`: of the config, as in the record. `plan`, `layout`, `kind`: what is measured.
     - `told`: the windows with their facts; `windows`: the same for the evidence. `resumed`: results saved before.
     - `pace`: of the model, if it is known. `notes`: sentences for the user; `dtype_note`: one of them, on the dtype.
-    - `vocabulary`: its number of tokens. `texts`: their names. `default_texts`: whether the doctor chose them.
+    - `vocabulary`: its number of tokens. `texts`: their names; `characters`: in all of them.
     - `engine`: for the method. `engines`: those that can run each. `first`: the methods of the first answer;
       the others follow, one by one, as long as none works.
     - `minutes`: time limit, counted from `began`; None: no limit. `more`: returns the command of another run.
@@ -121,7 +122,7 @@ class DoctorRun:
     dtype_note: str | None = None
     vocabulary: int
     texts: tuple[str, ...]
-    default_texts: bool = False
+    characters: int
     engine: str | None = None
     engines: Mapping[str, tuple[str, ...]]
     first: tuple[str, ...]
@@ -133,7 +134,7 @@ class DoctorRun:
     @property
     def looks(self) -> tuple[int, ...]:
         """Return the numbers of windows after which the run looks at its evidence."""
-        most = self.plan.design.windows
+        most = min(self.plan.design.windows, self.settings.windows or LOOKS[-1])
         return (*(look for look in LOOKS if look < most), most)
 
     @property
@@ -169,7 +170,7 @@ class DoctorRun:
                 evidence, decision, look = self._look(count)
                 looks = [one for one in looks if one.windows != count] + [look]
                 said = f"{look.headline} {'' if decision.settled else 'More windows follow.'}".rstrip()
-                say(display, f"After {count} window{'s' if count > 1 else ''}: {said}")
+                say(display, f"After {windows_in_words(count)}: {said}")
                 if decision.action == "unfit" or (decision.settled and decision.action != "cut"):
                     break
                 candidates = [name for name in alive if name not in (PLAIN, CROP)]
@@ -188,12 +189,6 @@ class DoctorRun:
         except KeyboardInterrupt as stop:
             found = self.diagnosis(looks, "Ctrl-C") if looks else None
             raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), found) from stop
-        if not looks:
-            raise RopeError(
-                "doctor: the time limit ended the run before one window was read.",
-                facts={"minutes": self.minutes, "results so far": len(self.ledger)},
-                cure=f"Run: {self.more(minutes=self._enough(1, alive), resume=True)}",
-            )
         return self.diagnosis(looks, stopped)
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> None:
@@ -204,17 +199,17 @@ class DoctorRun:
                 say(display, "All results are already saved.")
             return
         workers = fitting_workers(self.reader, self.plan.design.target, len(jobs))
-        pace = self.pace or try_out(self.reader, _first_ids(self.told), workers=workers, clock=self.clock)
+        ids = torch.from_numpy(self.told[0].ids)
+        pace = self.pace or try_out(self.reader, ids, workers=workers, clock=self.clock)
         if pace.busy is not None:
             say(display, pace.busy)
         seconds = seconds_at_once([pace.of_job(job) for job in jobs], workers)
         size = pace.memory_of(self.reader, self.plan.design.target, workers)
-        design, many = self.plan.design, len(self.plan.design.blocks) and self.looks[-1]
+        design, many = self.plan.design, self.looks[-1]
         say(
             display,
             f"The first answer takes about {duration(seconds)}{size}: one window of {design.target:,} tokens under "
-            f"{', '.join(name for name in alive)}. The text holds {many} window{'s' if many > 1 else ''}; reading goes "
-            "on until the answer stands.",
+            f"{', '.join(alive)}. The run ends when the answer is settled, after at most {windows_in_words(many)}.",
         )
 
     def _seconds_left(self) -> float:
@@ -249,7 +244,7 @@ class DoctorRun:
         expect(display, sum(job.work.tokens for job in first))
         run_jobs(
             self.reader, self.plan, self.layout, self.told, self.ledger, first, workers=workers, progress=display,
-            until=lambda: self._seconds_left() <= 0,
+            until=lambda: not needed and self._seconds_left() <= 0,
         )  # fmt: skip
         self.ledger.gather()
         return not self.due(count, methods)
@@ -346,7 +341,7 @@ class DoctorRun:
             reasons=reasons(
                 decision, evidence, trained=design.trained_length, target=design.target,
                 texts=[self.texts[text] for text in dict.fromkeys(window.text for window in self.windows[:count])],
-                log_vocabulary=math.log(self.vocabulary), engine=self.engine,
+                log_vocabulary=math.log(self.vocabulary),
             ),
             method=decision.method,
             length=decision.length,
@@ -375,17 +370,11 @@ class DoctorRun:
             further = next((look for look in self.looks if look > count), self.looks[-1])
             minutes = max(self._enough(further, self.first), (self.settings.minutes or CPU_MINUTES) + 1)
             return self.more(minutes=minutes, resume=True), f"About {minutes:g} minutes in all would decide."
-        design = self.plan.design
-        if self.settings.windows is not None and self.settings.windows < LOOKS[-1]:
+        planned = self.plan.design.windows
+        if self.looks[-1] < planned:
             return self.more(windows=None, resume=True), "More windows of the same text would decide."
-        if design.windows >= LOOKS[-1]:
-            others = "--methods all" if not self.settings.method_names else "other --methods"
-            return self.more(methods="all") if not self.settings.method_names else None, f"Try {others}."
-        short = LOOKS[-1] * design.target
-        return None, f"More text would decide: about {4 * short:,} characters hold {LOOKS[-1]} windows."
-
-
-def _first_ids(told: Sequence[Told]) -> Any:
-    import torch
-
-    return torch.from_numpy(told[0].ids)
+        if planned >= LOOKS[-1]:
+            named = bool(self.settings.method_names)
+            return None if named else self.more(methods="all"), "Other --methods may work."
+        characters = 1000 * math.ceil(LOOKS[-1] * self.characters / planned / 1000)
+        return None, f"More text would decide: about {characters:,} characters hold {LOOKS[-1]} windows."

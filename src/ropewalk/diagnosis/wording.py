@@ -48,7 +48,7 @@ def headline(decision: Decision, trained: int, windows: int) -> str:
     if decision.action == "cut":
         return f"Cut: pass the model only its last {trained:,} tokens."
     if decision.action == "undecided":
-        return f"Not decided after {windows} window{'s' if windows > 1 else ''}."
+        return f"Not decided after {windows_in_words(windows)}."
     return {
         "weights": "Unfit: the weights look untrained or damaged.",
         "text": "Unfit: the model does not predict this text.",
@@ -64,7 +64,6 @@ def reasons(
     target: int,
     texts: Sequence[str],
     log_vocabulary: float,
-    engine: str | None = None,
 ) -> tuple[str, ...]:
     """Return the sentences that support an answer."""
     plain = evidence.standings[PLAIN]
@@ -90,13 +89,15 @@ def reasons(
             lines.append(_plainly(plain, chosen))
         if decision.equal:
             are = "is" if len(decision.equal) == 1 else "are"
-            lines.append(f"{_list(decision.equal)} {are} equal within what {_windows(evidence.windows)} can tell.")
+            lines.append(
+                f"{_list(decision.equal)} {are} equal within what {windows_in_words(evidence.windows)} can tell."
+            )
     if decision.action == "cut":
         lines += [f"{_why(one)}." for one in _candidates(evidence)]
     if decision.action == "undecided":
         lines += _open(decision, evidence, trained=trained, target=target)
     scope = f"This is about {texts[0]}" if len(texts) == 1 else f"This is about {len(texts)} texts"
-    return (*filter(None, lines), f"{scope}, read in {_windows(evidence.windows)}.")
+    return (*filter(None, lines), f"{scope}, measured in {windows_in_words(evidence.windows)}.")
 
 
 def _plainly(plain: Standing, chosen: Standing) -> str:
@@ -166,5 +167,6 @@ def _list(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _windows(count: int) -> str:
+def windows_in_words(count: int) -> str:
+    """Return a number of windows in words."""
     return f"{count} window{'s' if count > 1 else ''}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +71,8 @@ class Recorded:
     def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Recorded:
         """Load a record: a file of `ropewalk doctor --json`, or its content. Raises `RopeError` for anything else."""
         content = record if isinstance(record, Mapping) else read_json(Path(record))
-        if not isinstance(content, Mapping) or content.get("format") != RECORD_FORMAT:
-            raise RopeError(
-                "record: this is not a record of this version of the doctor.",
-                facts={"format": content.get("format") if isinstance(content, Mapping) else type(content).__name__},
-                cure="Measure again: ropewalk doctor MODEL --json FILE.",
-            )
-        try:
+        with checked(content):
             return cls._of(content)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise _malformed(content, str(error)) from error
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Recorded:
@@ -125,6 +118,21 @@ class Recorded:
                 or (f"Measure more: {self.next}" if self.next else "To extend it anyway, pass --method."),
             )
         return self.method
+
+
+@contextmanager
+def checked(content: Any) -> Iterator[None]:
+    """Raise `RopeError` for a record of a different format, and if the block does not find what it needs in it."""
+    if not isinstance(content, Mapping) or content.get("format") != RECORD_FORMAT:
+        raise RopeError(
+            "record: this is not a record of this version of the doctor.",
+            facts={"format": content.get("format") if isinstance(content, Mapping) else type(content).__name__},
+            cure="Measure again: ropewalk doctor MODEL --json FILE.",
+        )
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise _malformed(content, str(error)) from error
 
 
 def _malformed(content: Mapping[str, Any], what: str) -> RopeError:

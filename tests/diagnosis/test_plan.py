@@ -1,0 +1,110 @@
+"""How one window is measured, with a reader that computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ropewalk.diagnosis.facts import WORDS, Layout, Teller
+from ropewalk.diagnosis.plan import BROKEN, Job, Work, _read, _read_cropped, control_facts
+from ropewalk.diagnosis.windows import Design
+from ropewalk.errors import RopeError
+from tests.diagnosis.test_facts import STORY, decode, encode
+
+TRAINED, TARGET = 1100, 2600
+DESIGN = Design(trained_length=TRAINED, target=TARGET, windows=1)
+TELLER = Teller(WORDS, encode, decode)
+LAYOUT: Layout = TELLER.layout(TRAINED, TARGET)
+TOLD = TELLER.tell(LAYOUT, encode(STORY), seed=(0,))
+
+
+class StandIn:
+    """Losses from a function of the position; every question is answered with its first choice."""
+
+    def __init__(self, loss: Any, chunk: int = 200) -> None:
+        self.loss, self.chunk, self.asked, self.windows = loss, chunk, list[tuple[int, int]](), list[Any]()
+
+    def window_losses(
+        self, input_ids: Any, *, first: int = 1, chunk: int, advance: Any, asking: Any = None, until: Any = None
+    ) -> Any:
+        self.windows.append(input_ids)
+        losses = np.array([self.loss(position) for position in range(first, len(input_ids))])
+        for stop in sorted(asking or ()):
+            asking[stop](SimpleNamespace(ask=lambda questions, stop=stop: self.answer(stop, questions)))
+        for end in range(self.chunk, len(losses), self.chunk):
+            if until is not None and until(losses[:end]):
+                return losses[:end]
+        return losses
+
+    def answer(self, stop: int, questions: Sequence[Any]) -> list[list[float]]:
+        self.asked.append((stop, len(questions)))
+        return [[0.0, -1.0, -1.0, -1.0] for _ in questions]
+
+
+def measured(loss: Any, method: str = "plain", levels: dict[int, float] | None = None) -> tuple[Any, StandIn]:
+    """What `_read` makes of a stand-in."""
+    reader = StandIn(loss)
+    job = Job(method, 0, "key", Work.of(TARGET))
+    found = _read(reader, TOLD, DESIGN, LAYOUT, job, {} if levels is None else levels, lambda tokens: None)  # type: ignore[arg-type]
+    return found, reader
+
+
+def test_blocks_are_means_of_the_counted_tokens() -> None:
+    found, reader = measured(lambda position: 3.0 + position / TARGET)
+    assert found.stopped is None
+    assert len(found.answers) == len(TOLD.facts)
+    for (start, end), loss in zip(DESIGN.blocks, found.loss, strict=True):
+        at = [position for position in range(start, end) if TOLD.counted[position]]
+        assert loss is None if not at else loss == pytest.approx(3.0 + np.mean(at) / TARGET, abs=1e-4)
+    early = TRAINED - (LAYOUT.target - LAYOUT.asked_at)
+    assert [stop for stop, _ in reader.asked] == [early, LAYOUT.asked_at]
+    assert set(found.control) == set(control_facts(TOLD, early))
+    assert all(TOLD.facts[number].end <= early for number in found.control)
+
+
+def test_only_plain_is_asked_at_the_trained_length() -> None:
+    found, reader = measured(lambda position: 3.0, "yarn")
+    assert found.control == {}
+    assert len(reader.asked) == 1
+
+
+def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
+    """After the trained length the loss rises: the rest is not computed, and no answer counts."""
+    found, _ = measured(lambda position: 3.0 if position < 1500 else 3.2 + BROKEN)
+    assert found.stopped is not None
+    assert 1500 < found.stopped < TARGET
+    assert found.answers == ()
+    assert found.loss[-1] is None
+    kept, _ = measured(lambda position: 3.0 if position < 1500 else 2.8 + BROKEN)
+    assert kept.stopped is None
+
+
+def test_a_method_that_is_worse_from_the_start_is_given_up() -> None:
+    """Compared with plain's level within the trained length of the same window, if that is known."""
+    found, _ = measured(lambda position: 3.2 + BROKEN, "pi", {0: 3.0})
+    assert found.stopped is not None
+    assert found.stopped < TRAINED + 400
+    alone, _ = measured(lambda position: 3.2 + BROKEN, "pi")
+    assert alone.stopped is None
+
+
+def test_crop_processes_the_last_tokens_only() -> None:
+    """At each sampled place a fresh window of the trained length, of which the end is scored."""
+    reader = StandIn(lambda position: float(position))
+    found = _read_cropped(reader, TOLD, DESIGN, 0, lambda tokens: None)  # type: ignore[arg-type]
+    steps = DESIGN.crop_steps(0)
+    assert [ids.tolist() for ids in reader.windows] == [TOLD.ids[end - TRAINED : end].tolist() for _, end in steps]
+    scored = {position for first, end in steps for position in range(first, end)}
+    for (start, stop), loss in zip(DESIGN.blocks, found.loss, strict=True):
+        counted = {position for position in range(start, stop) if TOLD.counted[position]}
+        assert (loss is not None) == (bool(counted) and counted <= scored)
+    assert sum(end - first for first, end in steps) >= 512
+
+
+def test_a_loss_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(RopeError, match="not a finite number"):
+        measured(lambda position: float("nan") if position == 700 else 3.0)
