@@ -25,7 +25,7 @@ test-rest: test-shapes
 	$(PYTEST) -m "thorough and not slow"
 
 test-shapes: $(READY)
-	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/encodings tests/attention
+	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/layers
 
 test-all: test test-rest
 
@@ -85,14 +85,14 @@ web/node_modules/.package-lock.json: web/package.json web/package-lock.json
 # Run web/'s own tests, and compare a new build with the package's byte for byte.
 test-node: web/node_modules/.package-lock.json
 	cd web && npm run --silent types && npm test --silent
-	mkdir -p build/web && cp src/ropewalk/report/explorer.html build/web
+	mkdir -p build/web && cp src/ropewalk/figures/explorer.html build/web
 	$(MAKE) web
-	cmp build/web/explorer.html src/ropewalk/report/explorer.html
+	cmp build/web/explorer.html src/ropewalk/figures/explorer.html
 
 # Also test web/ in a real browser. If Chromium is missing, this installs Debian's (as root).
 test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
-	$(BIN)/python -m pytest -q -rs tests/report/test_browser.py tests/report/test_live_model.py tests/report/test_explorer.py
+	$(BIN)/python -m pytest -q -rs tests/figures/test_browser.py tests/figures/test_live_model.py tests/figures/test_explorer.py
 
 # Build the site into build/site. Opened from the folder, it fetches nothing. With --quiet, --strict would count no warning.
 docs: $(READY)
@@ -118,7 +118,7 @@ sanitize: $(READY)
 	  --config-settings=build-dir=build/sanitize --config-settings=cmake.define.ROPEWALK_SANITIZE=ON .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TRITON_INTERPRET=0 \
-	  $(BIN)/python scripts/pytest_with.py build/sanitize/_kernels*.so -q tests/backends tests/rotation
+	  $(BIN)/python scripts/pytest_with.py build/sanitize/_kernels*.so -q tests/rotation
 
 # Cross-compile the extension for Arm into build/arm, and run its tests under QEMU (needs Debian's g++-aarch64-linux-gnu and
 # qemu-user, apt-get and PyPI).
@@ -144,7 +144,7 @@ format: $(READY)
 # pip installs groups (PEP 735) from 25.1 on; a new environment of Python 3.11 has 23.2, which is enough for the demo.
 $(READY): WANTED := -e . --group dev
 $(VENV)/.demo: WANTED := -e '.[cli,figures]'
-$(READY) $(VENV)/.demo: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/ropewalk/backends/csrc/*)
+$(READY) $(VENV)/.demo: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/ropewalk/rotation/backends/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(findstring group,$(WANTED)),$(BIN)/python -m pip install --quiet --upgrade pip)
 	$(BIN)/python -m pip install --quiet torch==2.13.0 numpy

@@ -25,10 +25,10 @@ from timing import Timed, interleave
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.attention.attend import attend
-from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend
-from ropewalk.attention.masks import lay_out
-from ropewalk.backends import choose_attention
+from ropewalk.layers.attend import attend
+from ropewalk.layers.masks import lay_out
+from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
+from ropewalk.rotation.backends import choose_attention
 
 SHAPES = ((9, 3, 64), (32, 8, 128))  # query heads, key heads, head_dim: SmolLM2-135M, Llama 3 8B
 DTYPES = (torch.float32, torch.bfloat16)

@@ -23,9 +23,9 @@ from records import RESULTS, append, environment
 from timing import Clock, Timed, interleave
 from torch import Tensor
 
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load, save
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.decoder import Decoder
+from ropewalk.readers.texts import read_text
 
 READ = 1024  # tokens of the prompt that go through a model at one time
 LIKELIEST = 20

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from records import CHECKOUT
 
-from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach
 
 HERE = Path(__file__).parent
@@ -54,9 +54,9 @@ class Job:
         """Write the weights as a Hugging Face folder, the tokens, and both GGUF files: what every contender reads."""
         if (self.folder / "facts.json").is_file():
             return
-        from ropewalk.builtin.texts import read_text
         from ropewalk.checkpoints.load import load, save
         from ropewalk.readers.adapters import reader_of
+        from ropewalk.readers.texts import read_text
 
         model = load(self.options.model)
         if model.tokenizer is None:

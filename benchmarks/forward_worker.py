@@ -57,13 +57,13 @@ def ours(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
 
         old = load_model(folder / "model", dtype=dtype)
         return lambda ids: measure(old, ids)  # type: ignore[no-any-return]
-    import ropewalk.backends
+    import ropewalk.rotation.backends
     from ropewalk.checkpoints.load import load
     from ropewalk.methods import METHODS, Reach
     from ropewalk.readers.adapters import reader_of
 
     if task["contender"] == "ropewalk-sdpa":
-        ropewalk.backends.ATTENTION = ropewalk.backends.ATTENTION[1:]
+        ropewalk.rotation.backends.ATTENTION = ropewalk.rotation.backends.ATTENTION[1:]
     reader = reader_of(load(folder / "model", dtype=dtype).to(task["device"]))
     if task.get("method"):
         reach = Reach(task["trained"], max(task["tokens"], task["trained"] + 1))

@@ -113,7 +113,7 @@ class Records:
 def source_digest() -> str:
     """Return a digest of the package and the benchmarks: a bad result counts until they change."""
     digest = hashlib.sha256()
-    for folder in ("src/ropewalk", "benchmarks", "tests/gpu", "tests/backends"):
+    for folder in ("src/ropewalk", "benchmarks", "tests/gpu", "tests/rotation/backends"):
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

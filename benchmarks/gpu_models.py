@@ -30,12 +30,12 @@ WORKERS = 6  # processes of pytest on a GPU: the kernels of each test are compil
 def tests(place: Place) -> list[Job]:
     """Return the tests of the GPU, then those of every backend on it; interpreted: a few of both."""
     if place.interpreter:
-        few = ["tests/backends/test_flex.py::test_when_it_is_chosen"]
+        few = ["tests/rotation/backends/test_flex.py::test_when_it_is_chosen"]
         return [Job("tests/gpu", pytest_runner(place, ["tests/gpu"])), Job("a few", pytest_runner(place, few))]
-    backends = ["tests/backends", "-k", "cuda or triton", "-m", "not slow"]
+    backends = ["tests/rotation/backends", "-k", "cuda or triton", "-m", "not slow"]
     return [
         Job("tests/gpu", pytest_runner(place, ["tests/gpu"])),
-        Job("tests/backends", pytest_runner(place, backends)),
+        Job("tests/rotation/backends", pytest_runner(place, backends)),
     ]
 
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from ropewalk.atomic_io import write_json
 from ropewalk.errors import RopeError
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 
 CHUNK, VOCABULARY = 1024, 256

@@ -17,7 +17,7 @@ import torch
 from timing import Call, Timed, last_level_cache
 from torch import Tensor
 
-from tests.backends.cases import THETA, Case
+from tests.rotation.backends.cases import THETA, Case
 
 Tensors = tuple[Tensor, ...]
 FEW = 128  # sets at most: the smallest cases would need thousands

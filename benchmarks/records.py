@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from timing import last_level_cache
 
-from ropewalk import dispatch as compiled
-from ropewalk.models.precision import half_instructions, is_slow, slow_dtype
+from ropewalk.layers.precision import half_instructions, is_slow, slow_dtype
+from ropewalk.rope import dispatch as compiled
 
 Record = dict[str, Any]
 

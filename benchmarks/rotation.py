@@ -37,10 +37,10 @@ from records import (  # noqa: E402
 from timing import Call, CudaClock, cpu_clock, host_clock, interleave  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
-from ropewalk.attention.norm import RMSNorm  # noqa: E402
+from ropewalk.layers.norm import RMSNorm  # noqa: E402
 from tests import oracle  # noqa: E402
-from tests.backends import truth  # noqa: E402
-from tests.backends.cases import THETA, Case  # noqa: E402
+from tests.rotation.backends import truth  # noqa: E402
+from tests.rotation.backends.cases import THETA, Case  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOKENS = 24  # of a long case, evenly spread, the first and the last among them

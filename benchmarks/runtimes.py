@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from records import RESULTS, append, environment
 
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.loading import load_live
 from ropewalk.readers.reader import Prefix, QuestionIds, Reader
+from ropewalk.readers.texts import read_text
 
 AGREED = {"float32": 1e-3, "bfloat16": 1.0}  # nats, any single loss or answer
 START_CHAR = 30_000

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from records import RESULTS, add_instructions, append, environment, use_instructions
 from timing import Timed, interleave
 
-from ropewalk.backends import choose_linear
+from ropewalk.rotation.backends import choose_linear
 
 # (outputs, features) of q, k and v, o, gate and up, down
 SHAPES = {

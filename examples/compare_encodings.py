@@ -21,10 +21,8 @@ from typing import Any
 import torch
 
 import ropewalk as rw
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.methods import METHODS, Reach
-from ropewalk.models.training import (
+from ropewalk.layers.training import (
     TextWindows,
     fit,
     held_out_windows,
@@ -32,6 +30,8 @@ from ropewalk.models.training import (
     next_token_loss,
     split_text,
 )
+from ropewalk.methods import METHODS, Reach
+from ropewalk.readers.texts import read_text
 from ropewalk.statistics import mean_and_interval
 
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length
@@ -46,7 +46,7 @@ def decoder(encoding: str, vocab_size: int, length: int) -> rw.Decoder:
         positions = {"rope": rw.RopeConfig(HIDDEN // HEADS, interleaved=False, max_position_embeddings=length)}
     elif encoding == "learned":
         positions = {"encoding": rw.encodings.LearnedAbsolute(length)}
-    return rw.Decoder(rw.models.DecoderConfig(
+    return rw.Decoder(rw.layers.DecoderConfig(
         vocab_size=vocab_size, hidden_size=HIDDEN, intermediate_size=352, num_hidden_layers=4,
         num_attention_heads=HEADS, num_key_value_heads=2, **positions,
     ))  # fmt: skip

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 import ropewalk as rw
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.models.training import (
+from ropewalk.layers.training import (
     TextWindows,
     fit,
     held_out_windows,
@@ -29,9 +28,10 @@ from ropewalk.models.training import (
     next_token_loss,
     split_text,
 )
+from ropewalk.readers.texts import read_text
 
 
-def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.models.DecoderConfig:
+def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.layers.DecoderConfig:
     """Return a decoder's config: Llama's shape with a position encoding of `ropewalk.encodings`."""
     positions: dict[str, Any] = {"encoding": encoding}
     if encoding == "rope":
@@ -39,7 +39,7 @@ def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.model
         positions = {"rope": rw.RopeConfig(head_dim, interleaved=False, max_position_embeddings=given.length)}
     elif encoding == "learned":
         positions = {"encoding": rw.encodings.LearnedAbsolute(given.length)}
-    return rw.models.DecoderConfig(
+    return rw.layers.DecoderConfig(
         vocab_size=vocab_size, hidden_size=given.hidden, intermediate_size=-(-given.hidden * 8 // 96) * 32,
         num_hidden_layers=given.layers, num_attention_heads=given.heads, residual_dropout=given.dropout, **positions,
     )  # fmt: skip

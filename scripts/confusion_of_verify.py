@@ -38,13 +38,13 @@ from records import environment  # noqa: E402
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
+from ropewalk.diagnosis.ledger import fingerprint  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
-from ropewalk.ledger import fingerprint  # noqa: E402
-from ropewalk.models.config import Positions  # noqa: E402
 from ropewalk.readers.adapters import open_reader  # noqa: E402
 from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
+from ropewalk.rope.of_layers import Positions  # noqa: E402
 from ropewalk.rope.scaling import YaRN  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
@@ -53,7 +53,7 @@ from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noq
 from ropewalk.verification.predictions import Prediction  # noqa: E402
 from ropewalk.verification.questions import OurSide, different  # noqa: E402
 from ropewalk.verification.verify import our_side  # noqa: E402
-from tests.models.material import gguf_of  # noqa: E402
+from tests.layers.material import gguf_of  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
 LONGEST = 512  # tokens: what a verdict of a check covers, at most

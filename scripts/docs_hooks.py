@@ -13,11 +13,11 @@ import nbformat
 from mkdocs.structure.files import File
 
 import ropewalk as rw
-from ropewalk import encodings, processes, scaling
-from ropewalk.attention.extensions import Extension
+from ropewalk import encodings, scaling
 from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.report.explorer import explorer_data, explorer_page
-from ropewalk.report.explorer_model import packed_model
+from ropewalk.figures.explorer import explorer_data, explorer_page
+from ropewalk.figures.explorer_model import packed_model
+from ropewalk.rope.extensions import Extension
 
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
@@ -81,7 +81,7 @@ def names_of(subpackages: str) -> str:
         elif group == "encodings":
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
         elif group == "processes":
-            entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
+            entries += [(f"rw.diagnosis.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
         elif group == "record":
             entries.append(("rw.diagnosis.record.Diagnosis", Diagnosis))
         elif group.startswith("rw_"):
@@ -90,7 +90,7 @@ def names_of(subpackages: str) -> str:
             entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things if callable(thing)]
         elif group == "extensions":
             own = {name: kind for name, kind in Extension.registry.items() if kind.__module__ == Extension.__module__}
-            entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in own.items()]
+            entries += [(f"rw.rope.extensions.{name}", kind) for name, kind in own.items()]
         else:
             entries += [
                 (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == group

@@ -13,8 +13,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk import scaling
+from ropewalk.figures.explorer import rule_of
 from ropewalk.positions import mrope_positions
-from ropewalk.report.explorer import rule_of
 from ropewalk.rope.dimensions import axes_from_sections
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 

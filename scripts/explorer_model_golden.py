@@ -2,7 +2,7 @@
 
     python scripts/explorer_model_golden.py FOLDER    writes golden.json, and model.txt: the packed weights
 
-`ROPEWALK_GOLDEN=FOLDER npm test` in web/ compares with them; tests/report/test_live_model.py does both. Methods run in
+`ROPEWALK_GOLDEN=FOLDER npm test` in web/ compares with them; tests/figures/test_live_model.py does both. Methods run in
 ropewalk's Decoder, everything else in transformers with a rotary module that computes angles in the given way. All is
 float32.
 """
@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from ropewalk.checkpoints.load import load
+from ropewalk.figures.explorer_model import model_header, packed_model
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.generation import generate
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.generation import generate
-from ropewalk.report.explorer_model import model_header, packed_model
 
 TEXTS = (
     "", " ", "Call me Ishmael.", "  two spaces,\tone tab\n\n\nthree lines  ", "It's we'll I'd they've 'tis",
@@ -111,7 +111,7 @@ def _logits(model: Decoder, ids: list[int], setting: dict[str, Any]) -> Tensor:
 
 @cache
 def _other_model() -> Any:
-    folder = resources.files("ropewalk.builtin").joinpath("tiny")
+    folder = resources.files("ropewalk") / "builtin" / "tiny"
     return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
 
 

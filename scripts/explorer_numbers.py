@@ -1,4 +1,4 @@
-"""Write src/ropewalk/report/numbers: numbers of the explorer that take too long to compute when it opens.
+"""Write src/ropewalk/figures/numbers: numbers of the explorer that take too long to compute when it opens.
 
     python scripts/explorer_numbers.py [NAME ...]
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
-from ropewalk.report.explorer import head_entries, pairing_entries, published_presets
+from ropewalk.figures.explorer import head_entries, pairing_entries, published_presets
 
-FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "report" / "numbers"
+FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "figures" / "numbers"
 MADE: dict[str, Callable[[], Any]] = {
     "presets": published_presets,
     "heads": head_entries,

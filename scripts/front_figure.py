@@ -19,8 +19,8 @@ from ropewalk.diagnosis.facts import CHANCE
 from ropewalk.diagnosis.page import found_by_distance
 from ropewalk.diagnosis.plan import CROP
 from ropewalk.diagnosis.record import Diagnosis
+from ropewalk.figures.inline import night_colors
 from ropewalk.figures.style import QUIET, length_ticks, look_of, mark_trained_length, render, style
-from ropewalk.report.inline import night_colors
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "doctor-smollm2-16k.json"

@@ -17,10 +17,9 @@ import torch
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.figures.material import packaged
-from ropewalk.models.training import (
+from ropewalk.layers.training import (
     TextWindows,
     fit,
     held_out_windows,
@@ -28,6 +27,7 @@ from ropewalk.models.training import (
     next_token_loss,
     split_text,
 )
+from ropewalk.readers.texts import read_text
 
 LENGTH, BATCH, VOCABULARY = 256, 16, 2048
 
@@ -45,7 +45,7 @@ def main() -> None:
     windows = TextWindows([tokenizer.encode(text)], length=LENGTH, seed=0)
     shape = {"num_hidden_layers": 4, "hidden_size": 128, "vocab_size": tokenizer.vocab_size}
     model = rw.Decoder(
-        rw.models.DecoderConfig(
+        rw.layers.DecoderConfig(
             **shape, intermediate_size=352, num_attention_heads=4, num_key_value_heads=2,
             encoding=rw.encodings.LearnedAbsolute(LENGTH),
         )

@@ -44,9 +44,9 @@ LAZY = [
     "ropewalk",
     "ropewalk.audit",
     "ropewalk.checkpoints",
-    "ropewalk.extend",
+    "ropewalk.serving",
     "ropewalk.figures",
-    "ropewalk.models",
+    "ropewalk.layers",
     "ropewalk.rotation",
 ]
 """The packages that import their names when they are used."""

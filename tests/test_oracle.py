@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import oracle
-from tests.backends import truth
+from tests.rotation.backends import truth
 
 
 @pytest.mark.parametrize("module", [oracle, truth])

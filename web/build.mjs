@@ -1,4 +1,4 @@
-// Builds explorer.html of src/ropewalk/report, or with --test [FOLDER] the tests into build/test.
+// Builds explorer.html of src/ropewalk/figures, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
@@ -7,7 +7,7 @@ import { build } from "esbuild";
 import wabt from "wabt";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
-const REPORT = join(HERE, "..", "src", "ropewalk", "report");
+const FIGURES = join(HERE, "..", "src", "ropewalk", "figures");
 const SETTINGS = ["build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
 
 /** Every file that the built page depends on, by its path below web/ with forward slashes, in order. */
@@ -18,7 +18,7 @@ function sources() {
   return [...SETTINGS, ...found].sort();
 }
 
-/** SHA-256 over names and contents; tests/report/test_explorer.py computes the same. */
+/** SHA-256 over names and contents; tests/figures/test_explorer.py computes the same. */
 function digest() {
   const hash = createHash("sha256");
   for (const name of sources()) hash.update(`${name}\0`).update(readFileSync(join(HERE, name))).update("\0");
@@ -72,7 +72,7 @@ async function page() {
   };
   const template = readFileSync(join(HERE, "src", "page.html"), "utf8");
   const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => texts[name]);
-  writeFileSync(join(REPORT, "explorer.html"), text);
+  writeFileSync(join(FIGURES, "explorer.html"), text);
   console.log(`explorer.html: ${Math.round(text.length / 1024)} KiB`);
 }
 

@@ -13,19 +13,19 @@ from ropewalk.version import __version__ as __version__
 if TYPE_CHECKING:
     from ropewalk import encodings, figures, fused, positions, rotation
     from ropewalk.attachment.handle import attach
-    from ropewalk.attention.attention import Attention
-    from ropewalk.attention.cache import KVCache
-    from ropewalk.backends import explain_backends
     from ropewalk.checkpoints.load import load, save
     from ropewalk.diagnosis.doctor import doctor
     from ropewalk.errors import RopeError
-    from ropewalk.models.classifier import TextClassifier
-    from ropewalk.models.decoder import Decoder
-    from ropewalk.models.generation import generate
+    from ropewalk.layers.attention import Attention
+    from ropewalk.layers.cache import KVCache
+    from ropewalk.layers.classifier import TextClassifier
+    from ropewalk.layers.decoder import Decoder
+    from ropewalk.layers.generation import generate
     from ropewalk.rope import scaling
     from ropewalk.rope.config import RopeConfig
     from ropewalk.rope.frequencies import inverse_frequencies
     from ropewalk.rope.pairing import convert_pairing
+    from ropewalk.rotation.backends import explain_backends
     from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
     from ropewalk.rotation.rotate import rotate, rotate_qk
     from ropewalk.verification.verify import verify
@@ -59,22 +59,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Attention": "ropewalk.attention.attention",
-    "Decoder": "ropewalk.models.decoder",
-    "KVCache": "ropewalk.attention.cache",
+    "Attention": "ropewalk.layers.attention",
+    "Decoder": "ropewalk.layers.decoder",
+    "KVCache": "ropewalk.layers.cache",
     "RopeConfig": "ropewalk.rope.config",
     "RopeError": "ropewalk.errors",
     "RotaryEmbedding": "ropewalk.rotation.embedding",
-    "TextClassifier": "ropewalk.models.classifier",
+    "TextClassifier": "ropewalk.layers.classifier",
     "apply_rotary_pos_emb": "ropewalk.rotation.embedding",
     "attach": "ropewalk.attachment.handle",
     "convert_pairing": "ropewalk.rope.pairing",
     "doctor": "ropewalk.diagnosis.doctor",
     "encodings": "ropewalk.encodings",
-    "explain_backends": "ropewalk.backends",
+    "explain_backends": "ropewalk.rotation.backends",
     "figures": "ropewalk.figures",
     "fused": "ropewalk.fused",
-    "generate": "ropewalk.models.generation",
+    "generate": "ropewalk.layers.generation",
     "inverse_frequencies": "ropewalk.rope.frequencies",
     "load": "ropewalk.checkpoints.load",
     "positions": "ropewalk.positions",

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from ropewalk.backends import choose
-from ropewalk.backends.autograd import norm_rotated
-from ropewalk.backends.request import Norm, Store, Turn
-from ropewalk.dispatch import PLAIN, reasons_for_mathematics
 from ropewalk.errors import RopeError
+from ropewalk.rope.dispatch import PLAIN, reasons_for_mathematics
+from ropewalk.rope.shapes import Float
+from ropewalk.rotation.backends import choose
+from ropewalk.rotation.backends.autograd import norm_rotated
+from ropewalk.rotation.backends.request import Norm, Store, Turn
 from ropewalk.rotation.checks import Layout, are_apart, check_both, check_single, extents_meet, overlaps_itself
-from ropewalk.shapes import Float
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
 

@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticC
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
-from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend
-from ropewalk.backends import reference
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.config import Positions
 from ropewalk.readers.live_model import cache_argument
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.of_layers import Positions
+from ropewalk.rotation.backends import reference
 from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 
@@ -181,7 +181,7 @@ def test_packed_documents(llama):
 def test_a_static_cache(llama, monkeypatch, by_kernel):
     """A cache of fixed size, whose free slots the mask hides, gives the tokens of a growing one, by kernels or not."""
     if not by_kernel:
-        monkeypatch.setattr("ropewalk.attention.remap.choose_attention", lambda *tensors, **_: reference)
+        monkeypatch.setattr("ropewalk.layers.remap.choose_attention", lambda *tensors, **_: reference)
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     with rw.attachment.attached(llama, "self-extend", target=256):
         cache = StaticCache(config=llama.config, max_cache_len=200)

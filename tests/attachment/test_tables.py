@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DeepseekV4Config
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.tables import TablesForward
-from ropewalk.models.config import Positions
+from ropewalk.rope.of_layers import Positions
 from tests.attachment.families import FAMILIES, outputs_of, small_config, small_model
 
 FAST = ["llama", "gemma3_text", "cohere2", "smollm3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gpt_neox", "glm4",
@@ -268,7 +268,7 @@ def test_lengths_follow_the_call_or_are_fixed():
 def test_compiled_without_graph_break(method, layers):
     """One graph: other tables, remapped positions, a factor of the logits; the logits are those of eager mode.
 
-    tests/attention/test_extensions_compiled.py compiles every extension.
+    tests/layers/test_extensions_compiled.py compiles every extension.
     """
     llama = small_model("llama", num_hidden_layers=layers)
     with rw.attachment.attached(llama, method, target=256), torch.no_grad():

@@ -15,7 +15,7 @@ import torch
 from peers import Contender, Skip, Work
 
 import ropewalk as rw
-from tests.backends.cases import FURTHEST, Case
+from tests.rotation.backends.cases import FURTHEST, Case
 
 CASE = Case(seq=4, heads=2, kv_heads=1, head_dim=8, dtype=torch.float32, interleaved=False)
 TINY = replace(rotation.PRESETS["quick"], tokens=4, sweep=(4,), heads=2, kv_heads=1, head_dim=8)

@@ -10,7 +10,7 @@ import torch
 from peers import FEW, Work, sets_for
 from timing import Call, Timed, interleave, last_level_cache, percentiles
 
-from tests.backends.cases import Case
+from tests.rotation.backends.cases import Case
 
 
 class Clock:

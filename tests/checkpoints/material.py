@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import ropewalk as rw
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
-from tests.models.families import input_ids
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
+from tests.layers.families import input_ids
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

@@ -19,12 +19,12 @@ from ropewalk.checkpoints.load import load, load_decoder, read_config, save, wri
 from ropewalk.checkpoints.materialize import Widened
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from tests.checkpoints.material import HALF, SIZES, logits, make
-from tests.models import families
-from tests.models.families import input_ids
-from tests.models.material import write_gguf
+from tests.layers import families
+from tests.layers.families import input_ids
+from tests.layers.material import write_gguf
 
 OTHER = rw.RopeConfig(head_dim=8, interleaved=False, theta=1e6, max_position_embeddings=64)
 NTK = rw.RopeConfig(head_dim=8, interleaved=False, scaling=rw.scaling.NTK(4.0), max_position_embeddings=64)

@@ -21,12 +21,12 @@ from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.generation import generate
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.generation import generate
 from tests.checkpoints.stories import read_model, tokenizer_metadata
-from tests.models.families import input_ids, make
-from tests.models.material import data, smollm2, write_gguf
+from tests.layers.families import input_ids, make
+from tests.layers.material import data, smollm2, write_gguf
 
 KINDS = gguf.GGMLQuantizationType
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from tests.models.families import make
-from tests.models.material import write_gguf
+from tests.layers.families import make
+from tests.layers.material import write_gguf
 
 
 class Bytes(bytes):

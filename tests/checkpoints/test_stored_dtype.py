@@ -15,12 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ropewalk as rw
-from ropewalk import extend
+from ropewalk import serving
 from ropewalk.checkpoints.load import load, load_decoder, save
 from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
+from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.readers.adapters import open_reader
 from tests.readers.random_models import folder_of, random_model
 
@@ -193,12 +193,12 @@ def test_apply_writes_what_is_stored(own: Path, foreign: Path, tmp_path: Path) -
     """The check of a written folder and the measurement run in float32; the files keep the stored dtype."""
     with no_half_products():
         for folder, name in ((own, "a"), (foreign, "b")):
-            done = extend.apply(folder, tmp_path / name, extend.ApplySettings(method="yarn", target=1024))
+            done = serving.apply(folder, tmp_path / name, serving.ApplySettings(method="yarn", target=1024))
             assert done.dtype == torch.bfloat16
             assert stored_dtype(tmp_path / name) == torch.bfloat16
         model = random_model("phi3").bfloat16()
-        done = extend.apply(
-            (model, TextTokenizer.bytes()), tmp_path / "c", extend.ApplySettings(method="yarn", target=128)
+        done = serving.apply(
+            (model, TextTokenizer.bytes()), tmp_path / "c", serving.ApplySettings(method="yarn", target=128)
         )
         assert done.dtype == torch.bfloat16
     assert dtypes(load(tmp_path / "a", dtype=None)) == {torch.float32}

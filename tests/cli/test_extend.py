@@ -11,7 +11,7 @@ import torch
 from ropewalk import load
 from ropewalk.cli import app
 from ropewalk.methods import METHODS, Reach
-from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
+from tests.serving.material import TARGET, TRAINED, checkpoint, furthest
 
 
 @pytest.fixture

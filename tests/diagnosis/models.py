@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 import ropewalk as rw
-from ropewalk.builtin.texts import novel
 from ropewalk.diagnosis.record import Diagnosis
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
 from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.texts import novel
 from ropewalk.rope.config import RopeConfig
 
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)

@@ -14,7 +14,7 @@ from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.errors import RopeError
 from tests.diagnosis.models import small_diagnosis, with_verdict
-from tests.report.pages import Page
+from tests.figures.pages import Page
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.builtin.texts import novel
 from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
+from ropewalk.readers.texts import novel
 from tests.diagnosis.models import ROPE, tiny_decoder
 
 TEXT = [("whale", novel(40_000, 60_000))]

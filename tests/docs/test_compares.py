@@ -49,7 +49,7 @@ def test_the_page_has_the_columns_and_rows_that_are_tested():
 
 def test_ropewalk():
     """Check our own column."""
-    from ropewalk.attention.extensions import Extension
+    from ropewalk.rope.extensions import Extension
     from ropewalk.rope.scaling import Scaling
 
     ours = {row: cells["ropewalk"] for row, cells in TABLE.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.browser import browser, why_not
+from tests.figures.browser import browser, why_not
 
 for package in ("material", "mkdocstrings"):
     pytest.importorskip(package, reason="it is in the group `docs`")
@@ -78,10 +78,10 @@ def test_the_reference_has_every_public_name(site):
         assert {
             f"rw.{module}.{name}" for name in own if callable(getattr(import_module(f"ropewalk.{module}"), name))
         } <= {*heads}
-    assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.models.stream"} <= set(heads)
+    assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.layers.stream"} <= set(heads)
     assert "rw.encodings.ALiBi" in heads
     assert "rw.positions.positions_for_rank" in heads
-    assert "rw.attention.extensions.ReRoPE" in heads
+    assert "rw.rope.extensions.ReRoPE" in heads
     assert "Rotate each feature pair of" in text
     assert "&gt;&gt;&gt;" in text
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.models.training import held_out_windows, loss_by_position
+from ropewalk.layers.training import held_out_windows, loss_by_position
 from tests.examples.loading import example
 
 WORDS = [

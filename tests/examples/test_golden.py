@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.material import gguf_of
+from tests.layers.material import gguf_of
 
 FOLDER = Path(__file__).parents[2] / "examples/verify"
 

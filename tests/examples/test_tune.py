@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.examples.loading import example
-from tests.extend.material import TARGET, checkpoint
 from tests.launch.ranks import free_port
 from tests.prose import prose
+from tests.serving.material import TARGET, checkpoint
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.thorough  # importing the Trainer takes seconds

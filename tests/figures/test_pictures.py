@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ropewalk.figures.inline import CARD, contrast, night_color
 from ropewalk.figures.style import LOOKS, OTHER, look_of
-from ropewalk.report.inline import CARD, contrast, night_color
 
 
 def test_colours_stay_apart_on_dark_pages() -> None:

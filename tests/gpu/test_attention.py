@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropewalk.backends import flex
-from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
-from tests.backends.attention_cases import CASES, Case, check, request_of
-from tests.backends.attention_gradients import Meets, gradients
+from ropewalk.rotation.backends import flex
+from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
+from tests.rotation.backends.attention_cases import CASES, Case, check, request_of
+from tests.rotation.backends.attention_gradients import Meets, gradients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]

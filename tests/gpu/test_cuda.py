@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.attention import documents as documents_module
+from ropewalk.layers import documents as documents_module
 from ropewalk.readers.adapters import reader_of
-from tests.attention.test_documents import ROPE, pack
+from tests.layers.test_documents import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 VOCAB = 50
@@ -41,7 +41,7 @@ def make(**changes: Any) -> rw.Decoder:
         "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1,
         "rope": rw.RopeConfig(16, interleaved=False, max_position_embeddings=64),
     }  # fmt: skip
-    return rw.Decoder(rw.models.DecoderConfig(**{**given, **changes})).cuda()
+    return rw.Decoder(rw.layers.DecoderConfig(**{**given, **changes})).cuda()
 
 
 @pytest.mark.parametrize("window", [None, 5])

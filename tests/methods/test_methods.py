@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.attention.extensions import LogN
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.methods import (
@@ -23,9 +22,10 @@ from ropewalk.methods import (
     unsettled,
 )
 from ropewalk.methods.table import METHOD_TABLE
-from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import LogN
 from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.backends import widened
 from ropewalk.checkpoints.load import load
 from ropewalk.readers.adapters import fast_copy, reader_of
+from ropewalk.rotation.backends import widened
 from tests.readers.random_models import random_model
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ropewalk.attachment import attach
-from ropewalk.attention.masks import TokenLayout
+from ropewalk.layers.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.live_model import LivePrefix
 from ropewalk.readers.reader import QuestionIds

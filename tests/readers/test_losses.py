@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
+from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.decoder import Decoder
 from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.texts import read_text
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder, window_losses

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ropewalk.errors import RopeError
+from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.decoder import Decoder
 from ropewalk.readers import live_model as module
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.reader import QuestionIds

@@ -13,14 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.decoder import Decoder
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.scaling import DynamicNTK
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
-from tests.extend.material import checkpoint
+from tests.serving.material import checkpoint
 
 METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "log-n", "drope"]
 

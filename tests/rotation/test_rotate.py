@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ropewalk as rw
 import ropewalk.rotation.rotate as rotate_module
-from ropewalk import dispatch as compiled
+from ropewalk.rope import dispatch as compiled
 from ropewalk.rotation import checks
 from tests import oracle
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
-from ropewalk.dispatch import constant_to_compilers
+from ropewalk.rope.dispatch import constant_to_compilers
 from ropewalk.rotation import checks
 from tests.launch.ranks import run_forked
 

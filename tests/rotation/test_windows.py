@@ -7,8 +7,8 @@ import torch
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 
 import ropewalk as rw
-from ropewalk.attention.attention import Attention
-from tests.backends.truth import turn, wide
+from ropewalk.layers.attention import Attention
+from tests.rotation.backends.truth import turn, wide
 
 ROPE = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
 IDS = torch.tensor([0, 7, 300])

@@ -20,10 +20,10 @@ from ropewalk.readers.adapters import open_reader
 from ropewalk.serving.engines import CONVERTER, ENGINES, LIMITS, NOT_WRITTEN, READS_GGUF, RUNNERS, why_not
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
-from tests.extend.material import TARGET, TRAINED, checkpoint
-from tests.models.material import gguf_of
+from tests.layers.material import gguf_of
 from tests.readers.gguf_files import write_foreign
 from tests.readers.random_models import folder_of, random_model
+from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
 
 TINY, LONG, SHORTER = 256, 1024, 768

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import transformers
 
-from ropewalk import extend
+from ropewalk import serving
 from ropewalk.attachment import attach
 from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf import PERMUTED
@@ -217,7 +217,7 @@ def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any
     """Its block is that of the override for the source, and nothing has to be overridden."""
     source = folder_of(family, tmp_path / "source", **changes)
     override = serve_config(source, "vllm", method="yarn", target=128)
-    extend.apply(source, tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
+    serving.apply(source, tmp_path / "out", serving.ApplySettings(method="yarn", target=128))
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["rope_parameters"] == json.loads(json.dumps(override.block))
     if family == "phi3":  # vLLM's factor
@@ -235,10 +235,10 @@ def test_apply_and_serve_config_have_one_rule(family: str, tmp_path: Path) -> No
     served = tried(source, "transformers", "yarn")
     reason = None if isinstance(served, ServeConfig) else served.rule.partition(": ")[2].partition(": ")[2]
     if reason is None:
-        extend.apply(source, tmp_path / "out", extend.ApplySettings(method="yarn"))
+        serving.apply(source, tmp_path / "out", serving.ApplySettings(method="yarn"))
         return
     with pytest.raises(RopeError, match=re.escape(reason)) as caught:
-        extend.apply(source, tmp_path / "out", extend.ApplySettings(method="yarn"))
+        serving.apply(source, tmp_path / "out", serving.ApplySettings(method="yarn"))
     assert isinstance(served, RopeError)
     assert ("rw.attach" in served.cure) == ("rw.attach" in caught.value.cure)
     if "rw.attach" in served.cure:

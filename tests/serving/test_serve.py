@@ -16,15 +16,15 @@ from ropewalk import RopeConfig
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.extend import ApplySettings, apply
 from ropewalk.methods import METHODS
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
+from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import CAVEATS, CONVERTER, ENGINES, caveats_of
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.serve import serve_config
-from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
-from tests.models.material import gguf_of
+from tests.layers.material import gguf_of
+from tests.serving.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 from tests.serving.records import record_of
 
 FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 
 

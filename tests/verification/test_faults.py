@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.attention.cache import KVCache
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.cache import KVCache
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
 from ropewalk.verification.engine import OurEngine

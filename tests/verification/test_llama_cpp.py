@@ -9,7 +9,7 @@ import pytest
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.verification.adapters import llama_cpp_server
-from tests.models.material import gguf_of
+from tests.layers.material import gguf_of
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 FILE = os.environ.get("ROPEWALK_TEST_GGUF")

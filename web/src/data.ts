@@ -1,6 +1,6 @@
 import type { Rule } from "./rope.ts";
 
-/** The data that Python writes into the page (src/ropewalk/report/explorer.py). */
+/** The data that Python writes into the page (src/ropewalk/figures/explorer.py). */
 export interface ExplorerData {
   readonly version: string;
   /** The folder of the site's pages, relative to this file; null if there is no site. */

@@ -34,11 +34,11 @@ from ropewalk.attachment.rotary import (
 )
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind
+from ropewalk.layers.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of
-from ropewalk.models.config import Positions
-from ropewalk.models.precision import warn_if_slow
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.values import check_whole
 
 _MARK = "_ropewalk_attachment"

@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from ropewalk.attachment.layers import belongs_to
 from ropewalk.attachment.rotary import Replaced
 from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
-from ropewalk.attention.attend import LogitRules
-from ropewalk.attention.extensions import Extension, ReRoPE
-from ropewalk.attention.masks import TokenLayout, Visibility
-from ropewalk.attention.remap import Remap, attend_remapped
-from ropewalk.attention.tables import SlotTables
-from ropewalk.backends import choose_attention
-from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError
-from ropewalk.models.config import Positions
+from ropewalk.layers.attend import LogitRules
+from ropewalk.layers.masks import TokenLayout, Visibility
+from ropewalk.layers.remap import Remap, attend_remapped
+from ropewalk.layers.tables import SlotTables
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension, ReRoPE
+from ropewalk.rope.of_layers import Positions
+from ropewalk.rotation.backends import choose_attention
+from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 _NEUTRAL = ReRoPE(window=1 << 30)  # limits no distance: attention under it is the model's own

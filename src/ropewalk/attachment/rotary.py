@@ -17,11 +17,11 @@ from ropewalk.attachment.tables import (
     layer_types_of,
     learned_format,
 )
-from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.of_layers import Positions
 
 _NAME = re.compile("Rotary|RoPE|Rope")
 _FORWARD = "forward"

@@ -17,10 +17,10 @@ from ropewalk.checkpoints.load import read_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name
-from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.dimensions import head_dim_of
 from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.of_layers import Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from ropewalk.checkpoints.hugging_face import stored_tensors
 from ropewalk.checkpoints.materialize import fill
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.models.classifier import SHARED, TextClassifier, TextClassifierConfig
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.classifier import SHARED, TextClassifier, TextClassifierConfig
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.optional import need
 
 CLASSIFIER, ON_CHECKPOINT = "ropewalk-classifier", "ropewalk-checkpoint-classifier"

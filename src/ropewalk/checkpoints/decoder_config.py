@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ropewalk.attention.extensions import Extension
-from ropewalk.encodings import ENCODINGS, EncodingConfig
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS, FAMILIES, DecoderShape, Trained
-from ropewalk.models.config import DecoderConfig
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.encodings import ENCODINGS, EncodingConfig
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
 from ropewalk.rope.scaling import rule_from_dict
 from ropewalk.rope.values import MOST_SIZE, MOST_TOKENS, as_whole, is_number
 

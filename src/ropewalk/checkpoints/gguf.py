@@ -22,8 +22,8 @@ from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.materialize import Stored, materialize
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from ropewalk.optional import need
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.pairing import convert_pairing

@@ -17,9 +17,9 @@ from ropewalk.checkpoints.materialize import Stored, Widened, materialize
 from ropewalk.checkpoints.sources import no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.rope.pairing import convert_pairing
 

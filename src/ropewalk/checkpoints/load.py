@@ -19,9 +19,9 @@ from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import DECODERS
-from ropewalk.models.classifier import TextClassifier
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.classifier import TextClassifier
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 
 
 def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Any:

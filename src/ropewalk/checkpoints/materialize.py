@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from ropewalk.atomic_io import LARGEST, open_file, parse
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 
 
 def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:

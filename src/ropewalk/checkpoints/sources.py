@@ -105,7 +105,7 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
             cure="Pass the path of a readable checkpoint.",
         ) from error
     if isinstance(source, str) and source.isidentifier():
-        builtin = files("ropewalk.builtin") / source
+        builtin = files("ropewalk") / "builtin" / source
         if isinstance(builtin, Path) and (builtin / "config.json").is_file():
             return builtin
     if isinstance(source, str) and is_hub_name(source):
@@ -219,7 +219,9 @@ def _missing(source: str, path: Path) -> RopeError:
             facts["the folder that exists"] = str(folder.absolute())
     else:
         rule = "load: no such file or folder, and no built-in model of this name."
-        builtin = [entry.name for entry in files("ropewalk.builtin").iterdir() if (entry / "config.json").is_file()]
+        builtin = [
+            entry.name for entry in (files("ropewalk") / "builtin").iterdir() if (entry / "config.json").is_file()
+        ]
         near += difflib.get_close_matches(source, builtin, n=1)
     if near:
         return RopeError(rule, facts={**facts, "similar names": near}, cure="Pass one of these, or correct the path.")

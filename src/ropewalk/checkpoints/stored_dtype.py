@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import read_json
-from ropewalk.backends.widened import slow_dtype
 from ropewalk.checkpoints.classifier_files import CLASSIFIER
 from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.sources import find
 from ropewalk.families import DECODERS
-from ropewalk.models.precision import is_slow, memory_for, name_of
+from ropewalk.layers.precision import is_slow, memory_for, name_of
+from ropewalk.rotation.backends.widened import slow_dtype
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -27,7 +27,7 @@ def explore(
     For example: ropewalk explore tiny
     """
     from ropewalk.atomic_io import check_output, write_output
-    from ropewalk.report.explorer import page_of, show
+    from ropewalk.figures.explorer import page_of, show
 
     if out is not None:
         check_output(out)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropewalk.cli.options import with_options
-from ropewalk.extend.settings import METHOD, OUTPUT, ApplySettings
+from ropewalk.serving.settings import METHOD, OUTPUT, ApplySettings
 
 if TYPE_CHECKING:
-    from ropewalk.extend.job import Exported
+    from ropewalk.serving.job import Exported
 
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
@@ -51,9 +51,9 @@ def apply(
 
     The folder appears when it is complete. Weights of a .gguf source are copied into a .gguf file block by block.
     """
-    from ropewalk.extend import apply as run
-    from ropewalk.extend.runs import CHOSEN, refuse_beside_a_record
     from ropewalk.progress import ProgressBar
+    from ropewalk.serving import apply as run
+    from ropewalk.serving.runs import CHOSEN, refuse_beside_a_record
 
     sources = {name: context.get_parameter_source(name) for name in CHOSEN}
     typed = {

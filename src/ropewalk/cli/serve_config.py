@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ropewalk.cli.options import TOKENS
-from ropewalk.extend.settings import METHOD, OUTPUT
+from ropewalk.serving.settings import METHOD, OUTPUT
 
 
 def serve_config(

@@ -183,7 +183,7 @@ class _Lines:
 
 def _cache() -> Path | None:
     """Return a folder of the user's cache; None if it is not writable, as in some containers."""
-    from ropewalk.ledger import cache_folder
+    from ropewalk.diagnosis.ledger import cache_folder
 
     folder = cache_folder("verify", "")
     try:

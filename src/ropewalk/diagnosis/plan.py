@@ -14,15 +14,15 @@ import torch
 
 from ropewalk.diagnosis.evidence import Window, WindowReading
 from ropewalk.diagnosis.facts import GROUP, Layout, Told
+from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.diagnosis.windows import Design
+from ropewalk.diagnosis.workers import WorkersProgress, complete
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods
-from ropewalk.models.config import Positions
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
-from ropewalk.readers.workers import WorkersProgress, complete
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.of_layers import Positions
 
 PLAIN, CROP = "plain", "crop"
 KIND = "windows"

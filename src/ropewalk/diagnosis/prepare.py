@@ -16,27 +16,27 @@ import torch
 
 from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import audits_of, findings_of, inspection
-from ropewalk.builtin.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
 from ropewalk.diagnosis.forms import block_under
+from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
 from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Plan, asked_tokens, make_plan, window_of
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
+from ropewalk.diagnosis.processes import current, from_first
 from ropewalk.diagnosis.run import SAFETY, DoctorRun, doctor_command, runs_in
 from ropewalk.diagnosis.scaling import ScalingReading, settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Texts, frequency_loss
+from ropewalk.diagnosis.workers import fitting_workers
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, cache_folder, fingerprint
+from ropewalk.layers.precision import chosen_dtype
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
-from ropewalk.models.precision import chosen_dtype
-from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Prefix, Reader
-from ropewalk.readers.workers import fitting_workers
+from ropewalk.readers.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ropewalk.errors import RopeError
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.rope.values import MOST_SEED, check_whole
 
 LOOKS = (1, 2, 4, 8)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.attention import Attention
-from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
+from ropewalk.layers.attention import Attention
+from ropewalk.layers.decoder import Decoder
+from ropewalk.readers.texts import read_text
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.pairing import Pairing, convert_pairing

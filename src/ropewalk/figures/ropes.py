@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ropewalk.encodings.absolute import sinusoidal_table
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import Array, described, frequencies, main_rope, packaged, theta_of
 from ropewalk.figures.style import (
@@ -27,6 +26,7 @@ from ropewalk.figures.style import (
     style,
     tokens,
 )
+from ropewalk.layers.absolute import sinusoidal_table
 from ropewalk.rope.config import DEFAULT_THETA
 from ropewalk.rope.values import check_whole
 

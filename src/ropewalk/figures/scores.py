@@ -39,8 +39,8 @@ from ropewalk.figures.style import (
     panel,
     style,
 )
+from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import Look
-from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rope.values import check_whole

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
 from ropewalk.methods.ropes import Reach, extended
-from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import Scaling
 
 

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from ropewalk.attention.extensions import (
+from ropewalk.errors import RopeError
+from ropewalk.methods.method import Look, Method
+from ropewalk.methods.ropes import Reach, divisors_of
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import (
     STRING,
     DroPE,
     DualChunk,
@@ -17,12 +21,8 @@ from ropewalk.attention.extensions import (
     ReRoPE,
     SelfExtend,
 )
-from ropewalk.errors import RopeError
-from ropewalk.methods.method import Look, Method
-from ropewalk.methods.ropes import Reach, divisors_of
-from ropewalk.models.config import Positions
-from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import smallest_theta
+from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import ABF, NTK, CoPE, DynamicNTK, Linear, Llama3, MrRoPE, Proportional, Resonance, YaRN
 from ropewalk.rope.values import names_of
 

@@ -13,8 +13,8 @@ from ropewalk.checkpoints.decoder_config import half_split
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.precision import is_slow, memory_for, name_of, slow_dtype_of
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.precision import is_slow, memory_for, name_of, slow_dtype_of
 from ropewalk.optional import need
 from ropewalk.readers.reader import Reader
 from ropewalk.readers.transformers import TransformersReader, adapt

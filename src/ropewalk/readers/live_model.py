@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.live_attention import calls_with
-from ropewalk.attention.masks import Branches, TokenLayout
-from ropewalk.attention.norm import HALF
 from ropewalk.errors import RopeError
+from ropewalk.layers.masks import Branches, TokenLayout
+from ropewalk.layers.norm import HALF
 from ropewalk.optional import need
 from ropewalk.readers.losses import likeliest, target_losses, wide_product
 from ropewalk.readers.reader import ASK_TOKENS, Advance, QuestionIds, check_read

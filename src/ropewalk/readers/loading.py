@@ -18,8 +18,8 @@ from ropewalk.checkpoints.hugging_face import hugging_face_form, special_ids, st
 from ropewalk.checkpoints.sources import no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer, has_token
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
 

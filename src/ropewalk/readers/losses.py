@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.norm import HALF
-from ropewalk.backends.widened import slow_dtype
-from ropewalk.models.precision import to_float64
+from ropewalk.layers.norm import HALF
+from ropewalk.layers.precision import to_float64
+from ropewalk.rotation.backends.widened import slow_dtype
 
 HEAD_ROWS = 256  # tokens of one product with the head
 CACHED = 2**19  # logits that a CPU widens and sums at one time: inside its caches it takes a third of the time

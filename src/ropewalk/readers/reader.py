@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.methods import ConfigForm
-from ropewalk.models.config import Positions
-from ropewalk.models.prompts import Tokenizer
-from ropewalk.readers import CHUNK as CHUNK
+from ropewalk.rope.of_layers import Positions
 
+CHUNK = 2048  # tokens of one forward: enough for large products, few enough for caches and memory
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 Losses = npt.NDArray[np.float64]
 Advance = Callable[[int], None]

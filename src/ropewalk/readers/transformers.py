@@ -17,9 +17,8 @@ from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.errors import RopeError
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.methods import ConfigForm, trained_length_of
-from ropewalk.models.config import Positions
-from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.digest import digest_of
 from ropewalk.readers.losses import Top, likeliest
 from ropewalk.readers.reader import (
@@ -32,6 +31,7 @@ from ropewalk.readers.reader import (
     chunk_ends,
 )
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.of_layers import Positions
 
 if TYPE_CHECKING:
     from ropewalk.readers.live_model import LiveModel, LivePrefix

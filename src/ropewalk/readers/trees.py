@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ropewalk.models.precision import to_float64
+from ropewalk.layers.precision import to_float64
 from ropewalk.readers.reader import QuestionIds, check_questions
 
 Process = Callable[[list[int], list[int], Tensor, Tensor], Tensor]

@@ -13,10 +13,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ropewalk.dispatch import constant_to_compilers, fresh, kernels, reasons_for_mathematics
 from ropewalk.errors import RopeError
+from ropewalk.rope.dispatch import constant_to_compilers, fresh, kernels, reasons_for_mathematics
+from ropewalk.rope.shapes import Int, Real
 from ropewalk.rope.values import as_whole
-from ropewalk.shapes import Int, Real
 
 COORDINATES = (
     "Pass each token's coordinates, [seq, axes] or [batch, seq, axes]: rw.positions.grid_positions(height, width) for "

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.backends.request import Turn
-from ropewalk.dispatch import is_compiling, reasons_for_mathematics
 from ropewalk.errors import RopeError, check_kind
+from ropewalk.rope.dispatch import is_compiling, reasons_for_mathematics
 from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rotation.backends.request import Turn
 
 Layout = Literal["bshd", "bhsd", "thd"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.dispatch import reasons_for_mathematics
 from ropewalk.errors import RopeError
-from ropewalk.shapes import Float, Shaped
+from ropewalk.rope.dispatch import reasons_for_mathematics
+from ropewalk.rope.shapes import Float, Shaped
 
 
 def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs"]) -> Shaped[Tensor, "*rows pairs"]:

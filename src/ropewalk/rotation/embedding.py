@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.backends.request import Turn
-from ropewalk.dispatch import constant_to_compilers, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.dispatch import constant_to_compilers, reasons_for_mathematics
 from ropewalk.rope.frequencies import (
     attention_factor_of,
     check_config,
     columns_of,
     columns_of_lengths,
 )
+from ropewalk.rope.shapes import Float, Int, Real
 from ropewalk.rope.tables import (
     COORDINATES,
     check_position_ids,
@@ -27,9 +27,9 @@ from ropewalk.rope.tables import (
     turns_of,
 )
 from ropewalk.rope.values import as_whole
+from ropewalk.rotation.backends.request import Turn
 from ropewalk.rotation.checks import Layout, check_both, check_one, check_rows, token_count
 from ropewalk.rotation.rotate import rotate_both, rotate_one
-from ropewalk.shapes import Float, Int, Real
 
 SeqLen = int | Tensor | None
 

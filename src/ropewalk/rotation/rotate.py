@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.backends import choose
-from ropewalk.backends.autograd import note_written, rotated
-from ropewalk.backends.request import Backend, Turn
+from ropewalk.rope.shapes import Float
+from ropewalk.rotation.backends import choose
+from ropewalk.rotation.backends.autograd import note_written, rotated
+from ropewalk.rotation.backends.request import Backend, Turn
 from ropewalk.rotation.checks import Layout, check_both, check_one, check_single, each_has_its_place, overlap
-from ropewalk.shapes import Float
 
 
 def rotate(

@@ -1,1 +1,23 @@
-"""Serving engines: their supported methods, and the commands and files to serve a model under a method."""
+"""Serving engines and the methods that they run: the command that serves a model, and the checkpoint that it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.serving.runs import apply
+    from ropewalk.serving.serve import serve_config
+    from ropewalk.serving.settings import ApplySettings
+
+__all__ = ["ApplySettings", "apply", "serve_config"]
+
+_HOMES = {
+    "ApplySettings": "ropewalk.serving.settings",
+    "apply": "ropewalk.serving.runs",
+    "serve_config": "ropewalk.serving.serve",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

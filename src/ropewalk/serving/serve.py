@@ -312,7 +312,7 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
     place = repr(str(found or model))
     if found is not None and not Path(model).exists():  # in the package: its folder differs between machines
         imports += ["from importlib.resources import files"]
-        place = f'files("ropewalk.builtin") / {model!r}'
+        place = f'files("ropewalk") / "builtin" / {model!r}'
     load = f"model = AutoModelForCausalLM.from_pretrained({place})"
     if is_file:  # transformers ignores some of the file's keys
         load = f"model, tokenizer = load_gguf({place})"

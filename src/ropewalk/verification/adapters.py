@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.errors import RopeError
-from ropewalk.models.precision import warn_if_slow
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.precision import warn_if_slow
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.verification.engine import TOP, Engine, NextTokens, Step, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.readers.adapters import reader_of
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default

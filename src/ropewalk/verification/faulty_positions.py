@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ropewalk.attention.extensions import Extension, Region, Rule, check_scale, check_tokens, next_index, zero_index
+from ropewalk.rope.extensions import Extension, Region, Rule, check_scale, check_tokens, next_index, zero_index
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import parse_object
-from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
-from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.verification.faulty_positions import (

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, NoText, Step, TokenizerTexts, TokenTexts, TooLong
 from ropewalk.version import __version__
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.families.family import Indexer
-from ropewalk.ledger import Ledger, fingerprint
-from ropewalk.models.config import Positions
 from ropewalk.readers.losses import Top
 from ropewalk.readers.reader import Reader
+from ropewalk.rope.of_layers import Positions
 from ropewalk.verification.faulty_positions import ShiftedPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Protocol
 
 from ropewalk.errors import RopeError
-from ropewalk.models.config import Positions
-from ropewalk.models.prompts import Tokenizer
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.progress import Progress, say
 from ropewalk.progress import expect as begin_stage
+from ropewalk.rope.of_layers import Positions
 from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.hypotheses import (
     CHUNKS,

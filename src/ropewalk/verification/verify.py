@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path
-from ropewalk.builtin.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
-from ropewalk.models.config import Positions
 from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
+from ropewalk.readers.texts import LEAST_BYTES, read_text
+from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import (

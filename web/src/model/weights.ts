@@ -1,4 +1,4 @@
-/** The model as Python packs it (`ropewalk.report.explorer_model`): a header, and the stored weights in bfloat16. */
+/** The model as Python packs it (`ropewalk.figures.explorer_model`): a header, and the stored weights in bfloat16. */
 import { allocateWeights } from "./kernel.ts";
 
 export interface ModelConfig {

@@ -22,7 +22,7 @@ export interface Golden {
 const folder = process.env["ROPEWALK_GOLDEN"];
 
 /** Why tests of the model are skipped, or false. */
-export const withoutModel = folder ? false : "tests/report/test_live_model.py runs this with data from Python";
+export const withoutModel = folder ? false : "tests/figures/test_live_model.py runs this with data from Python";
 
 export const golden: Golden = folder
   ? (JSON.parse(readFileSync(`${folder}/golden.json`, "utf8")) as Golden)

@@ -1,1 +1,0 @@
-"""Attention with rotary embedding, its cache and its masks."""

@@ -1,1 +1,0 @@
-"""The packaged model and text."""

@@ -1,0 +1,214 @@
+"""The built-in model for the explorer: weights, tokenizer, and every method's tables, packed into one string."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.errors import RopeError
+from ropewalk.layers.decoder import Decoder
+from ropewalk.methods import METHODS, Method, Reach
+from ropewalk.methods.ropes import trained_length_of
+from ropewalk.readers.texts import read_text
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.frequencies import inverse_frequencies
+
+MODEL = "tiny"
+LONGEST = 1024
+TARGETS = (512, LONGEST)
+_TWICE = (
+    "anchor lantern pigeon velvet thunder orchard copper saddle whisper bishop garden ribbon hammer winter parrot "
+    "candle barrel feather mirror island"
+)
+
+
+@cache
+def packed_model() -> str:
+    """Return the built-in model for the page, as base64 of a zlib stream.
+
+    The stream contains the length of a header (uint32, little-endian), the header as JSON (`model_header`), then all
+    weights in bfloat16: first every high byte, then every low byte, which compresses better.
+
+    >>> len(packed_model()) < 7_000_000
+    True
+    """
+    model = _built_in()
+    header = json.dumps(model_header(model), separators=(",", ":"), ensure_ascii=False).encode()
+    stored = torch.cat([_bits(weight) for weight in _weights(model).values()]).view(torch.uint8)
+    planes = torch.cat([stored[1::2], stored[0::2]]).numpy().tobytes()
+    raw = struct.pack("<I", len(header)) + header + planes
+    return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
+
+
+def model_header(model: Decoder) -> dict[str, Any]:
+    """Return the model's description: sizes, names of weights, tokenizer, methods, sample texts."""
+    config = model.config
+    return {
+        "name": MODEL,
+        "config": {
+            "vocabSize": config.vocab_size,
+            "hiddenSize": config.hidden_size,
+            "intermediateSize": config.intermediate_size,
+            "layers": config.num_hidden_layers,
+            "heads": config.num_attention_heads,
+            "headDim": config.head_dim,
+            "eps": config.norm_eps,
+            "trainedLength": _trained_length(model),
+            "longest": LONGEST,
+            "parameters": model.num_parameters(),
+        },
+        "tensors": [[name, list(weight.shape)] for name, weight in _weights(model).items()],
+        "tokenizer": _tokenizer(model),
+        "targets": list(TARGETS),
+        "methods": {str(target): _methods(model, target) for target in TARGETS},
+        "samples": _samples(model),
+    }
+
+
+def _built_in() -> Decoder:
+    model = load_decoder(MODEL)
+    config = model.config
+    plain = (
+        isinstance(config.rope, RopeConfig)
+        and config.rope.rotary_dim == config.head_dim
+        and not config.rope.interleaved
+        and config.rope.scaling is None
+        and config.kv_heads == config.num_attention_heads
+        and config.tie_word_embeddings
+        and not any(config.sliding_windows)
+        and (config.norm, config.hidden_act) == ("rmsnorm", "swiglu")
+    )
+    if not plain:
+        raise RopeError(
+            "explorer: the page supports only a Llama with half-split pairs, a tied head and no grouped queries.",
+            facts={"config": config},
+            cure="Extend web/src/model/decoder.ts.",
+        )
+    return model
+
+
+def _trained_length(model: Decoder) -> int:
+    trained = trained_length_of(model.config.positions)
+    assert trained is not None
+    return trained
+
+
+def _weights(model: Decoder) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in model.state_dict().items()}
+
+
+def _bits(weight: Tensor) -> Tensor:
+    """Return the weight's bfloat16 bits; raise `RopeError` if bfloat16 does not represent it exactly."""
+    stored = weight.to(torch.bfloat16)
+    if not torch.equal(stored.to(weight.dtype), weight):
+        raise RopeError(
+            "explorer: a weight of the model is not a bfloat16 number.",
+            facts={"weight": weight},
+            cure="Save the model in bfloat16.",
+        )
+    return stored.contiguous().view(torch.int16).flatten()
+
+
+def _tokenizer(model: Decoder) -> dict[str, Any]:
+    """Return tokens in the order of their ids, each merge as the ids of its two parts, and the special tokens."""
+    assert model.tokenizer is not None
+    content = json.loads(model.tokenizer.tokenizer.to_str())
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    steps = content["pre_tokenizer"]["pretokenizers"]
+    if [step["type"] for step in steps] != ["Digits", "ByteLevel"] or content["normalizer"] is not None:
+        raise RopeError(
+            "explorer: the page supports only a tokenizer that splits text at digits and then as GPT-2 does.",
+            facts={"pre_tokenizer": steps},
+            cure="Extend web/src/model/tokenizer.ts.",
+        )
+    return {
+        "tokens": sorted(vocabulary, key=vocabulary.__getitem__),
+        "merges": [vocabulary[part] for pair in content["model"]["merges"] for part in pair],
+        "special": {token["content"]: token["id"] for token in content["added_tokens"]},
+    }
+
+
+def _methods(model: Decoder, target: int) -> list[dict[str, Any]]:
+    """Return the tables of every method for one target."""
+    reach = Reach(_trained_length(model), target)
+    return [_method(model, method, reach) for method in METHODS.values() if not method.keeps_own]
+
+
+def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
+    positions = method.positions(model.config.positions, reach)
+    rope, extension = positions.ropes[0], positions.extensions[0]
+    if len(set(positions.ropes)) > 1 or len(set(positions.extensions)) > 1:
+        raise RopeError(
+            "explorer: the page supports only one rope and one extension for all layers.",
+            facts={"method": method.name, "ropes": positions.ropes, "extensions": positions.extensions},
+            cure="Extend web/src/model/setting.ts.",
+        )
+    frequencies = None if rope is None else inverse_frequencies(rope, reach.target)
+    index = torch.arange(LONGEST)
+    return {
+        "name": method.name,
+        "changes": method.changes,
+        "color": method.look.color,
+        "crops": method.crops,
+        "forgets": method.forgets,
+        "needsTuning": method.needs_tuning,
+        "frequencies": None if frequencies is None else frequencies.inv_freq[0].tolist(),
+        "attentionFactor": 1.0 if frequencies is None else frequencies.attention_factor,
+        "regions": None if extension is None or not extension.remaps else _regions(extension, index),
+        "logitScale": None if extension is None else _logit_scale(extension, index),
+    }
+
+
+def _regions(extension: Extension, index: Tensor) -> list[dict[str, Any]]:
+    """Return an extension's rules at every index: positions of queries and keys, and the keys of the region."""
+    return [
+        {
+            "query": _numbers(region.query(index)),
+            "key": None if region.key is None else _numbers(region.key(index)),
+            "low": _numbers(region.low(index)),
+            "high": _numbers(region.high(index)),
+        }
+        for region in extension.regions()
+    ]
+
+
+def _logit_scale(extension: Extension, index: Tensor) -> list[float] | None:
+    """Return the factor of each query's logits; None if all are 1."""
+    scale = extension.logit_scale(index)
+    numbers = [scale] * len(index) if isinstance(scale, float) else _numbers(scale)
+    return None if all(number == 1 for number in numbers) else numbers
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return [float(value) if value % 1 else int(value) for value in values.tolist()]
+
+
+def _samples(model: Decoder) -> list[dict[str, str]]:
+    """Return sample texts with their names."""
+    assert model.tokenizer is not None
+    novel = read_text(None)[1]
+    begin = novel.index("Call me Ishmael.")
+    loomings = model.tokenizer.encode(novel[begin : begin + 8 * LONGEST])
+
+    def opening(tokens: int) -> str:
+        return model.tokenizer.decode(loomings[:tokens])  # type: ignore[union-attr]
+
+    words = _TWICE.split()
+    twice = f"{_TWICE}. {' '.join(words[:12])}"
+    far = f"{_TWICE}.\n{opening(320)}\n{' '.join(words[:8])}"
+    return [
+        {"name": "Moby-Dick, 60 tokens", "text": opening(60)},
+        {"name": "A list, repeated", "text": twice},
+        {"name": "The list again, 320 tokens later", "text": far},
+        {"name": "Moby-Dick, 250 tokens", "text": opening(250)},
+        {"name": "Moby-Dick, 900 tokens", "text": opening(900)},
+    ]

@@ -1,0 +1,40 @@
+"""Attention with its cache and masks, the rival encodings, a decoder, a text classifier, generation and training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
+    from ropewalk.layers.collator import SkipCollator
+    from ropewalk.layers.config import DecoderConfig
+    from ropewalk.layers.decoder import Decoder
+    from ropewalk.layers.generation import generate, stream
+    from ropewalk.layers.training import fit
+
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "SkipCollator",
+    "TextClassifier",
+    "TextClassifierConfig",
+    "fit",
+    "generate",
+    "stream",
+]
+
+_HOMES = {
+    "Decoder": "ropewalk.layers.decoder",
+    "DecoderConfig": "ropewalk.layers.config",
+    "SkipCollator": "ropewalk.layers.collator",
+    "TextClassifier": "ropewalk.layers.classifier",
+    "TextClassifierConfig": "ropewalk.layers.classifier",
+    "fit": "ropewalk.layers.training",
+    "generate": "ropewalk.layers.generation",
+    "stream": "ropewalk.layers.generation",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,413 @@
+"""The cache of keys and values, compact per row, which grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.layers.masks import Branches, TokenLayout, real_tokens
+from ropewalk.layers.tables import SeqLen, SlotTables
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.shapes import Float
+from ropewalk.rope.values import as_whole, check_whole
+from ropewalk.rotation.backends.request import Store
+
+
+def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
+    """Return `seq_len` as one int per row."""
+    if seq_len is None:
+        return None
+    if isinstance(seq_len, Tensor):
+        whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
+        rows: list[int] = (seq_len.flatten().tolist() if seq_len.ndim else [int(seq_len)] * batch) if whole else []
+    else:
+        rows = [as_whole(seq_len) or 0] * batch
+    if len(rows) != batch or min(rows) < 1:
+        raise RopeError(
+            "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",
+            facts={"seq_len": seq_len, "batch": batch},
+            cure="Pass the final length in tokens, one for all rows or one for each.",
+        )
+    return tuple(rows)
+
+
+def refuse_outgrowing(lengths: Sequence[int], fixed: Sequence[int], ropes: Sequence[RopeConfig | None]) -> None:
+    """Raise `RopeError` if a row exceeds the length at which the frequencies of its `seq_len` are correct."""
+    for rope in {rope for rope in ropes if rope is not None and rope.needs_seq_len}:
+        for row, (length, seq_len) in enumerate(zip(lengths, fixed, strict=True)):
+            if length > rope.longest_at(seq_len):
+                raise RopeError(
+                    "KVCache: this call exceeds the `seq_len` of the cache's frequencies.",
+                    facts={"row": row, "tokens": length, "seq_len": seq_len, "scaling": rope.scaling},
+                    cure="Create the cache with the final length (seq_len=...), or recompute its tokens in a new one.",
+                )
+
+
+def check_branches(branches: Branches, seq: int, rows: int, masked: bool) -> None:
+    """Raise `RopeError` unless the branches follow one row of a cache, without a mask."""
+    if rows != 1 or len(branches) != seq or masked:
+        raise RopeError(
+            "KVCache: branches must continue one row, and have one parent for each new token.",
+            facts={"rows": rows, "tokens": seq, "branches": len(branches), "masked": masked},
+            cure="Use a cache of one row, one parent for each token, and no attention_mask.",
+        )
+
+
+def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[int]:
+    """Return the rows for `select`; raise `RopeError` for none, and for rows that do not exist."""
+    chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
+    whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
+    if not chosen or not whole or not all(0 <= row < batch for row in chosen):
+        raise RopeError(
+            "KVCache.select: `rows` must be indices of the cache's rows.",
+            facts={"rows": chosen, "cache": cache},
+            cure="Pass at least one index from 0 to batch - 1.",
+        )
+    return chosen
+
+
+class KVCache:
+    """Rotated keys and values of all previous tokens, per layer, preallocated and growing in steps.
+
+    Padding is never stored: the real tokens of row r are in slots `0 .. lengths[r] - 1`, so rows may differ in length.
+    A slot is the token's index in its row, which is also its default position id. Each layer has one buffer for keys
+    and one for values, `[batch, kv_heads, capacity, head_dim]`. A forward with a cache keeps no gradients.
+
+    If frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for the
+    cache's life. A call that exceeds it raises `RopeError`, because the frequencies of the cached keys would be wrong.
+
+    **Arguments:**
+
+    - `num_layers`, `batch` (rows), `num_key_value_heads`, `head_dim`: sizes, at least 1.
+    - `seq_len`: tokens, an int or int64 `[batch]`.
+    - `capacity`: tokens per row to reserve memory for; `step`: tokens by which it grows.
+    - `dtype`, `device`: of the buffers.
+    - `ropes`: the rules that rotate the keys, one or None per layer.
+    - `extensions`: the layers' extensions, one or None per layer (None: no layer has one). A layer with a different
+      extension raises, because an extension changes the keys and values of deeper layers.
+    - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
+      positions need that. It costs one rotation of all keys for each call and layer.
+
+    **Raises:** `RopeError` for impossible sizes and for a missing `seq_len`.
+
+    >>> cache = KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4)
+    >>> layout = cache.lay_out(1, 3)
+    >>> keys = torch.ones(1, 3, 1, 4)
+    >>> cache.write(0, keys, keys, layout)[0].shape
+    torch.Size([1, 1, 3, 4])
+    >>> cache.commit(layout); cache.lengths
+    tensor([3])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        batch: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        seq_len: SeqLen | None = None,
+        capacity: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        ropes: Sequence[RopeConfig | None] | None = None,
+        extensions: Sequence[Extension | None] | None = None,
+        step: int = 256,
+        rotated: bool = True,
+    ) -> None:
+        sizes: dict[str, Any] = {
+            "num_layers": num_layers,
+            "batch": batch,
+            "num_key_value_heads": num_key_value_heads,
+            "head_dim": head_dim,
+            "step": step,
+        }
+        check_whole("KVCache", optional=False, **sizes)
+        check_whole("KVCache", least=0, capacity=capacity)
+        self.num_layers, self.step, self.rotated = num_layers, step, rotated
+        self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
+        self.dtype, self.device = dtype, torch.device(device)
+        self.ropes = tuple(ropes) if ropes is not None else None
+        self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
+        for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
+            if of_layers is not None and len(of_layers) != num_layers:
+                raise RopeError(
+                    f"KVCache: `{name}` must have one entry per layer.",
+                    facts={**sizes, name: of_layers},
+                    cure="Pass one, or None, for each layer, as model.new_cache does.",
+                )
+        self._lengths = [0] * batch
+        self._seq_len = row_lengths(seq_len, batch)
+        self._one_seq_len = seq_len is not None and not (isinstance(seq_len, Tensor) and seq_len.ndim)
+        if self._seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
+            raise RopeError(
+                "KVCache: `seq_len` is required: the frequencies of this model depend on length.",
+                facts={"ropes": self.ropes},
+                cure="Pass the final length of the sequence: seq_len=prompt + new tokens.",
+            )
+        self._slot_tables = None if rotated else SlotTables()
+        self._capacity = 0
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        for _ in range(num_layers):
+            self._keys.append(self._empty(capacity or 0))
+            self._values.append(self._empty(capacity or 0))
+        self._capacity = capacity or 0
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows."""
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Return the number of stored tokens per row, int64 `[batch]`."""
+        return torch.tensor(self._lengths, dtype=torch.int64, device=self.device)
+
+    @property
+    def seq_len(self) -> SeqLen | None:
+        """Return the fixed length for the frequencies as it was passed: an int, int64 `[batch]` or None."""
+        if self._seq_len is None:
+            return None
+        if self._one_seq_len:
+            return self._seq_len[0]
+        return torch.tensor(self._seq_len, dtype=torch.int64, device=self.device)
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of tokens per row that fit before the next growth."""
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all buffers."""
+        return sum(buffer.nbytes for buffers in self._buffers for buffer in buffers)
+
+    @property
+    def _buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return keys and values, one buffer `[batch, kv_heads, capacity, head_dim]` per layer."""
+        return self._keys, self._values
+
+    def __repr__(self) -> str:
+        return (
+            f"KVCache(layers={self.num_layers}, lengths={self._lengths}, capacity={self._capacity}, "
+            f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
+        )
+
+    def lay_out(
+        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
+    ) -> TokenLayout:
+        """Return the slots of a call's tokens, and reserve memory; `commit` counts the tokens.
+
+        **Arguments:**
+
+        - `attention_mask`: bool or integer `[batch, seq]`, only for the new tokens.
+        - `branches`: the tokens are several continuations of the one row. They are not kept: the cache has the same
+          tokens before and after the call.
+
+        **Raises:** `RopeError` if the batch differs, if growth would change frequencies, and for branches of several
+        rows or with a mask.
+        """
+        self._check_batch(batch)
+        real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
+        new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
+        lengths = tuple(old + count for old, count in zip(held, new, strict=True))
+        if branches is None:
+            self._refuse_outgrowing(lengths)
+        else:
+            check_branches(branches, seq, self.batch, real is not None)
+            self._refuse_outgrowing([held[0] + branches.deepest])
+        total = max(lengths)
+        layout = TokenLayout(
+            batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated
+        )
+        if branches is not None:
+            layout.branches, layout.lengths = branches, tuple(held)
+        layout.slot_tables = self._slot_tables
+        if real is None and len(set(held)) == 1:
+            layout.start = held[0]
+        else:
+            ones = torch.ones(batch, seq, dtype=torch.int64, device=self.device)
+            counted = (ones if real is None else real.long()).cumsum(1) - 1
+            layout.slots = (self.lengths[:, None] + counted).clamp_(min=0)
+            layout.real = real
+        if total > self._capacity:
+            wanted = total + max(0, self._capacity // 8 if self._capacity else 0)
+            self.reserve(math.ceil(wanted / self.step) * self.step)
+        layout.capacity = self._capacity
+        return layout
+
+    def write(
+        self,
+        layer: int,
+        keys: Float[Tensor, "batch seq kv_heads head_dim"],
+        values: Float[Tensor, "batch seq kv_heads head_dim"],
+        layout: TokenLayout,
+    ) -> tuple[Float[Tensor, "batch kv_heads total head_dim"], Float[Tensor, "batch kv_heads total head_dim"]]:
+        """Store one layer's keys and values `[batch, seq, kv_heads, head_dim]`; return all of them so far.
+
+        **Returns:** keys and values `[batch, kv_heads, layout.total, head_dim]`, views of the buffers.
+        """
+        self._check_written(layer, keys, layout)
+        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
+            self._write(buffer, fresh, layout)
+        return self.held(layer, layout)
+
+    def _write(self, buffer: Tensor, fresh: Tensor, layout: TokenLayout) -> None:
+        """Write `[batch, seq, heads, size]` into a buffer `[batch, heads, capacity, size]`."""
+        fresh = fresh.detach().to(buffer.dtype)
+        if layout.slots is None:
+            buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
+        else:
+            rows, columns, slots = layout.stored()
+            buffer[rows, :, slots] = fresh[rows, columns]
+
+    def store(
+        self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: TokenLayout
+    ) -> Store | None:
+        """Return the buffers and slots for a kernel to write keys and values; None if dtype or device differ."""
+        self._check_written(layer, values, layout)
+        if values.dtype != self.dtype or values.device != self._keys[layer].device:
+            return None
+        return Store(self._keys[layer], self._values[layer], values, layout.places())
+
+    def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        """Return views of one layer's keys and values up to this call, `[batch, kv_heads, layout.total, head_dim]`."""
+        return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
+
+    def _check_batch(self, batch: int) -> None:
+        if batch != self.batch:
+            raise RopeError(
+                "KVCache: the batch differs from the cache's.",
+                facts={"batch": batch, "cache": self},
+                cure="Create a new cache.",
+            )
+
+    def _check_written(self, layer: int, keys: Tensor, layout: TokenLayout) -> None:
+        if not 0 <= layer < self.num_layers:
+            raise RopeError(
+                "KVCache: no such layer.",
+                facts={"layer": layer, "cache": self},
+                cure="Pass a layer from 0 to num_layers - 1.",
+            )
+        if keys.shape != (self.batch, layout.seq, self.num_key_value_heads, self.head_dim):
+            raise RopeError(
+                "KVCache: keys must be [batch, seq, kv_heads, head_dim].",
+                facts={"keys": keys, "cache": self, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim},
+                cure="Pass one call's keys and values, before transposing heads and tokens.",
+            )
+
+    def keep_local_heads(self, heads: int) -> None:
+        """Keep buffers for only `heads` key-value heads: this process's share under tensor parallelism.
+
+        **Raises:** `RopeError` for a cache with tokens, and if `heads` does not divide the heads.
+        """
+        if heads == self.num_key_value_heads:
+            return
+        if max(self._lengths) or self.num_key_value_heads % heads:
+            raise RopeError(
+                "KVCache: a layer computes different key-value heads from those in the cache.",
+                facts={"heads": heads, "cache": self, "kv_heads": self.num_key_value_heads},
+                cure="Create a new cache for each model, and shard all layers alike.",
+            )
+        self.num_key_value_heads = heads
+        for buffers in self._buffers:
+            buffers[:] = [self._empty(self._capacity) for _ in buffers]
+
+    def commit(self, layout: TokenLayout) -> None:
+        """Count a call's tokens as stored, after every layer has written them."""
+        self._lengths = list(layout.lengths)
+
+    def reserve(self, capacity: int) -> None:
+        """Reserve memory for `capacity` tokens per row, and keep the stored tokens; never shrink."""
+        if capacity <= self._capacity:
+            return
+        longest = max(self._lengths)
+        for buffers in self._buffers:
+            for layer, old in enumerate(buffers):
+                buffers[layer] = self._empty(capacity)
+                buffers[layer][:, :, :longest] = old[:, :, :longest]
+        self._capacity = capacity
+
+    def truncate(self, length: int | Sequence[int]) -> None:
+        """Keep only the first `length` tokens of each row (an int, or one per row); the capacity stays."""
+        wanted = [length] * self.batch if isinstance(length, int) else list(length)
+        if len(wanted) != self.batch or min(wanted) < 0:
+            raise RopeError(
+                "KVCache.truncate: `length` must be at least 0, for all rows or one per row.",
+                facts={"length": length, "cache": self},
+                cure="Pass an int, or a list with one length for each row.",
+            )
+        self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
+
+    def reset(self) -> None:
+        """Drop all tokens; keep the capacity and `seq_len`."""
+        self.truncate(0)
+
+    def select(self, rows: Sequence[int] | Tensor) -> None:
+        """Keep these rows in this order; a row may be repeated (beams)."""
+        chosen = named_rows(rows, self.batch, self)
+        if chosen == list(range(self.batch)):
+            return
+        index = torch.tensor(chosen, device=self.device)
+        with torch.inference_mode(False), torch.no_grad():
+            for buffers in self._buffers:
+                for layer, old in enumerate(buffers):
+                    buffers[layer] = old.index_select(0, index)
+        held = self._lengths
+        self._lengths = [held[row] for row in chosen]
+        if self._seq_len is not None:
+            self._seq_len = tuple(self._seq_len[row] for row in chosen)
+
+    def replace(self, rows: Sequence[int], other: KVCache) -> None:
+        """Replace these rows, their tokens and their `seq_len`, by the rows of `other`."""
+        if len(rows) != other.batch or not all(0 <= row < self.batch for row in rows):
+            raise RopeError(
+                "KVCache.replace: `rows` must contain one row of the cache for each row of `other`.",
+                facts={"rows": list(rows), "cache": self, "other": other},
+                cure="Pass one row, from 0 to batch - 1, for each row of `other`.",
+            )
+        if (other._seq_len is None) != (self._seq_len is None) or other._made_for() != self._made_for():
+            raise RopeError(
+                "KVCache.replace: the caches belong to different models.",
+                facts={"cache": self, "other": other},
+                cure="Create both with the same model's new_cache.",
+            )
+        longest = max(other._lengths)
+        if longest > self._capacity:
+            self.reserve(math.ceil(longest / self.step) * self.step)
+        index = torch.tensor(list(rows), device=self.device)
+        for mine, theirs in zip(self._buffers, other._buffers, strict=True):
+            for layer in range(self.num_layers):
+                mine[layer][index, :, :longest] = theirs[layer][:, :, :longest].to(mine[layer].dtype)
+        if self._seq_len is not None and other._seq_len is not None:
+            fixed = list(self._seq_len)
+            for row, length in zip(rows, other._seq_len, strict=True):
+                fixed[row] = length
+            self._seq_len, self._one_seq_len = tuple(fixed), self._one_seq_len and len(set(fixed)) == 1
+        lengths = self._lengths
+        for row, length in zip(rows, other._lengths, strict=True):
+            lengths[row] = length
+        self._lengths = lengths
+
+    def _made_for(self) -> tuple[object, ...]:
+        """Return the settings that all caches of one model share."""
+        sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
+        return (*sizes, self.rotated, self.ropes, self.extensions)
+
+    def _empty(self, capacity: int) -> Tensor:
+        """Return a buffer for the keys or the values of one layer."""
+        shape = self.batch, self.num_key_value_heads, capacity, self.head_dim
+        # Zeros, because masked numbers must be finite; not an inference tensor, so that it can be used anywhere.
+        with torch.inference_mode(False):
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
+        if self._seq_len is not None:
+            refuse_outgrowing(lengths, self._seq_len, self.ropes or ())

@@ -1,0 +1,289 @@
+"""The inputs shared by the layers of one forward: layout, positions and tables of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.layers.cache import KVCache
+from ropewalk.layers.documents import PackedDocuments, find_documents
+from ropewalk.layers.encodings import Encoding, Places
+from ropewalk.layers.masks import Branches, TokenLayout, Visibility, lay_out
+from ropewalk.layers.remap import Remap
+from ropewalk.layers.tables import SeqLen, tables_at
+from ropewalk.rope.dispatch import differentiates_forward
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.tables import COORDINATES, check_position_numbers
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+
+class RotaryTables(NamedTuple):
+    """cos and sin of one call, `[seq, pairs]` or `[batch, seq, pairs]`, and the factor of queries and keys.
+
+    `keys`: for a cache of unrotated keys, cos and sin of all slots, `[total, pairs]` or `[batch, total, pairs]`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    scale: float
+    keys: tuple[Tensor, Tensor] | None = None
+
+
+class ForwardInputs:
+    """The tokens of one forward: their layout, positions, cache and length.
+
+    A model builds one with `of` and passes it to its layers; an `Attention` without a model builds its own. Layers take
+    `tables` (of a rope), `places` (of other encodings) and `remap` (of an extension) from it; each is computed once.
+    """
+
+    def __init__(
+        self,
+        layout: TokenLayout,
+        *,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.layout, self.cache = layout, cache
+        self.position_ids, self.seq_len = position_ids, seq_len
+        self.dtype = dtype
+        """The dtype of the inputs of a layer's products; the residual stream may be float32."""
+        self.table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+        branches: Branches | None = None,
+        where: str = "Attention",
+    ) -> ForwardInputs:
+        """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
+
+        **Arguments:** those of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
+
+        **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, branches without
+        a cache or with position ids, and wrong shapes.
+        """
+        if branches is not None and (cache is None or position_ids is not None):
+            raise RopeError(
+                f"{where}: branches need a cache, and their positions count from its end.",
+                facts={"cache": cache, "position_ids": position_ids},
+                cure="Pass the cache, and omit position_ids.",
+            )
+        if cache is not None and differentiates_forward():
+            raise RopeError(
+                f"{where}: a cache keeps no gradients, so forward-mode differentiation would be wrong.",
+                facts={"cache": cache},
+                cure="Omit the cache: run the whole sequence in one call.",
+            )
+        seq_len = _agreed_seq_len(seq_len, cache)
+        batch, seq = x.shape[:2]
+        if position_ids is not None:
+            position_ids = _checked_positions(position_ids, batch, seq, where)
+        if isinstance(seq_len, Tensor) and seq_len.ndim and seq_len.shape != (batch,):
+            raise RopeError(
+                f"{where}: `seq_len` of several rows needs one entry for each row.",
+                facts={"seq_len": seq_len, "batch": batch},
+                cure="Pass an int for all rows, or int64 [batch].",
+            )
+        if cache is None:
+            layout = lay_out(
+                batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where
+            )
+        elif document_ids is not None:
+            raise RopeError(
+                f"{where}: packed documents do not support a cache.",
+                facts={"document_ids": document_ids, "cache": cache},
+                cure="Put each document into its own row, with an attention_mask.",
+            )
+        else:
+            layout = cache.lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
+        return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
+
+    def tables(self, rotary: RotaryEmbedding) -> RotaryTables:
+        """Return cos, sin and factor of one rope, computed once; raise `RopeError` for a missing `seq_len`."""
+        return self.layout.memo(("tables", rotary.config), lambda: self._make_tables(rotary))
+
+    def remap(self, rotary: RotaryEmbedding | None, extension: Extension) -> Remap:
+        """Return the positions of an extension under one rope; raise `RopeError` if it does not fit these inputs."""
+        rope = None if rotary is None else rotary.config
+        return self.layout.memo(
+            ("remap", rope, extension),
+            lambda: Remap(rotary, extension, self.layout, self.position_ids, self.seq_len, self.table_dtype),
+        )
+
+    @property
+    def places(self) -> Places:
+        """Return the positions of queries and keys, for encodings other than a rope.
+
+        With a cache, the position of a key is its slot, so `position_ids` raise `RopeError`.
+        """
+        return self.layout.memo("key and query places", self._make_places)
+
+    @property
+    def documents(self) -> PackedDocuments | None:
+        """Return the packed documents; None if there are none, or if their lengths are unknown."""
+        return self.layout.memo("documents", lambda: find_documents(self.layout))
+
+    def of_documents(self) -> list[ForwardInputs]:
+        """Return the inputs of each packed document as for a separate call; equal ones are one object."""
+        return self.layout.memo("inputs of documents", self._make_documents)
+
+    def shared_bias(self, encoding: Encoding | None, causal: bool, window: int | None) -> Tensor | None:
+        """Return the masked bias of an encoding shared by all layers, `[1 or batch, heads, seq, keys]`, or None.
+
+        It may have a gradient, so it is not stored here: a model computes it once for each forward and window, and
+        passes it to its layers as an argument.
+        """
+        if encoding is None or not encoding.adds_to_scores or self.documents is not None:
+            return None  # each packed document has its own bias
+        bias = encoding.score_bias(self.places, self.dtype)
+        return None if bias is None else masked_bias(bias, self.layout.visibility(causal, window, whole=True))
+
+    def _make_tables(self, rotary: RotaryEmbedding) -> RotaryTables:
+        rope, layout, position_ids = rotary.config, self.layout, self.position_ids
+        if rope.needs_seq_len and self.seq_len is None:
+            raise RopeError(
+                "RoPE: `seq_len` is required: these frequencies depend on the sequence's length.",
+                facts={"scaling": rope.scaling},
+                cure="Pass seq_len=... (the final number of tokens), or a cache created with it.",
+            )
+        length = self.seq_len if rope.needs_seq_len else None
+        if layout.unrotated:
+            return self._tables_of_slots(rotary, length)
+        if position_ids is None:
+            if rope.axes_restart:
+                raise RopeError(
+                    "RoPE: `position_ids` is required: the positions of this rope are coordinates.",
+                    facts={"axes": rope.num_axes, "seq": layout.seq},
+                    cure=COORDINATES,
+                )
+            position_ids = layout.position_ids()
+            if isinstance(length, Tensor) and position_ids.ndim == 1:
+                position_ids = position_ids.expand(layout.batch, -1)
+            if rope.num_axes > 1:
+                position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
+        return RotaryTables(*tables_at(rotary, position_ids, length, self.table_dtype))
+
+    def _tables_of_slots(self, rotary: RotaryEmbedding, seq_len: SeqLen | None) -> RotaryTables:
+        """Return the tables of all slots and of the queries, for a cache of unrotated keys."""
+        layout = self.layout
+        if self.position_ids is not None or rotary.config.num_axes > 1:
+            raise RopeError(
+                "Attention: in a cache of unrotated keys the position of a key is its slot, on one axis.",
+                facts={"position_ids": self.position_ids, "axes": rotary.config.num_axes},
+                cure="Omit position_ids, or create the cache with rotated=True.",
+            )
+
+        def make(slots: int) -> tuple[Tensor, Tensor, float]:
+            return tables_at(rotary, torch.arange(slots, device=layout.device), seq_len, self.table_dtype)
+
+        assert layout.slot_tables is not None, "a cache of unrotated keys has them"
+        rule = (rotary.config, self.table_dtype)
+        total = max(1, layout.total)  # padding has slot 0, also before the first token
+        cos, sin, scale = layout.slot_tables.of(rule, seq_len, total, layout.capacity, make)
+        key_tables = cos[..., : layout.total, :], sin[..., : layout.total, :]
+        slots = layout.position_ids()
+        if layout.branches is not None:
+            keys = layout.key_positions()
+            return RotaryTables(cos[slots], sin[slots], scale, (cos[keys], sin[keys]))
+        if cos.ndim == 2:
+            return RotaryTables(cos[slots], sin[slots], scale, key_tables)
+        rows = torch.arange(layout.batch, device=layout.device)[:, None]
+        return RotaryTables(cos[rows, slots], sin[rows, slots], scale, key_tables)
+
+    def _make_documents(self) -> list[ForwardInputs]:
+        documents, layout, position_ids = self.documents, self.layout, self.position_ids
+        assert documents is not None, "only a call with documents has inputs for each"
+        by_row = self.seq_len.tolist() if isinstance(self.seq_len, Tensor) and self.seq_len.ndim else None
+        pieces: Sequence[Tensor | None] = [position_ids] * len(documents.lengths)
+        if position_ids is not None and position_ids.shape in ((layout.seq,), (layout.batch, layout.seq)):
+            pieces = documents.split(documents.pack(position_ids.expand(layout.batch, -1)))
+        shared: dict[tuple[int, SeqLen | None], ForwardInputs] = {}
+        inputs = []
+        for length, row, positions in zip(documents.lengths, documents.rows, pieces, strict=True):
+            seq_len = self.seq_len if by_row is None else by_row[row]
+            own = shared.get((length, seq_len)) if positions is None else None
+            if own is None:
+                plain = TokenLayout(1, length, layout.device, total=length)
+                own = ForwardInputs(plain, position_ids=positions, seq_len=seq_len, dtype=self.dtype)
+                shared[length, seq_len] = own
+            inputs.append(own)
+        return inputs
+
+    def _make_places(self) -> Places:
+        layout, position_ids = self.layout, self.position_ids
+        if layout.cached:
+            if position_ids is not None:
+                raise RopeError(
+                    "Attention: with this encoding the position of a cached key is its index in the row.",
+                    facts={"position_ids": position_ids},
+                    cure="Omit `position_ids`, or run without a cache.",
+                )
+            queries, keys = layout.position_ids(), layout.key_positions()
+            if layout.branches is not None:
+                return Places(queries, keys, memo=layout.memo)
+            if queries.ndim == 1:
+                return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
+            return Places(queries, keys.expand(layout.batch, -1), memo=layout.memo)
+        if position_ids is None:
+            position_ids = layout.position_ids()
+            if position_ids.ndim == 1:
+                return Places(position_ids, position_ids, run=(layout.start, layout.start), memo=layout.memo)
+        return Places(position_ids, position_ids, memo=layout.memo)
+
+
+def _checked_positions(position_ids: Tensor, batch: int, seq: int, where: str) -> Tensor:
+    """Return positions, integers as int64, because differences of narrow or unsigned ones overflow."""
+    check_position_numbers(position_ids, where)
+    sizes = position_ids.shape
+    if seq not in sizes[:2] or (len(sizes) > 1 and sizes[0] != seq and sizes[0] not in (1, batch)):
+        raise RopeError(
+            f"{where}: `position_ids` must have one position for each token.",
+            facts={"position_ids": position_ids, "batch": batch, "seq": seq},
+            cure="Pass [seq] or [batch, seq] for the tokens of this call only, with several axes last.",
+        )
+    return position_ids if position_ids.is_floating_point() else position_ids.to(torch.int64)
+
+
+def masked_bias(bias: Tensor, seen: Visibility) -> Tensor:
+    """Return a bias `[1 or batch, heads, seq, keys]` that is minus infinity for unseen keys."""
+    added = seen.additive(bias.dtype)
+    whole = bias if bias.ndim == 4 else bias[None]
+    return whole if added is None else whole + added
+
+
+def _agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | None:
+    """Return the call's `seq_len` or its cache's; raise `RopeError` if they differ."""
+    if cache is None:
+        return seq_len
+    if seq_len is not None and not _same_seq_len(seq_len, cache.seq_len):
+        raise RopeError(
+            "KVCache: `seq_len` differs from the cache's.",
+            facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
+            cure="A cache's `seq_len` is fixed: omit it, or create a new cache with it.",
+        )
+    return cache.seq_len
+
+
+def _same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
+    """Return whether two lengths, ints or `[batch]`, are equal for every row."""
+    if left is None or right is None:
+        return left is right
+    a, b = (
+        length.cpu() if isinstance(length, Tensor) else torch.tensor(length, device="cpu") for length in (left, right)
+    )
+    if a.ndim and b.ndim and a.shape != b.shape:
+        return False
+    return bool((a == b).all())

@@ -1,0 +1,354 @@
+"""Attention with remapped relative positions: one pass per region of keys, merged by their softmax denominators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.layers.attend import NO_RULES, LogitRules, open_blocks, splits
+from ropewalk.layers.masks import TokenLayout
+from ropewalk.layers.tables import SeqLen, lengths_of, tables_at
+from ropewalk.rope.extensions import Extension, Region, Rule
+from ropewalk.rope.frequencies import attention_factor_of
+from ropewalk.rotation.backends import choose_attention
+from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
+from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.rotation.rotate import rotate
+
+BLOCK = 1024  # queries of one pass over their regions
+ROTATE_BEFORE = 256  # queries from which on keys are rotated before the kernel, which loads them once per 64 queries
+MadeT = TypeVar("MadeT")
+
+
+class Span(NamedTuple):
+    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all are visible."""
+
+    first: int
+    last: int
+    mask: Tensor | None
+    none: Tensor | None
+    """bool `[rows]`: rows without a visible key in the span, or None if there are none."""
+
+
+class Remap:
+    """The positions of one extension under one rope in one forward, built once and shared by the layers.
+
+    `index` and `keys` are the indices of queries and keys in their rows or documents, int64 `[seq]` and `[total]`, or
+    `[batch, ...]`. `rotary` may be None for an extension that does not remap.
+    """
+
+    def __init__(
+        self,
+        rotary: RotaryEmbedding | None,
+        extension: Extension,
+        layout: TokenLayout,
+        position_ids: Tensor | None,
+        seq_len: SeqLen | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.extension, self.layout = extension, layout
+        self._rotary = rotary
+        follows = extension.remaps and rotary is not None and rotary.config.needs_seq_len
+        self._seq_len = _one_length(seq_len) if follows else None
+        if position_ids is not None:
+            raise RopeError(
+                "Attention: an extension computes positions itself, so `position_ids` would be ignored.",
+                facts={"position_ids": position_ids, "extension": extension},
+                cure="Omit `position_ids`; pass an attention_mask or document_ids for rows that differ.",
+            )
+        self.exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self.index = layout.position_ids()
+        self.keys = layout.key_positions() if layout.cached else self.index
+        self.regions = extension.regions() if extension.remaps else ()
+
+    def _shared(self, key: Hashable, make: Callable[[], MadeT]) -> MadeT:
+        """Return the result of `make`, computed once per forward."""
+        rope = None if self._rotary is None else self._rotary.config
+        return self.layout.memo(("remap", rope, self.extension, key), make)
+
+    def scaled(self, q: Tensor) -> Tensor:
+        """Return queries `[batch, seq, heads, head_dim]` times the logits' factor."""
+        factor = self._shared("factor", lambda: self.extension.logit_scale(self.index))
+        if isinstance(factor, float):
+            return q if factor == 1.0 else q * factor
+        return (q * factor.to(self.exact)[..., None, None]).to(q.dtype)
+
+    def _rotate(self, x: Tensor, tables: tuple[Tensor, Tensor, float]) -> Tensor:
+        """Rotate `[batch, heads, rows, head_dim]`, with the attention factor."""
+        assert self._rotary is not None, "an extension that remaps has a rope: Attention checks it"
+        rope, (cos, sin, factor) = self._rotary.config, tables
+        return rotate(
+            x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=factor,
+            layout="bhsd",
+        )  # fmt: skip
+
+    def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor, float]:
+        assert self._rotary is not None
+        return tables_at(self._rotary, rule(index), self._seq_len, self.exact)
+
+    def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor, float]:
+        """Return the tables of all keys; those of a cache are built once for all its slots."""
+        kept, device = self.layout.slot_tables, self.layout.device
+        if kept is None:
+            return self._tables(rule, self.keys)
+        assert self._rotary is not None
+        tables = kept.of(
+            (self._rotary.config, self.exact, self.extension, number),
+            self._seq_len,
+            self.layout.total,
+            self.layout.capacity,
+            lambda slots: self._tables(rule, torch.arange(slots, device=device)),
+        )
+        if self.layout.branches is None:
+            return tables
+        cos, sin, factor = tables
+        return cos[..., self.keys, :], sin[..., self.keys, :], factor
+
+    def request(
+        self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules, most_regions: int
+    ) -> AttentionRequest | None:
+        """Return the request for a kernel, or None if a kernel cannot compute it.
+
+        The kernel rotates the keys of each region when it loads them; for many queries, they are rotated before.
+        q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
+        """
+        bounds = self._shared("bounds", self._find_bounds)
+        if bounds is None or sum(len(within) for _, within in bounds) > most_regions:
+            return None
+        assert self._rotary is not None
+        before = q.shape[2] >= ROTATE_BEFORE
+        if self._rotary.config.blocks and not before:  # no kernel of attention rotates keys in blocks
+            return None
+        regions: list[AttentionRegion] = []
+        whole: dict[Rule | None, Tensor] = {}  # rotated keys by rule, which regions may share
+        for number, within in bounds:
+            turn, rule = None, self.regions[number].key
+            near = keys
+            if before:
+                if rule not in whole:
+                    whole[rule] = self.turned_keys(keys, number, 0, keys.shape[2])
+                near = whole[rule]
+            elif rule is not None or not self._has_no_factor():
+                cos, sin, factor = self._tables_of_keys(number)
+                turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
+            turned = self.turned_queries(q, number, 0, q.shape[2])
+            regions += [AttentionRegion(turned, near, each, turn) for each in within]
+        return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]), *rules)
+
+    def _find_bounds(self) -> tuple[tuple[int, tuple[Bounds, ...]], ...] | None:
+        """Return the number of each region that is not empty, and its keys."""
+        regions = []
+        for number, region in enumerate(self.regions):
+            low, high = region.low(self.index), region.high(self.index)
+            if bool((low >= high).all()):
+                continue
+            bounds = self.layout.bounds(low, high)
+            if bounds is None:
+                return None
+            regions.append((number, bounds))
+        return tuple(regions)
+
+    def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
+        """Return queries `begin .. end - 1` of `[batch, heads, seq, head_dim]`, rotated for one region."""
+        cos, sin, factor = self._shared(("q", number), lambda: self._tables(self.regions[number].query, self.index))
+        return self._rotate(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :], factor))
+
+    def turned_keys(self, keys: Tensor, number: int, first: int, last: int) -> Tensor:
+        """Return keys `first .. last - 1` of `[batch, kv_heads, total, head_dim]`, rotated for one region."""
+        rule, chosen = self.regions[number].key, keys[:, :, first:last]
+        if rule is None and self._has_no_factor():
+            return chosen
+        cos, sin, factor = self._tables_of_keys(number)
+        return self._rotate(chosen, (cos[..., first:last, :], sin[..., first:last, :], factor))
+
+    def _tables_of_keys(self, number: int) -> tuple[Tensor, Tensor, float]:
+        rule = self.regions[number].key or torch.zeros_like
+        return self._shared(("k", number), lambda: self._key_tables(number, rule))
+
+    def _has_no_factor(self) -> bool:
+        """Return whether queries and keys are rotated without a factor."""
+        assert self._rotary is not None
+        rope, lengths = self._rotary.config, lengths_of(self._seq_len)
+        of_rows = lengths if isinstance(lengths, tuple) else (lengths,)
+        return all(attention_factor_of(rope, length) == 1 for length in of_rows)
+
+    def spans(self, number: int, begin: int, end: int) -> list[Span]:
+        """Return one region's keys for queries `begin .. end - 1`: those visible to all, and the fringes."""
+        return self._shared(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
+
+    def additive(self, span: Span, number: int, begin: int, dtype: torch.dtype, groups: int) -> Tensor | None:
+        """Return a span's mask as 0 and minus infinity `[groups * rows, keys]`, built once and shared by the layers."""
+        mask = span.mask
+        if mask is None:
+            return None
+
+        def make() -> Tensor:
+            bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            return bias.masked_fill_(~mask, float("-inf")).repeat(groups, 1)
+
+        return self._shared(("mask", number, begin, span.first, dtype, groups), make)
+
+    def _find_spans(self, region: Region, begin: int, end: int) -> list[Span]:
+        rows, branches, start = self.index[begin:end], self.layout.branches, self.layout.start
+        low, high = region.low(rows), region.high(rows)
+        if branches is None:
+            return _spans_between(low, high)
+        near = self.keys[start:]
+        own = (near >= low[:, None]) & (near < high[:, None]) & branches.seen[begin:end]
+        pieces = _spans_between(low.clamp(max=start), high.clamp(max=start))
+        return [*pieces, _span(start, self.layout.total, own)] if bool(own.any()) else pieces
+
+
+def _spans_between(low: Tensor, high: Tensor) -> list[Span]:
+    """Return the keys `low <= n < high` of each row: those visible to all rows, without a mask, and the fringes."""
+    first, last = int(low.min()), int(high.max())
+    core = int(low.max()), int(high.min())
+    if last <= first:
+        return []
+    if core[0] >= core[1]:
+        return [_masked_span(low, high, first, last)]
+    pieces = [_masked_span(low, high, first, core[0])] if first < core[0] else []
+    pieces.append(Span(*core, None, None))
+    if core[1] < last:
+        pieces.append(_masked_span(low, high, core[1], last))
+    return pieces
+
+
+def _masked_span(low: Tensor, high: Tensor, first: int, last: int) -> Span:
+    columns = torch.arange(first, last, device=low.device)
+    return _span(first, last, (columns >= low[:, None]) & (columns < high[:, None]))
+
+
+def _span(first: int, last: int, mask: Tensor) -> Span:
+    none = ~mask.any(-1)
+    if not bool(none.any()):
+        return Span(first, last, mask, None)
+    return Span(first, last, mask | none[:, None], none)  # such rows see all, to be finite, and get weight 0
+
+
+def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
+    """Return the length as an int if all rows have the same."""
+    if not isinstance(seq_len, Tensor):
+        return seq_len
+    rows = set(seq_len.flatten().tolist())
+    return int(rows.pop()) if len(rows) == 1 else seq_len
+
+
+def attend_remapped(
+    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0, rules: LogitRules = NO_RULES
+) -> Tensor:
+    """Attend under an extension, with unrotated q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]`.
+
+    Our kernels compute all regions in one softmax. If they cannot run, torch's kernel for the CPU computes each region,
+    merged in float32 (float64 for float64). If that cannot run, or with `rules`, 256 queries are computed at a time.
+
+    **Returns:** `[batch, heads, seq, head_dim]`.
+    """
+    kernel = choose_attention(q, keys, values, sinks=rules.sinks) if not dropout and q.numel() else None
+    request = None
+    if kernel is not None and kernel.kernels:
+        request = remap.request(q, keys, values, rules, kernel.most_regions)
+    if kernel is not None and request is not None:
+        return kernel.attend(request)
+    by_spans = remap.layout.plain or remap.layout.branches is not None
+    if splits(q, keys, values) and by_spans and not dropout and q.numel() and rules.none:
+        return _attend_by_spans(q, keys, values, remap)
+    return attend_remapped_openly(q, keys, values, remap, dropout, rules, need_weights=False)[0]
+
+
+def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> Tensor:
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    batch, heads, seq, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    groups = heads // kv_heads
+    start, blocks = remap.layout.start, []
+    edges = [edge - start for edge in remap.extension.edges(start, start + seq, BLOCK)]
+    if remap.layout.branches is not None:
+        edges = [*range(0, seq, BLOCK), seq]  # their indices are not consecutive
+    whole: dict[int, Tensor] = {}
+    for begin, end in pairwise(edges):
+        rows, parts = end - begin, []
+        for number in range(len(remap.regions)):
+            spans = remap.spans(number, begin, end)
+            if not spans:
+                continue
+            turned = remap.turned_queries(q, number, begin, end).reshape(batch, kv_heads, groups * rows, head_dim)
+            for span in spans:
+                first, last, none = span.first, span.last, span.none
+                if len(edges) == 2:
+                    near = remap.turned_keys(keys, number, first, last)
+                else:  # several blocks meet the same keys: all are rotated once
+                    if number not in whole:
+                        whole[number] = remap.turned_keys(keys, number, 0, keys.shape[2])
+                    near = whole[number][:, :, first:last]
+                seen = remap.additive(span, number, begin, turned.dtype, groups)
+                out, total = fused(turned, near, values[:, :, first:last], 0.0, False, attn_mask=seen)
+                if none is not None:
+                    total = total.masked_fill(none.repeat(groups), float("-inf"))
+                parts.append((out, total))
+        joined = _join(parts)
+        blocks.append(joined.reshape(batch, heads, rows, head_dim).to(q.dtype))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+
+def _join(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Merge attention outputs over disjoint keys, weighted by their softmax denominators."""
+    if len(parts) == 1:
+        return parts[0][0]
+    totals = torch.stack([total for _, total in parts])
+    shares = totals.softmax(0)[..., None]
+    whole = parts[0][0].to(shares.dtype) * shares[0]
+    for (out, _), share in zip(parts[1:], shares[1:], strict=True):
+        whole += out.to(shares.dtype) * share
+    return whole
+
+
+def attend_remapped_openly(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    remap: Remap,
+    dropout: float = 0.0,
+    rules: LogitRules = NO_RULES,
+    *,
+    need_weights: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend for any layout, without a fused kernel; return the weights `[batch, heads, seq, total]` if needed."""
+    heads, seq = q.shape[1:3]
+    groups = heads // keys.shape[1]
+    total = keys.shape[2]
+    seen = remap.layout.visibility(True, None, whole=True).whole_mask()
+    turned = []
+    for number in range(len(remap.regions)):
+        near = remap.turned_keys(keys, number, 0, total)
+        turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
+    wide = values.repeat_interleave(groups, 1).to(remap.exact)
+    outs, weights = [], []
+    for begin, end in open_blocks(seq):
+        scores = torch.full((), float("-inf"), dtype=remap.exact, device=q.device)
+        index = remap.index[..., begin:end, None]
+        for number, (region, near) in enumerate(zip(remap.regions, turned, strict=True)):
+            places = remap.keys[..., None, :]
+            here = (places >= region.low(index)) & (places < region.high(index))
+            here = here if here.ndim == 2 else here[:, None]
+            mine = remap.turned_queries(q, number, begin, end).to(remap.exact) @ near / math.sqrt(q.shape[-1])
+            scores = torch.where(here, rules.capped(mine), scores)
+        if seen is not None:
+            scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
+        if remap.layout.real is not None and not remap.layout.cached:
+            # A padded query sees no key: zeros keep its output, which has no meaning, finite.
+            blind = (scores == float("-inf")).all(-1, keepdim=True)
+            scores = scores.masked_fill(blind, 0.0)
+        share = rules.softmax(scores)
+        outs.append((F.dropout(share, dropout) if dropout else share) @ wide)
+        if need_weights:
+            weights.append(share)
+    out = torch.cat(outs, dim=2).to(q.dtype) if outs else torch.zeros_like(q)
+    return out, torch.cat(weights, dim=2) if need_weights else None

@@ -1,0 +1,229 @@
+"""Texts for training and measuring: UTF-8 files, plain or gzipped, and the packaged ones."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import gzip
+import os
+import stat
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from ropewalk.atomic_io import as_path
+from ropewalk.errors import RopeError
+
+DEFAULT_TEXT = "moby_dick"
+STRETCHES = ("moby_dick", "middlemarch", "bleak_house", "shakespeare", "python_code")
+LEAST_BYTES, MOST_BYTES = 2**23, 2**27
+"""The bytes that are read of one text: for a few windows, and by default."""
+_EMPTY = "read_text: the text is empty."
+_GZIP = b"\x1f\x8b"
+_MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_SAMPLE = 4096  # bytes that are checked for an encoding
+_TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
+_TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
+
+
+def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str]:
+    """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby-Dick.
+
+    A byte-order mark is left out. At most `most` bytes are read and unpacked; the name of a longer text contains the
+    limit. Raises `RopeError` for a path that is missing, a folder, a named pipe, damaged, not UTF-8, binary, or empty.
+    """
+    if path is None:
+        return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
+    path = as_path(path, "read_text")
+    try:
+        if stat.S_ISFIFO(os.stat(path).st_mode) and path.parts[:2] != ("/", "dev"):  # /dev/stdin has a writer
+            raise OSError(errno.EINVAL, "Is a named pipe")
+        with path.open("rb") as file:
+            raw = (gzip.GzipFile(fileobj=file) if file.peek(2).startswith(_GZIP) else file).read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:  # a damaged gzip file raises any of them
+        raise RopeError(
+            "read_text: the text cannot be read.",
+            facts={"file": str(path), "error": getattr(error, "strerror", None) or str(error)},
+            cure="Pass the path of a UTF-8 text file, plain or gzipped.",
+        ) from error
+    longer, raw = len(raw) > most, raw[:most]
+    text = decoded(path, raw, longer=longer)
+    if "\0" in text:
+        raise _not_utf8(path, raw, "read_text", {})
+    if not text.strip():
+        raise RopeError(
+            _EMPTY,
+            facts={"file": str(path), "bytes": len(raw)},
+            cure="Pass a file with text.",
+        )
+    return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
+
+
+def default_texts() -> list[tuple[str, str]]:
+    """Return the name and the contents of each packaged stretch of about 70,000 characters: of four books and of code.
+
+    >>> [name for name, _ in default_texts()][:2]
+    ['moby_dick (stretch)', 'middlemarch (stretch)']
+    """
+    return [(f"{name} (stretch)", _packaged("stretches", f"{name}.txt.gz")) for name in STRETCHES]
+
+
+def novel(start: int = 0, length: int | None = None) -> str:
+    """Return `length` characters of the packaged Moby-Dick, from character `start`; all that follow if it is None.
+
+    `tiny`, the built-in model, was not trained on this text.
+
+    **Raises:** `RopeError` if the text does not contain these characters.
+
+    >>> from ropewalk.readers.texts import novel
+    >>> novel(27_214, 16)
+    'Call me Ishmael.'
+    """
+    text = read_text(None)[1]
+    end = len(text) if length is None else start + length
+    if not 0 <= start < end <= len(text):
+        raise RopeError(
+            "novel: the text does not contain these characters.",
+            facts={"start": start, "length": length, "characters in the text": len(text)},
+            cure="Pass a start of 0 or more and a length of 1 or more that end within the text.",
+        )
+    return text[start:end]
+
+
+def text_files(path: str | Path) -> list[Path]:
+    """Return the text files of a folder and its subfolders, sorted by path; a file is returned as it is.
+
+    A folder's text files are those whose names end in .txt, .md, .rst, .py or .txt.gz, and all others in UTF-8. Hidden,
+    binary and empty ones are left out, and so are folders behind links.
+
+    **Raises:** `RopeError` for a folder without text files.
+    """
+    path = as_path(path, "text_files")
+    if not path.is_dir():
+        return [path]
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = [Path(folder, name) for name in names if not name.startswith(".")]
+        found += [file for file in files if file.is_file()]  # no pipes, which would be waited for
+    texts = [file for file in sorted(found) if _has_text(file)]
+    if not texts:
+        raise RopeError(
+            "text_files: the folder contains no text.",
+            facts={"folder": str(path), "files": len(found)},
+            cure="Pass a folder with UTF-8 text files that are not hidden, or the files themselves.",
+        )
+    return texts
+
+
+def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tuple[str, str]]:
+    """Return a distinct name and the contents of each text file; a folder stands for its text files.
+
+    A file that is named twice is read once. Files of one name are called by their paths in their folders, then with
+    the folder's name before that, then by their whole paths: by the first of these that is distinct. At most `most`
+    bytes of each are read. Files after the first 8 * `most` bytes are left out, with a warning.
+
+    **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
+    """
+    files: dict[Path, tuple[str, ...]] = {}
+    for path in [as_path(one, "read_texts") for one in paths]:
+        for file in text_files(path):
+            folder = path if path.is_dir() else file.parent
+            inside = file.relative_to(folder).as_posix()
+            choices = (file.name, inside, f"{folder.resolve().name}/{inside}", str(file))
+            files.setdefault(Path(os.path.realpath(file)), choices)  # `resolve` raises for a link to itself
+    names: dict[Path, str] = {}
+    for name in {choices[0] for choices in files.values()}:
+        same = {file: choices for file, choices in files.items() if choices[0] == name}
+        levels = list(zip(*same.values(), strict=True))
+        distinct = next((level for level in levels if len(set(level)) == len(same)), levels[-1])
+        names |= dict(zip(same, distinct, strict=True))
+    texts: list[tuple[str, str]] = []
+    for file, labels in files.items():
+        if sum(len(text) for _, text in texts) > 8 * most:
+            warnings.warn(
+                f"Only the first {len(texts)} of {len(files)} texts are used: {8 * most:,} bytes.", stacklevel=2
+            )
+            break
+        name, text = read_text(labels[-1], most)
+        texts.append((names[file] + name.removeprefix(labels[0]), text))
+    return texts
+
+
+def _has_text(path: Path) -> bool:
+    """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
+    named = path.name.endswith(_TEXT_ENDINGS)
+    try:
+        if not named and _is_binary(_beginning(path)):
+            return False
+        return bool(read_text(path)[1])
+    except RopeError as error:
+        return named and error.rule != _EMPTY  # `read_text` names the fault to the caller
+
+
+def _beginning(path: Path) -> bytes:
+    """Return the first bytes of a file, none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_SAMPLE)
+    except OSError:
+        return b""
+
+
+def _is_binary(sample: bytes) -> bool:
+    """Return whether these first bytes of a file are of no text."""
+    return b"\0" in sample or len(sample.translate(None, _TEXT_BYTES)) > 0.02 * len(sample)
+
+
+def _packaged(*path: str) -> str:
+    """Return the contents of a gzipped text of the package."""
+    return gzip.decompress(resources.files("ropewalk").joinpath("builtin", "text", *path).read_bytes()).decode("utf-8")
+
+
+def decoded(path: Path, raw: bytes, where: str = "read_text", *, longer: bool = False) -> str:
+    """Return the text in a file's bytes, without its byte-order mark; raise `RopeError` if they are not UTF-8.
+
+    `longer`: the file is longer, so the bytes may end inside a character.
+    """
+    try:
+        return codecs.utf_8_decode(raw, "strict", not longer)[0].removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, raw, where, {"byte": error.start, "reason": error.reason}) from error
+
+
+def _not_utf8(path: Path, raw: bytes, where: str, reason: Mapping[str, object]) -> RopeError:
+    """Return the error that names UTF-16 or UTF-32, says that the file is binary, or gives the reason."""
+    encoding, sample = _wide_encoding(raw), raw[:_SAMPLE]
+    if encoding is not None:
+        return RopeError(
+            f"{where}: the text is {encoding}, not UTF-8.",
+            facts={"file": str(path)},
+            cure=f"Convert it first: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE.",
+        )
+    if b"\0" in raw or _is_binary(sample):
+        return RopeError(
+            f"{where}: this looks like a binary file, not a text.",
+            facts={"file": str(path), "first bytes": raw[:8]},
+            cure="Pass the path of a UTF-8 text file.",
+        )
+    return RopeError(
+        f"{where}: the text is not UTF-8.",
+        facts={"file": str(path), **reason},
+        cure="Find out its encoding and convert it, for example: iconv -f LATIN1 -t UTF-8 FILE > NEW_FILE.",
+    )
+
+
+def _wide_encoding(raw: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 if a byte-order mark or the places of the zero bytes show it, or None."""
+    for mark, encoding in _MARKS.items():
+        if raw.startswith(mark):
+            return encoding
+    even, odd = (raw[start:_SAMPLE:2].count(0) / max(1, len(raw[start:_SAMPLE:2])) for start in (0, 1))
+    return "UTF-16LE" if even < 0.1 and odd > 0.5 else "UTF-16BE" if odd < 0.1 and even > 0.5 else None

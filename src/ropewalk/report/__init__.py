@@ -1,1 +1,0 @@
-"""Pages in one file: the doctor's report, made from its JSON document, and the explorer."""

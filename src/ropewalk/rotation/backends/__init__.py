@@ -1,0 +1,133 @@
+"""The choice of a backend for rotations, attention and linear layers: the first that supports the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+
+from ropewalk.errors import RopeError, describe
+from ropewalk.rope.dispatch import PLAIN, is_compiling
+from ropewalk.rotation.backends import cpu, flex, reference, triton, widened
+from ropewalk.rotation.backends.request import AttentionBackend, Backend, LinearBackend
+
+BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
+ATTENTION: tuple[AttentionBackend, ...] = (
+    cast(AttentionBackend, cpu),
+    cast(AttentionBackend, flex),
+    cast(AttentionBackend, reference),
+)
+LINEAR: tuple[LinearBackend, ...] = (
+    cast(LinearBackend, cpu),
+    cast(LinearBackend, widened),
+    cast(LinearBackend, reference),
+)
+
+
+def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
+    """Return the backend for `x`: the named one, or the first in the list that supports it.
+
+    If one of the `others`, which take part in the computation, is no plain tensor, the reference is returned.
+
+    **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
+    """
+    if not is_compiling():
+        for other in others:
+            if type(other) not in PLAIN or other.is_neg():
+                x = other
+    if backend is None:
+        for module in BACKENDS:
+            if not module.reasons_not_to(x):
+                return module
+    for module in BACKENDS:
+        if module.name == backend:
+            _refuse("rotate", backend, module.reasons_not_to(x), x)
+            return module
+    raise _unknown("rotate", backend, BACKENDS)
+
+
+def choose_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    backend: str | None = None,
+    *,
+    sinks: Tensor | None = None,
+    torch_serves: bool = False,
+) -> AttentionBackend:
+    """Return the backend for attention of these tensors: the named one, or the first in the list that supports them.
+
+    `torch_serves`: torch's fused attention can compute it, so kernels that are not faster are skipped. If the result
+    has no `kernels`, the caller may prefer torch's attention.
+
+    **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
+    """
+    if backend is None:
+        for module in ATTENTION:
+            if torch_serves and module.kernels and not module.before_torch:
+                continue
+            if not module.reasons_not_to_attend(q, k, v, sinks):
+                return module
+    for module in ATTENTION:
+        if module.name == backend:
+            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v, sinks), q)
+            return module
+    raise _unknown("attend", backend, ATTENTION)
+
+
+def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearBackend:
+    """Return the first backend that supports linear layers of weights `[outputs, features]` on `x`."""
+    return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
+
+
+def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
+    if reasons:
+        raise RopeError(
+            f"{where}: backend {backend!r} cannot run here.",
+            facts={"x": x, "because": "; ".join(reasons)},
+            cure="Leave `backend` out for an automatic choice.",
+        )
+
+
+def _unknown(where: str, backend: str | None, known: Sequence[Backend] | Sequence[AttentionBackend]) -> RopeError:
+    return RopeError(
+        f"{where}: there is no backend {backend!r}.",
+        facts={"backends": [module.name for module in known]},
+        cure="Choose one of these, or leave `backend` out.",
+    )
+
+
+def explain_backends(x: Tensor) -> str:
+    """Return the backend that would rotate `x`, and why each other one would not, one line each.
+
+    >>> import torch
+    >>> print(explain_backends(torch.zeros(1, 4, 2, 8, device="meta")).splitlines()[-1])
+    reference: runs
+    """
+    reasons = {module.name: module.reasons_not_to(x) for module in BACKENDS}
+    return "\n".join([describe(x), *_verdicts(reasons)])
+
+
+def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """Return the backend that would attend, and why each other one would not, one line each.
+
+    Layers call torch's `scaled_dot_product_attention` instead of the reference, and instead of flex attention if only
+    order hides keys.
+
+    >>> import torch
+    >>> q = torch.zeros(1, 2, 4, 8, dtype=torch.float64)
+    >>> print(explain_attention(q, q, q).splitlines()[-1])
+    reference: runs
+    """
+    reasons = {module.name: module.reasons_not_to_attend(q, k, v) for module in ATTENTION}
+    return "\n".join([describe(q), *_verdicts(reasons)])
+
+
+def _verdicts(reasons: dict[str, list[str]]) -> list[str]:
+    lines, taken = [], False
+    for name, against in reasons.items():
+        verdict = "; ".join(against) if against else ("could, but comes later in the list" if taken else "runs")
+        taken = taken or not against
+        lines.append(f"{name}: {verdict}")
+    return lines

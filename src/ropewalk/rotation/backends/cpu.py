@@ -1,0 +1,182 @@
+"""Compiled kernels for CPU tensors (C++ in csrc/): rotation, attention, and linear layers of few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.rope import dispatch as compiled
+from ropewalk.rope.dispatch import new_like, reasons_for_mathematics, reasons_for_torchs_product
+from ropewalk.rope.tables import phase_tables
+from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
+
+name = "cpu"
+kernels = True
+before_torch = True
+most_regions = 8
+
+_native: Any = compiled.kernels
+_LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of attention and linear layers
+MOST_KEYS = 1 << 24  # indices of keys are compared as float32
+LAY_OUT_FROM = 256  # queries from which on keys and values are copied head by head, as each 64 queries load all
+MOST_ROWS = 8  # for more, torch's product also reads the weights once, and is faster
+MOST_MATRICES = 4
+
+
+def reasons_not_to(x: Tensor) -> list[str]:
+    """Return why the compiled kernels cannot rotate `x`; empty if they can."""
+    reasons = reasons_for_mathematics(x)
+    if _native is None:
+        reasons.append(compiled.why_not)
+    if not reasons and not x.is_cpu:
+        reasons.append(f"`x` is on {x.device.type}, not on the CPU")
+    return reasons
+
+
+def rotate(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Rotate one or two tensors in one call to the kernel."""
+    if turn.phases:
+        cos, sin = phase_tables(cos[..., None], sin, torch.float64 if xs[0].dtype == torch.float64 else torch.float32)
+    cos, sin = _tables(xs[0], cos, sin)
+    results = [new_like(x) for x in xs] if outs is None else list(outs)
+    if len(xs) == 1:
+        _native.rotate(*_request(cos, sin, turn), xs[0], results[0])
+    else:
+        _native.rotate(*_request(cos, sin, turn), xs[0], results[0], xs[1], results[1])
+    return results
+
+
+def norm_rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
+) -> tuple[Tensor, Tensor]:
+    """Norm, rotate and store in one pass over q, k and the values."""
+    cos, sin = _tables(q, cos, sin)
+    q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
+    q_out = new_like(q)
+    k_out = new_like(k) if store is None else store.keys
+    sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out, k_weight))
+    kept: object = None
+    if store is not None:
+        sides += ((store.fresh, store.values, None),)
+        kept = store.slots
+    joint, eps = (False, 0.0) if norm is None else (norm.joint, norm.eps)
+    _native.norm_rotate(*_request(cos, sin, turn, joint), eps, kept, sides)
+    return q_out, k_out
+
+
+def norm_rotate_backward(
+    grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of q, k and both weights in one pass; the same bits for any number of threads."""
+    cos, sin = _tables(q, cos, sin)
+    weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
+    results = [new_like(x) for x in (q, k)]
+    sums = torch.zeros(2, q.shape[-1], dtype=torch.float64, device="cpu")
+    sides = tuple(zip((q, k), results, grads, weights, strict=True))
+    _native.norm_rotate_backward(*_request(cos, sin, turn.transposed()), norm.eps, sums, sides)
+    to_weights = sums.to(weights[0].dtype)
+    return results[0], results[1], to_weights[0], to_weights[1]
+
+
+def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
+    """Return the first arguments of every kernel."""
+    interleaved, scale, inverse, layout, _, written, first, blocks = turn
+    where: object = _LAYOUTS[layout]
+    if first or blocks or joint or written is not None:
+        where = (where, turn.written, first, blocks, joint)
+    return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
+
+
+def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both tables in the compute dtype, with equal strides and contiguous features: mostly as they are."""
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if cos.dtype != compute:
+        cos, sin = cos.to(compute), sin.to(compute)
+    strides = cos.stride()
+    if strides[-1] != 1 or sin.stride() != strides:
+        cos, sin = cos.contiguous(), sin.contiguous()
+        if not cos.numel():  # torch calls any strides of an empty tensor contiguous
+            cos, sin = cos.new_empty(cos.shape), sin.new_empty(sin.shape)
+    return cos, sin
+
+
+def _weight(x: Tensor, weight: Tensor) -> Tensor:
+    return weight.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+
+
+def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
+    """Return why the compiled kernel cannot take queries, keys, values and sinks like these; empty if it can."""
+    reasons: list[str] = []
+    tensors = [x for x in (q, k, v, sinks) if x is not None]
+    for x in tensors:
+        reasons = reasons_for_mathematics(x)
+        if reasons:
+            return reasons
+    if _native is None:
+        reasons.append(compiled.why_not)
+    if not all(x.is_cpu for x in tensors):
+        reasons.append("a tensor is not on the CPU")
+    if q.dtype not in DTYPES:
+        reasons.append(f"{q.dtype} is none of float32, bfloat16 and float16")
+    if not q.dtype == k.dtype == v.dtype:
+        reasons.append("dtypes differ")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        reasons.append("a gradient is needed")
+    if v.shape[-2] >= MOST_KEYS:
+        reasons.append(f"there are {MOST_KEYS} keys or more")
+    return reasons
+
+
+def attend(request: AttentionRequest) -> Tensor:
+    """Attend in one call of the kernel; the same bits for any number of threads."""
+    batch, heads, queries, head_dim = request.regions[0].q.shape
+    # Tokens before heads, so that the caller merges the heads of a token without a copy.
+    out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
+    laid_out: dict[int, Tensor] = {}  # regions may share their keys
+    for x in (request.values, *(region.k for region in request.regions)):
+        laid_out.setdefault(id(x), _laid_out(x, queries))
+    regions = tuple((q.detach(), laid_out[id(k)], *bounds, turn) for q, k, bounds, turn in request.regions)
+    sinks = None if request.sinks is None else request.sinks.detach().float()
+    values, scale = laid_out[id(request.values)], request.scale
+    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, regions)
+    return out
+
+
+def _laid_out(x: Tensor, queries: int) -> Tensor:
+    """Return keys or values `[batch, kv_heads, keys, head_dim]`; for many queries with contiguous heads."""
+    x, contiguous = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
+    return x if contiguous or queries < LAY_OUT_FROM else x.contiguous()
+
+
+def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
+    """Return why the compiled kernel cannot multiply `x` by these; empty if it can."""
+    reasons = reasons_for_mathematics(x)
+    if reasons:
+        return reasons
+    rows, size = x.numel() // max(1, x.shape[-1]), x.shape[-1]
+    if not 0 < rows <= MOST_ROWS:
+        return [f"there are {rows} rows, and the kernel takes 1 to {MOST_ROWS}"]
+    if _native is None:
+        reasons.append(compiled.why_not)
+    if x.dtype not in DTYPES:
+        reasons.append(f"{x.dtype} is none of float32, bfloat16 and float16")
+    if len(weights) > MOST_MATRICES:
+        reasons.append(f"there are more than {MOST_MATRICES} matrices")
+    reasons += reasons_for_torchs_product(x, (*weights, *biases))
+    for weight in weights:
+        if weight.ndim != 2 or weight.stride(1) != 1 or weight.shape[1] != size:
+            reasons.append(f"a weight {list(weight.shape)} does not have {size} contiguous features")
+    return reasons
+
+
+def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """Multiply in one call of the kernel, with sums in float32; the same bits for any number of threads."""
+    outs = [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
+    _native.linear(torch.get_num_threads(), x.contiguous(), tuple(zip(weights, biases, outs, strict=True)))
+    return outs

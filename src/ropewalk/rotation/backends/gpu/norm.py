@@ -1,0 +1,222 @@
+# mypy: ignore-errors
+"""RMSNorm of each head, then its rotation, in one pass, and its gradients; with a cache, keys and values go into it.
+
+With r = (mean(x^2) + eps)^(-1/2), n = x r, y = n w, and g the gradient of y (un-rotated): the weight's gradient is the
+sum of g n over all rows, and x's is r (h - n mean(h n)) with h = g w. Each program sums its own rows and writes one row
+of partial sums; these are added afterwards in a fixed order, without atomics, so that the result never varies.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ropewalk.rotation.backends.gpu.rotation import (
+    angles,
+    load_pairs,
+    narrowed,
+    place,
+    row_offsets,
+    store_pairs,
+    table_rows,
+    turned,
+)
+
+
+@triton.jit
+def reciprocal_norm(squares, eps, C: tl.constexpr):
+    """Return (mean of squares + eps)^(-1/2) of each row, `[heads, tokens, 1]`, from a tile of sums of squares."""
+    mean = tl.sum(squares, axis=2, keep_dims=True) / C.head_dim
+    return tl.rsqrt(mean + tl.full([1, 1, 1], eps, C.compute))
+
+
+@triton.jit
+def load_weight(weight, SECTION: tl.constexpr, C: tl.constexpr):
+    """Load weights of the first and second features of a section, each `[1, 1, block]`, in the compute dtype."""
+    a, b = load_pairs(weight, 0, 1, tl.full([1, 1, 1], 1, tl.int1), SECTION, C)
+    return a.to(C.compute), b.to(C.compute)
+
+
+@triton.jit
+def load_weight_of(weight, heads, mask, SECTION: tl.constexpr, C: tl.constexpr):
+    """Load weights as `load_weight`; each head has its own, `[heads, 1, block]`, if the norm is of all heads."""
+    if C.joint:
+        a, b = load_pairs(weight, heads[:, None, None] * C.head_dim, 1, mask, SECTION, C)
+        a, b = a.to(C.compute), b.to(C.compute)
+    else:
+        a, b = load_weight(weight, SECTION, C)
+    return a, b
+
+
+@triton.jit
+def store_values(fresh, values, slot, batch, heads, tokens, mask, fresh_strides, value_strides, C: tl.constexpr):
+    """Write whole rows of the new values into their tokens' slots."""
+    BLOCK: tl.constexpr = C.block_head
+    feature = tl.arange(0, BLOCK)[None, None, :]
+    inside = mask & (feature < C.head_dim)
+    rows = row_offsets(batch, heads, tokens, fresh_strides, C)
+    value = tl.load(fresh + rows + feature * fresh_strides[3], mask=inside)
+    rows = row_offsets(batch, heads, slot, value_strides, C)
+    value = narrowed(value, values, C)
+    tl.store(values + rows + feature * value_strides[3], value, mask=inside)
+
+
+@triton.jit
+def norm_rotate_tile(
+    x, out, cos, sin, weight, index, group, length, x_strides, out_strides, table_strides, cos_scale, sin_scale, eps,
+    slots, fresh, values, norms, slot_strides, fresh_strides, value_strides,
+    STORED: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate a tile of queries or keys; with STORED its rows and the values go to their tokens' slots."""
+    batch, heads, tokens, mask = place(index, group, length, C.group, TILE)
+    x_rows = row_offsets(batch, heads, tokens, x_strides, C)
+    SECTIONS: tl.constexpr = C.sections
+    a, b = load_pairs(x, x_rows, x_strides[3], mask, 0, C)
+    a, b = a.to(C.compute), b.to(C.compute)
+    rows, inside = table_rows(batch, heads, tokens, mask, length, table_strides, C, TILE)
+    c, s = angles(cos, sin, rows, inside, cos_scale, sin_scale, C)
+    reciprocal = tl.full([1, 1, 1], 1.0, C.compute)
+    if C.normed:
+        if C.joint:
+            reciprocal = tl.load(norms + batch * length + tokens, mask=tokens < length, other=0.0)[None, :, None]
+        else:
+            squares = a * a + b * b
+            for section in tl.static_range(1, SECTIONS):
+                u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)
+                u, v = u.to(C.compute), v.to(C.compute)
+                squares += u * u + v * v
+            reciprocal = reciprocal_norm(squares, eps, C)
+        first, second = load_weight_of(weight, heads, mask, 0, C)
+        a, b = a * reciprocal * first, b * reciprocal * second
+    a, b = turned(a, b, c, s)
+    places = tokens
+    if STORED:
+        places = tl.load(slots + batch * slot_strides[0] + tokens * slot_strides[1], mask=tokens < length, other=-1)
+        mask = mask & (places >= 0)[None, :, None]
+        store_values(fresh, values, places, batch, heads, tokens, mask, fresh_strides, value_strides, C)
+        out_rows = row_offsets(batch, heads, places, out_strides, C)
+    else:
+        out_rows = row_offsets(batch, heads, places, out_strides, C)
+    store_pairs(out, out_rows, out_strides[3], mask, a, b, 0, C)
+    for section in tl.static_range(1, SECTIONS):
+        u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)  # a second time, from the cache
+        if C.normed:
+            first, second = load_weight_of(weight, heads, mask, section, C)
+            u, v = u.to(C.compute) * reciprocal * first, v.to(C.compute) * reciprocal * second
+        store_pairs(out, out_rows, out_strides[3], mask, u, v, section, C)
+
+
+@triton.jit(do_not_specialize=["length"])
+def norm_rotate_kernel(
+    q, k, q_out, k_out, cos, sin, q_weight, k_weight, slots, fresh, values, q_norms, k_norms, length,
+    q_strides, k_strides, q_out_strides, k_out_strides, table_strides, slot_strides, fresh_strides, value_strides,
+    cos_scale: tl.float64, sin_scale: tl.float64, eps: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr,
+    K_TILE: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate the queries and keys of a call; a cache's buffers have slots where tensors have tokens."""
+    Q_TILES: tl.constexpr = Q_TILE.blocks * (C.group // Q_TILE.tile_tokens)
+    K_TILES: tl.constexpr = K_TILE.blocks * (C.group // K_TILE.tile_tokens)
+    program = tl.program_id(0)
+    index, group = program % (Q_TILES + K_TILES), program // (Q_TILES + K_TILES)
+    if index < Q_TILES:
+        norm_rotate_tile(
+            q, q_out, cos, sin, q_weight, index, group, length, q_strides, q_out_strides, table_strides, cos_scale,
+            sin_scale, eps, slots, fresh, values, q_norms, slot_strides, fresh_strides, value_strides,
+            False, C, Q_TILE,
+        )  # fmt: skip
+    else:
+        norm_rotate_tile(
+            k, k_out, cos, sin, k_weight, index - Q_TILES, group, length, k_strides, k_out_strides, table_strides,
+            cos_scale, sin_scale, eps, slots, fresh, values, k_norms, slot_strides, fresh_strides, value_strides,
+            C.stored, C, K_TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def load_both(
+    x, grad, x_rows, grad_rows, x_stride, grad_stride, mask, cos, sin, SECTION: tl.constexpr, C: tl.constexpr
+):
+    """Load a section of x and of the gradient of y, un-rotated, in the compute dtype."""
+    a, b = load_pairs(x, x_rows, x_stride, mask, SECTION, C)
+    to_a, to_b = load_pairs(grad, grad_rows, grad_stride, mask, SECTION, C)
+    to_a, to_b = to_a.to(C.compute), to_b.to(C.compute)
+    if SECTION == 0:
+        to_a, to_b = turned(to_a, to_b, cos, sin)
+    return a.to(C.compute), b.to(C.compute), to_a, to_b
+
+
+@triton.jit
+def over_rows(x):
+    """Sum over heads and tokens: `[1, 1, block]`."""
+    return tl.sum(tl.sum(x, axis=1, keep_dims=True), axis=0, keep_dims=True)
+
+
+@triton.jit
+def backward_rows(
+    x, grad, out, cos, sin, weight, row, program, programs, groups, length, x_strides, grad_strides, out_strides,
+    table_strides, cos_scale, sin_scale, eps, C: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Process every `programs`-th tile of a tensor from `program` on; partial sums for its weight go to `row`."""
+    HEADS: tl.constexpr = TILE.tile_heads
+    TOKENS: tl.constexpr = TILE.tile_tokens
+    BLOCK: tl.constexpr = C.block
+    SECTIONS: tl.constexpr = C.sections
+    first, second = load_weight(weight, 0, C)
+    sums = ()  # of first and second features of each section
+    for _ in tl.static_range(2 * SECTIONS):
+        sums = sums + (tl.zeros([HEADS, TOKENS, BLOCK], C.compute),)  # noqa: RUF005
+    for tile in range(program, groups * TILE.blocks, programs):
+        batch, heads, tokens, mask = place(tile % TILE.blocks, tile // TILE.blocks, length, TOKENS, TILE)
+        x_rows = row_offsets(batch, heads, tokens, x_strides, C)
+        grad_rows = row_offsets(batch, heads, tokens, grad_strides, C)
+        out_rows = row_offsets(batch, heads, tokens, out_strides, C)
+        rows, inside = table_rows(batch, heads, tokens, mask, length, table_strides, C, TILE)
+        c, s = angles(cos, sin, rows, inside, cos_scale, sin_scale, C)
+        a, b, to_a, to_b = load_both(x, grad, x_rows, grad_rows, x_strides[3], grad_strides[3], mask, c, s, 0, C)
+        squares, products = a * a + b * b, to_a * first * a + to_b * second * b
+        for section in tl.static_range(1, SECTIONS):
+            u, v, to_u, to_v = load_both(
+                x, grad, x_rows, grad_rows, x_strides[3], grad_strides[3], mask, c, s, section, C
+            )  # fmt: skip
+            for_u, for_v = load_weight(weight, section, C)
+            squares += u * u + v * v
+            products += to_u * for_u * u + to_v * for_v * v
+        reciprocal = tl.where(mask, reciprocal_norm(squares, eps, C), 0.0)
+        along = tl.sum(products, axis=2, keep_dims=True) * reciprocal / C.head_dim  # mean(h n)
+        grown, for_a, for_b = (), first, second
+        for section in tl.static_range(SECTIONS):
+            if section > 0:  # a second time, from the cache
+                a, b, to_a, to_b = load_both(
+                    x, grad, x_rows, grad_rows, x_strides[3], grad_strides[3], mask, c, s, section, C
+                )  # fmt: skip
+                for_a, for_b = load_weight(weight, section, C)
+            a, b = a * reciprocal, b * reciprocal
+            grown = grown + (sums[2 * section] + to_a * a, sums[2 * section + 1] + to_b * b)  # noqa: RUF005
+            a, b = (to_a * for_a - a * along) * reciprocal, (to_b * for_b - b * along) * reciprocal
+            store_pairs(out, out_rows, out_strides[3], mask, a, b, section, C)
+        sums = grown
+    always = tl.full([1, 1, 1], 1, tl.int1)
+    for section in tl.static_range(SECTIONS):
+        store_pairs(row, 0, 1, always, over_rows(sums[2 * section]), over_rows(sums[2 * section + 1]), section, C)
+
+
+@triton.jit(do_not_specialize=["length", "groups_q", "groups_k", "programs_q", "programs_k"])
+def norm_rotate_backward_kernel(
+    q, k, q_grad, k_grad, q_out, k_out, cos, sin, q_weight, k_weight, sums, length, groups_q, groups_k, programs_q,
+    programs_k, q_strides, k_strides, q_grad_strides, k_grad_strides, q_out_strides, k_out_strides, table_strides,
+    cos_scale: tl.float64, sin_scale: tl.float64, eps: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr,
+    K_TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute gradients: the first `programs_q` programs of queries, others of keys; `sums` `[programs, head_dim]`."""
+    program = tl.program_id(0)
+    row = sums + program.to(tl.int64) * C.head_dim
+    if program < programs_q:
+        backward_rows(
+            q, q_grad, q_out, cos, sin, q_weight, row, program, programs_q, groups_q, length, q_strides,
+            q_grad_strides, q_out_strides, table_strides, cos_scale, sin_scale, eps, C, Q_TILE,
+        )  # fmt: skip
+    else:
+        backward_rows(
+            k, k_grad, k_out, cos, sin, k_weight, row, program - programs_q, programs_k, groups_k, length, k_strides,
+            k_grad_strides, k_out_strides, table_strides, cos_scale, sin_scale, eps, C, K_TILE,
+        )  # fmt: skip

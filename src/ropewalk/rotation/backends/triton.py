@@ -1,0 +1,147 @@
+"""Triton kernels for GPU tensors: rotation. With TRITON_INTERPRET=1 they also run on CPU tensors.
+
+Triton is imported when the first tensor needs it, not by `import ropewalk`. A repeated call costs little host time,
+because its launch is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ropewalk.rope.dispatch import reasons_for_mathematics
+from ropewalk.rotation.backends.request import Norm, Store, Turn
+
+name = "triton"
+kernels = True
+
+
+def reasons_not_to(x: Tensor) -> list[str]:
+    """Return why the Triton kernels cannot rotate `x`; empty if they can."""
+    reasons = reasons_for_mathematics(x)
+    if reasons:
+        return reasons
+    if not _is_installed():
+        return ["Triton is not installed"]
+    if x.is_cuda:
+        return []
+    if x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+        return [f"`x` is on {x.device.type}, not on a GPU"]
+    return [] if _is_interpreted() else ["Triton was imported before TRITON_INTERPRET was set"]
+
+
+def rotate(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Rotate one or two tensors in one launch; with `turn.phases` each program computes its own angles.
+
+    The phase is exact: the error of cos and sin is at most 2e-7 in float32, and 1e-8 in float64, up to position
+    10,000,000.
+    """
+    results = [torch.empty_like(x) for x in xs] if outs is None else list(outs)
+    if not turn.phases:
+        cos, sin = _alike(cos, sin)
+    _rotate(xs, results, cos, sin, turn)
+    return results
+
+
+def norm_rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
+) -> tuple[Tensor, Tensor]:
+    """Norm, rotate and store in one launch; sum the squares before it for a joint norm."""
+    cos, sin = _alike(cos, sin)
+    outs = torch.empty_like(q), torch.empty_like(k) if store is None else store.keys
+    weights = (q, k) if norm is None else (norm.q_weight.contiguous(), norm.k_weight.contiguous())
+    kept = (q, q, q) if store is None else (store.slots, store.fresh, store.values)
+    eps, joint = (None, False) if norm is None else (norm.eps, norm.joint)
+    norms = [_joint_norms(x, turn.layout, norm.eps) for x in (q, k)] if norm is not None and joint else [q, k]
+    others = (turn, eps, joint)
+    key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, others)
+    plans = _plans()
+    plan = plans.planned(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store, joint=joint))
+    plan(q, k, *outs, cos, sin, *weights, *kept, *norms)
+    return outs
+
+
+def _joint_norms(x: Tensor, layout: str, eps: float) -> Tensor:
+    """Return 1 / rms of all heads of each token, `[batch, tokens]`, in the dtype of the arithmetic."""
+    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    means = wide.square().mean((-3, -1) if layout == "bhsd" else (-2, -1))
+    return torch.rsqrt(means + eps).contiguous()
+
+
+def norm_rotate_backward(
+    grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of q, k and both weights in one launch and two sums; the same bits every time."""
+    cos, sin = _alike(cos, sin)
+    outs = torch.empty_like(q), torch.empty_like(k)
+    weights = norm.q_weight.contiguous(), norm.k_weight.contiguous()
+    key = _key((q, k, cos, *grads), weights, (turn, norm.eps))
+    plans = _plans()
+    plan = plans.planned(key) or plans.keep(
+        key, plans.backward_plan((q, k), grads, outs, cos, turn.transposed(), norm.eps)
+    )
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    sums = torch.empty(plan.grid[0], q.shape[-1], dtype=compute, device=q.device)
+    plan(q, k, *grads, *outs, cos, sin, *weights, sums)
+    return *outs, sums[: plan.programs_q].sum(0), sums[plan.programs_q :].sum(0)
+
+
+def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> None:
+    """Rotate by the plan for calls like this one."""
+    q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
+    inplace = q_out is q and k_out is k
+    key = (
+        turn, len(xs), inplace, sin.shape[-1], q.get_device(), q.dtype, cos.dtype, q.shape, q.stride(),
+        q_out.stride(), k.shape, k.stride(), k_out.stride(), cos.shape, cos.stride(),
+    )  # fmt: skip
+    plans = _plans()
+    plan = plans.planned(key)
+    if plan is None:
+        if (q.shape[0] != k.shape[0] and turn.layout != "thd") or q.shape[-1] != k.shape[-1]:
+            for x, out in zip(xs, outs, strict=True):
+                _rotate([x], [out], cos, sin, turn)
+            return
+        plan = plans.keep(key, plans.rotation_plan(xs, outs, cos, sin.shape[-1], turn, inplace))
+    plan(q, k, q_out, k_out, cos, sin)
+
+
+def _key(strided: Sequence[Tensor], weights: Sequence[Tensor], others: tuple[object, ...]) -> tuple[object, ...]:
+    """Return everything that a launch depends on; the strides of new tensors follow from those of q and k."""
+    parts: list[object] = [others, strided[0].get_device(), weights[0].dtype, weights[1].dtype]
+    for x in strided:
+        parts += (x.shape, x.stride(), x.dtype)
+    return tuple(parts)
+
+
+def _alike(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both tables with equal strides and contiguous features, without a copy if they have these."""
+    strides = cos.stride()
+    if strides[-1] != 1 or sin.stride() != strides:
+        return cos.contiguous(), sin.contiguous()
+    return cos, sin
+
+
+@functools.cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _plans() -> ModuleType:
+    """Import the kernels of rotation and norm, which need Triton."""
+    from ropewalk.rotation.backends.gpu import plans
+
+    return plans
+
+
+@functools.cache
+def _is_interpreted() -> bool:
+    return bool(_plans().is_interpreted(_plans().rotate_kernel))

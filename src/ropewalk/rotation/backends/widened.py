@@ -1,0 +1,106 @@
+"""Linear layers of bfloat16 and float16 on CPUs whose products of these are slow: torch's float32 product, in tiles.
+
+The weights stay in their dtype, half the memory of float32. One core of an Intel Xeon with oneDNN and MKL limited to
+AVX2 reaches 0.88 to 0.93 of float32's rate for 512 rows of SmolLM2's and of a 1B model's shapes, and 0.72 to 0.90 for
+64 rows (benchmarks/widened.py). Up to 8 rows are multiplied by the compiled kernel, which widens in registers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ropewalk.rope.dispatch import reasons_for_mathematics, reasons_for_torchs_product
+
+name = "widened"
+kernels = True
+TILE = 1 << 21  # numbers of a weight that are float32 at one time: 8 MB
+
+_INSTRUCTIONS = {
+    torch.bfloat16: {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"},
+    torch.float16: {"amx_fp16": "AMX-FP16", "avx512_fp16": "AVX512-FP16"},
+}
+"""The capabilities of `torch.cpu` for products of a half type, the best first, and their names."""
+
+_UP_TO = {
+    "AVX512_CORE_BF16": ("avx512_bf16",),
+    "AVX512_CORE_FP16": ("avx512_bf16", "avx512_fp16"),
+    "AVX10_1_512": ("avx512_bf16", "avx512_fp16"),
+    "AVX512_CORE_AMX": ("avx512_bf16", "avx512_fp16", "amx_bf16"),
+    "AVX10_1_512_AMX": ("avx512_bf16", "avx512_fp16", "amx_bf16"),
+}
+"""The capabilities that oneDNN uses under a value of ONEDNN_MAX_CPU_ISA."""
+
+
+def half_instructions(dtype: torch.dtype, device: str) -> str | None:
+    """Return the name of the instructions by which torch multiplies bfloat16 or float16 on a device, or None.
+
+    >>> half_instructions(torch.float32, "cpu") is None
+    True
+    """
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False):
+            return None
+        return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    if device != "cpu":
+        return None
+    can, limit = torch.cpu.get_capabilities(), os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    limited = _UP_TO.get(limit, () if limit.startswith(("SSE", "AVX")) and "AMX" not in limit else None)
+    return next(
+        (
+            name
+            for key, name in _INSTRUCTIONS.get(dtype, {}).items()
+            if can.get(key) and (limited is None or key in limited)
+        ),
+        None,
+    )
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Return whether a device multiplies bfloat16 faster than float32: AMX, AVX512-BF16 of AMD, CUDA from Ampere on.
+
+    With AVX512-BF16, one core of an AMD EPYC (Zen 4) reaches 400 GFLOP/s for the products of `tiny`, and 170 in
+    float32. One core of an Intel Xeon without AMX reaches 79 GFLOP/s for matrices of 256 x 256, and 149 in float32.
+    """
+    instructions = half_instructions(torch.bfloat16, device)
+    if instructions == "AVX512-BF16":
+        return "AMD" in str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    return instructions is not None
+
+
+def slow_dtype(dtype: torch.dtype, device: str) -> bool:
+    """Return whether a processor multiplies a half type more slowly than float32; False on accelerators.
+
+    Measured with oneDNN limited to AVX2, one core, in GFLOP/s: an AMD EPYC 15 in bfloat16 and 72 in float32, an Intel
+    Xeon 10 in bfloat16, 7 in float16 and 159 in float32. With AVX512-FP16, float16 is as fast as float32.
+    """
+    if device != "cpu" or dtype not in _INSTRUCTIONS:
+        return False
+    return not fast_bfloat16(device) if dtype == torch.bfloat16 else half_instructions(dtype, device) is None
+
+
+def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
+    """Return why the weights are not widened for a product with `x`; empty if they are."""
+    if not slow_dtype(x.dtype, str(x.device)):
+        return [f"{str(x.dtype).removeprefix('torch.')} products are not slow on {x.device.type}"]
+    return reasons_for_mathematics(x) or reasons_for_torchs_product(x, (*weights, *biases))
+
+
+def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """Multiply in float32, a tile of each weight at a time; results are rounded once, to the dtype of `x`."""
+    wide = x.detach().reshape(-1, x.shape[-1]).float()
+    outs = []
+    for weight, bias in zip(weights, biases, strict=True):
+        out = x.new_empty(len(wide), len(weight))
+        rows = max(1, TILE // max(1, weight.shape[1]))
+        for begin in range(0, len(weight), rows):
+            tile = weight.detach()[begin : begin + rows].float().t()
+            if bias is None:
+                out[:, begin : begin + rows] = wide @ tile
+            else:
+                out[:, begin : begin + rows] = torch.addmm(bias.detach()[begin : begin + rows].float(), wide, tile)
+        outs.append(out.view(*x.shape[:-1], len(weight)))
+    return outs

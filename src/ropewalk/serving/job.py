@@ -1,0 +1,215 @@
+"""The model to extend, and the folder that is written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.atomic_io import as_path, may_replace, whole_folder, write_json
+from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES, compared_lengths, refuse_inexpressible
+from ropewalk.checkpoints.sources import find
+from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
+from ropewalk.errors import RopeError
+from ropewalk.layers.precision import slow_dtype_of
+from ropewalk.methods import Reach, required_trained_length, settled_by_length
+from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
+from ropewalk.readers.reader import Reader
+from ropewalk.readers.transformers import TransformersReader
+from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.frequencies import same_rope
+from ropewalk.rope.of_layers import Positions
+from ropewalk.serving.settings import ApplySettings
+from ropewalk.serving.writable import check_writable, write_checkpoint
+
+Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModel:
+    """A model to extend: its reader, its name in reports, its path or name if any, and the dtype of its weights."""
+
+    reader: TransformersReader
+    name: str
+    place: str | os.PathLike[str] | None
+    stored: torch.dtype
+
+    @classmethod
+    def open(cls, model: Model, trained_length: int | None = None) -> SourceModel:
+        """Load a checkpoint by its path or name, or use a loaded model; raise `RopeError` as `rw.load`.
+
+        `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is unknown.
+        """
+        place = model if isinstance(model, str | os.PathLike) else None
+        reader, stored = _live(model) if place is None else _checkpoint(place)
+        if not isinstance(reader, TransformersReader):
+            raise RopeError(
+                "extend: a model of this type can be measured, but not written.",
+                facts={"reader": type(reader).__name__},
+                cure="Pass a checkpoint, or a model of transformers.",
+            )
+        reader = reader.under(settled_by_length(reader.positions, trained_length))
+        return cls(reader=reader, name=reader.name, place=place, stored=stored)
+
+
+def _checkpoint(place: str | os.PathLike[str]) -> tuple[Reader, torch.dtype]:
+    """Return the reader of a checkpoint, and the dtype that it stores, in which it is written.
+
+    The check by forwards runs in float32 if the stored dtype is slow.
+    """
+    source = Path(place) if isinstance(place, os.PathLike) else place
+    path = find(source)
+    stored = stored_dtype(path)
+    reader = open_reader(source, dtype=fast_dtype(path)[0] or stored)
+    return reader, reader.dtype if stored is None else stored
+
+
+def _live(model: Model) -> tuple[Reader, torch.dtype]:
+    """Return the reader of a loaded model, or of a float32 copy that is faster to check, and the model's dtype."""
+    reader = reader_of(fast_copy(model)[0])
+    weights = model[0] if isinstance(model, tuple) else model
+    slow = slow_dtype_of(weights) if isinstance(weights, torch.nn.Module) else None
+    return reader, slow or reader.dtype
+
+
+def reach_of(positions: Positions, settings: ApplySettings) -> Reach:
+    """Return the lengths of the settings; the target defaults to four times the trained length.
+
+    Raises `RopeError` if the model has no rope, or if neither it nor the settings state the trained length.
+    """
+    trained = required_trained_length(positions, settings.trained_length)
+    return Reach(trained, 4 * trained if settings.target is None else settings.target)
+
+
+CARD = "README.md"
+_WEIGHTS = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_(model\.safetensors|config\.json)"
+)
+_FORMER = {"extend.json", "extend.png", "training-log.jsonl", "search.json", "search.png"}
+_WRITTEN = frozenset({"config.json", CARD, *COMPANIONS, *_FORMER})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """The result of an export: the folder, its config.json, and the weights' dtype.
+
+    For a GGUF file `folder` is the file, `config` its keys of the rope, and `dtype` None.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    dtype: torch.dtype | None
+
+
+def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None, overwrite: bool) -> Path:
+    """Return the folder to write; raise `RopeError` if it has other content or is the model's own."""
+    place = as_path(out, "extend")
+    if place.suffix == ".gguf":
+        raise RopeError(
+            "extend: only `extend apply` writes .gguf files.",
+            facts={"out": str(place)},
+            cure="Write a folder, and convert it with llama.cpp's convert_hf_to_gguf.py.",
+        )
+    if place.is_file():
+        raise RopeError(
+            "extend: --out must be a folder, but it is a file.",
+            facts={"out": str(out)},
+            cure="Pass a new folder: --out DIR.",
+        )
+    if source is not None and place.exists() and find(source).resolve() == place.resolve():
+        raise RopeError(
+            "extend: --out is the folder of the model itself.",
+            facts={"model": str(source), "out": str(place)},
+            cure="Pass another folder.",
+        )
+    files = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    if files and not overwrite:
+        raise RopeError(
+            "extend: the output folder is not empty.",
+            facts={"out": str(place), "files": files[:8]},
+            cure="Pass a new folder, or --overwrite to replace an earlier export.",
+        )
+    written = {*_WRITTEN, f"{place.name}.gguf"}
+    foreign = [name for name in files if name not in written and not _WEIGHTS.fullmatch(name)]
+    if foreign or (files and not may_replace(place / "README.md")):
+        raise RopeError(
+            "extend: the output folder contains files that are not from an export; they would be deleted.",
+            facts={"out": str(place), "files": (foreign or files)[:8]},
+            cure="Pass a new folder.",
+        )
+    return place
+
+
+def export(
+    reader: TransformersReader,
+    out: str | os.PathLike[str],
+    *,
+    method: str,
+    reach: Reach,
+    source: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+    length: int | None = None,
+    card: Callable[[Exported], str] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Exported:
+    """Write a model as a Hugging Face folder for transformers, with the same logits.
+
+    **Arguments:**
+    - `reader`: the model, already under the positions of `method`.
+    - `method`, `reach`: the applied method and its lengths.
+    - `source`: the model's path or name. Its other files are copied from a folder.
+    - `dtype`: of the weights; defaults to the model's own.
+    - `length`: the stated length in tokens, instead of the target; the frequencies are those of the target.
+    - `card`: called with the result; returns the content of README.md.
+    - `shard_bytes`: largest size of a weight file; larger weights are split into several files with an index.
+
+    **Returns:** an `Exported`.
+    **Raises:** `RopeError` if no config of transformers expresses the method or the model, and as `check_out`.
+
+    The folder is written under a temporary name and then renamed, so it is either complete or absent.
+    """
+    place = check_out(out, source=source, overwrite=overwrite)
+    refuse_inexpressible(method)
+    check_writable(reader, method, reach)
+    chosen = reader.dtype if dtype is None else dtype
+    names = {str(path.name) for path in place.iterdir()} if place.is_dir() else set()
+    with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
+        written = write_checkpoint(
+            reader,
+            staging,
+            length=length or reach.target,
+            dtype=chosen,
+            source=None if source is None else find(source),
+            shard_bytes=shard_bytes,
+        )
+        if length is not None:
+            written = _stating(written, length, reach)
+        exported = Exported(folder=place, config=written, dtype=chosen)
+        if card is not None:
+            (staging / CARD).write_text(card(exported), encoding="utf-8")
+        write_json(staging / "config.json", written)
+    return exported
+
+
+def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, Any]:
+    """Return a config with `length` instead of the target; raise `RopeError` if this changes its ropes."""
+    inner = config.get("text_config", config)
+    if inner.get("max_position_embeddings") != reach.target:
+        return dict(config)
+    shorter = {**inner, "max_position_embeddings": length}
+    after = ropes_of_layer_types(shorter)
+    for label, rope in ropes_of_layer_types(inner).items():
+        other = after.get(label)
+        if rope != other and not (rope and other and same_rope(other, rope, compared_lengths(reach))):
+            raise RopeError(
+                "extend: this family computes its frequencies from the stated length, so it must be the target.",
+                facts={"length": length, "target": reach.target},
+                cure="Leave out the length, and pass the model at most this many tokens.",
+            )
+    return {**config, "text_config": shorter} if "text_config" in config else shorter

@@ -1,0 +1,148 @@
+"""The built-in model: its size, its readers, its English, and what it is there to show.
+
+Nothing here says which extension method is the best on it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+import ropewalk
+import ropewalk as rw
+from ropewalk.checkpoints.load import load, load_decoder
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.generation import generate
+from ropewalk.layers.training import held_out_windows, loss_by_position
+from ropewalk.readers.texts import read_text
+
+FOLDER = Path(str(files("ropewalk") / "builtin" / "tiny"))
+TRAINED = 256
+COPY_WARMUP = 1200  # updates
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Decoder:
+    """The model, in float32."""
+    return load("tiny", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def moby_dick() -> str:
+    """The text that was kept out of training."""
+    return read_text(None)[1]
+
+
+def test_the_folder_is_at_most_8_mb_and_complete() -> None:
+    """8,000,000 bytes with log and notes; weights in bfloat16."""
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
+    names = {path.name for path in FOLDER.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "training-log.jsonl", "README.md"}
+    assert {p.dtype for p in load_decoder("tiny").parameters()} == {torch.bfloat16}
+
+
+def test_transformers_reads_it_with_the_same_logits(tiny: Decoder, moby_dick: str) -> None:
+    """LlamaForCausalLM and AutoTokenizer: the same tokens; logits within 1e-4 over the trained length.
+
+    Past it transformers' float32 angles show (2.1e-4 at 819 tokens, also in its float64 model, against 2.5e-5 of ours).
+    """
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    text = moby_dick[30_000:32_500]
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    assert tiny.tokenizer is not None
+    assert ids[0].tolist() == tiny.tokenizer.encode(text)
+    assert tokenizer.decode(ids[0]) == text
+    assert ids.shape[1] > 2 * TRAINED
+    with torch.no_grad():
+        ours, exact, logits = tiny(ids), load("tiny", dtype=torch.float64)(ids).float(), theirs(ids).logits
+    torch.testing.assert_close(ours[:, :TRAINED], logits[:, :TRAINED], rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours, logits, rtol=0, atol=1e-3)
+    torch.testing.assert_close(ours, exact, rtol=0, atol=1e-4)
+
+
+def test_loss_rises_past_twice_the_trained_length(tiny: Decoder, moby_dick: str) -> None:
+    """Moby-Dick, twelve windows of four trained lengths: the blocks past twice it lose at least 0.1 nats more."""
+    assert tiny.tokenizer is not None
+    assert tiny.config.ropes[0] is not None
+    assert tiny.config.ropes[0].trained_length == TRAINED
+    windows = held_out_windows([tiny.tokenizer.encode(moby_dick[30_000:])], length=4 * TRAINED, limit=12)
+    within, _, third, fourth = loss_by_position(tiny, windows).view(4, TRAINED).mean(1).tolist()
+    assert within < 4.8
+    assert min(third, fourth) >= within + 0.1
+
+
+def test_its_quotes_are_those_of_the_doctors_text(tiny: Decoder, moby_dick: str) -> None:
+    """Straightened, the same windows of Moby-Dick cost more than as they are printed."""
+    assert tiny.tokenizer is not None
+    straight = moby_dick.translate(str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''"))
+    assert straight != moby_dick
+    losses = []
+    for text in (moby_dick, straight):
+        windows = held_out_windows([tiny.tokenizer.encode(text[100_000:140_000])], length=TRAINED, limit=16)
+        losses.append(float(loss_by_position(tiny, windows).mean()))
+    assert losses[0] < losses[1] - 0.05
+
+
+def test_it_finds_facts_within_its_trained_length_and_not_beyond(tmp_path: Path) -> None:
+    """At 256 tokens most, in windows of 1,024 of a novel that it never saw no more than chance."""
+    found = rw.doctor("tiny", target=4 * TRAINED, methods="dca", windows=8, state=tmp_path, progress=False)
+    assert found.evidence.control.share > 0.7
+    plain = found.evidence.standings["plain"].beyond
+    assert plain is not None
+    assert plain.p > 0.01
+
+
+def test_it_writes_english(tiny: Decoder, moby_dick: str) -> None:
+    """Most words that it writes at temperature 0.8 are words of a novel that it never saw."""
+    known = set("".join(c.lower() if c.isalpha() else " " for c in moby_dick).split())
+    rows = generate(tiny, ["It was", "\u201cMy dear,\u201d said"], max_new_tokens=150, temperature=0.8, seed=0)
+    assert tiny.tokenizer is not None
+    for row in rows:
+        words = "".join(c.lower() if c.isalpha() else " " for c in tiny.tokenizer.decode(row)).split()
+        assert len(words) > 60
+        assert sum(word in known for word in words) / len(words) > 0.85
+
+
+def test_the_log_is_of_this_run(tiny: Decoder) -> None:
+    """One line per ten updates; copying is learned from random tokens, then English; blocks beyond cost more."""
+    lines = [json.loads(line) for line in (FOLDER / "training-log.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    assert steps == list(range(10, steps[-1] + 1, 10))
+    losses = dict(zip(steps, (line["loss"] for line in lines), strict=True))
+    assert losses[10] == pytest.approx(math.log(tiny.config.vocab_size), abs=0.1)
+    assert losses[COPY_WARMUP] < 2  # of random tokens: by copying alone
+    assert losses[COPY_WARMUP + 50] > losses[COPY_WARMUP] + 3  # text begins, of which it knows nothing
+    assert losses[steps[-1]] < 3.8
+    within, second, third, fourth = (block[2] for block in lines[-1]["validation_by_position"])
+    assert within < 3.9
+    assert within < second < third < fourth
+
+
+def test_the_scripts_recipe_is_the_models() -> None:
+    """Books, updates, tokens, learning rate and copy warm-up as the log and the config have them."""
+    path = Path(ropewalk.__file__).parents[2] / "scripts" / "make_tiny.py"
+    if not path.is_file():
+        pytest.skip("the package is installed without its repository")
+    sys.path.insert(0, str(path.parent))
+    try:
+        names = runpy.run_path(str(path))
+    finally:
+        sys.path.remove(str(path.parent))
+    last = json.loads((FOLDER / "training-log.jsonl").read_text().splitlines()[-1])
+    assert names["BOOKS"] == ("middlemarch", "bleak_house")  # not Moby-Dick, the doctor's text
+    assert names["STEPS"] == last["step"]
+    assert names["LENGTH"] == TRAINED
+    assert names["STEPS"] * names["BATCH"] * TRAINED == last["tokens"]
+    assert names["LR"] * names["FINAL_LR"] == pytest.approx(last["lr"])
+    assert names["COPY_WARMUP"] == COPY_WARMUP
+    assert names["VALIDATION_LENGTH"] == last["validation_by_position"][-1][1]

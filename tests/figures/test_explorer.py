@@ -1,0 +1,187 @@
+"""The explorer: its numbers are what the package computes, and its page is built from the sources in web/."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.encodings import ENCODINGS
+from ropewalk.figures import explorer
+from ropewalk.figures.explorer import (
+    built_page,
+    encoding_entries,
+    explorer_data,
+    explorer_page,
+    method_entries,
+    numbers,
+    preset_of,
+    relative_positions,
+)
+from ropewalk.figures.inline import embedded
+from ropewalk.figures.material import rotary_model, windows
+from ropewalk.figures.scores import head_scores
+from ropewalk.methods import METHODS
+from ropewalk.methods.ropes import Reach
+from ropewalk.rope.extensions import ReRoPE
+
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "web"
+SETTINGS = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
+
+NAMES = {
+    "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml", "http://www.w3.org/1999/xlink",
+    "http://www.w3.org/XML/1998/namespace", "http://www.w3.org/2000/xmlns", "https://arxiv.org/abs",
+}  # fmt: skip
+"""Addresses in programs that are no requests: namespaces, and links to papers."""
+
+
+def test_every_registered_method_is_there_with_its_colour():
+    """In the order of tables."""
+    entries = method_entries()
+    assert [entry["name"] for entry in entries] == list(METHODS)
+    assert all(METHODS[entry["name"]].look.color in entry["color"] for entry in entries)
+
+
+def test_a_new_method_of_frequencies_needs_no_more_than_its_record(monkeypatch):
+    """Its ratios stand in a model's tables."""
+    new = replace(METHODS["pi"], name="brand-new")
+    monkeypatch.setattr(explorer, "METHODS", {"brand-new": new})
+    tables = explorer_data(Checkpoint.open("tiny"))["presets"][0]["methods"]["brand-new"]
+    assert [table["ratio"][0] for table in tables] == [pytest.approx(1 / table["factor"]) for table in tables]
+    assert [entry["name"] for entry in method_entries()] == ["brand-new"]
+
+
+def test_the_presets_in_the_package_are_what_python_computes():
+    """One model's of the file that scripts/explorer_numbers.py writes; they name every method of frequencies."""
+    presets = {preset["id"]: preset for preset in numbers("presets")}
+    assert preset_of("smollm2_135m") == [presets["smollm2_135m"]]
+    scaling = {name for name, method in METHODS.items() if method.scaling is not None}
+    assert set(presets["smollm2_135m"]["methods"]) == scaling
+
+
+def test_ratios_of_position_interpolation_and_ntk():
+    """By their formulas: 1 / factor everywhere; 1 for the fastest pair and 1 / factor for the slowest."""
+    methods = next(preset for preset in numbers("presets") if preset["id"] == "llama_2_7b")["methods"]
+    for table in methods["pi"]:
+        assert table["ratio"] == [pytest.approx(1 / table["factor"])] * 64
+    for table in methods["ntk"]:
+        assert (table["ratio"][0], table["ratio"][-1]) == (1, pytest.approx(1 / table["factor"], rel=1e-6))
+
+
+def test_relative_positions_of_rerope():
+    """ReRoPE holds far keys at its window."""
+    clipped = relative_positions(ReRoPE(window=8), Reach(16, 64))
+    assert clipped == [(d / 16, min(d, 8) / 16) for d in range(64)]
+
+
+def test_embedded_json_cannot_end_its_element():
+    """Strings with markup come back as they were; what is not a number becomes null."""
+    given = {"a": "</script><script>alert(1)</script><!--", "b": math.inf, "c": [math.nan, 1.5]}
+    text = embedded(given)
+    assert "<" not in text
+    assert json.loads(text) == {"a": given["a"], "b": None, "c": [None, 1.5]}
+    assert text in explorer_page(given)
+
+
+def test_a_marker_inside_the_data_stays():
+    """What stands in the data is put in once, and not read for markers again."""
+    assert '"@@MODEL@@"' in explorer_page({"a": "@@MODEL@@"}, model="AAAA")
+
+
+def test_encodings_are_what_their_formulas_say():
+    """ALiBi of four heads and RoPE, computed here; each registered encoding is there."""
+    entries = {entry["name"]: entry for entry in encoding_entries()}
+    assert set(entries) == {"rope", *ENCODINGS}
+    alibi = entries["alibi"]["heads"]
+    assert [head[10][3] for head in alibi] == [pytest.approx(-7 * 2.0 ** (-2 * (h + 1)), rel=1e-2) for h in range(4)]
+    frequencies = [10_000 ** (-2 * i / 16) for i in range(8)]
+    score = 4 * (sum(math.cos(7 * f) for f in frequencies) / 8 - 1)  # |q| |k| / sqrt(16) = 16 / 4
+    assert entries["rope"]["heads"][0][10][3] == pytest.approx(score, rel=1e-2)
+    assert entries["none"]["heads"][0][10][3] == 0
+
+
+def test_heads_of_the_built_in_model_are_the_gallerys():
+    """The curve of a head from its numbers, against `ropewalk.figures.scores`."""
+    found = numbers("heads")
+    model = rotary_model("tiny")
+    distances = np.arange(0.0, 64.0)
+    expected = head_scores(model, windows(model, 16, 256), distances)
+    turned = np.outer(np.array(found["invFreq"]), distances)
+    for head in found["heads"]:
+        curve = np.array(head["re"]) @ np.cos(turned) - np.array(head["im"]) @ np.sin(turned) + head["rest"]
+        assert curve == pytest.approx(expected[f"layer {head['layer']}, head {head['head']}"], abs=1e-3)
+
+
+def digest(web: Path) -> str:
+    """As web/build.mjs computes it: names and contents of every source, in order."""
+    sources = [path.relative_to(web).as_posix() for path in (web / "src").rglob("*") if path.is_file()]
+    found = hashlib.sha256()
+    for name in sorted([*SETTINGS, *sources]):
+        found.update(f"{name}\0".encode() + (web / name).read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def recorded(page: str) -> str | None:
+    """The hash that a built page holds."""
+    found = re.search(r'<meta name="ropewalk-sources" content="([0-9a-f]{64})">', page)
+    return None if found is None else found[1]
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the source distribution has no docs/")
+def test_its_page_of_the_documentation_links_to_every_picture():
+    """One link for each picture, by the fragment that opens it."""
+    listed = re.findall(r"^  (\w+),$", (WEB / "src/pictures/index.ts").read_text(encoding="utf-8"), re.MULTILINE)
+    linked = re.findall(r"\(explorer/index\.html#(\w+)\)", (ROOT / "docs/explorer.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == sorted(listed)
+    assert len(listed) == 11
+
+
+def test_the_page_is_built_from_these_sources():
+    """After a change of web/, `make web` builds the page anew."""
+    assert recorded(built_page()) == digest(WEB), "web/ has changed since explorer.html was built: run `make web`"
+
+
+def test_a_changed_source_is_noticed(tmp_path):
+    """Another content, another name."""
+    for name in (*SETTINGS, "src/a.ts"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    first = digest(tmp_path)
+    (tmp_path / "src" / "a.ts").write_text("changed")
+    second = digest(tmp_path)
+    (tmp_path / "src" / "a.ts").rename(tmp_path / "src" / "b.ts")
+    assert len({first, second, digest(tmp_path)}) == 3
+
+
+def test_the_page_names_no_other_place():
+    """No address of a script, style, image or font: the only links lead to papers, and namespaces are names."""
+    page = built_page()
+    assert {address.rstrip("/") for address in re.findall(r"https?://[\w./-]*", page)} <= NAMES
+    assert "default-src 'none'" in page
+
+
+def test_the_lock_file_pins_every_package():
+    """Each with its hash, and without the registry's address."""
+    lock = json.loads((WEB / "package-lock.json").read_text())["packages"]
+    packages = {name: entry for name, entry in lock.items() if name}
+    assert packages
+    assert all(entry.get("integrity") for entry in packages.values())
+    assert not any("resolved" in entry for entry in packages.values())
+    asked = json.loads((WEB / "package.json").read_text())
+    versions = {**asked["dependencies"], **asked["devDependencies"]}
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values())
+
+
+def test_the_golden_file_is_what_python_computes():
+    """What web/'s own tests compare with."""
+    made = runpy.run_path(str(ROOT / "scripts" / "explorer_golden.py"))
+    assert json.loads(made["PATH"].read_text()) == json.loads(json.dumps(made["golden"]()))

@@ -1,0 +1,434 @@
+"""Attention against the NumPy oracle, and what must not change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk import RopeConfig, RopeError
+from ropewalk.layers.attention import Attention
+from ropewalk.layers.cache import KVCache
+from ropewalk.layers.forward_inputs import ForwardInputs
+from ropewalk.positions import grid_positions
+from ropewalk.rope.extensions import ReRoPE
+from tests.layers import oracle
+
+HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11
+
+
+def make(**changes: Any) -> Attention:
+    """A small attention in float64 with biases and norms that matter."""
+    given: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": DIM, "rope": RopeConfig(DIM, interleaved=False)}
+    module = Attention(HIDDEN, HEADS, **{**given, **changes}).double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 3 + (parameter.ndim == 1))
+    return module
+
+
+def expected(
+    module: Attention, x: Tensor, sees: Callable[[int, int], bool], positions: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the oracle says of one row `[seq, hidden]`."""
+    rope = module.rope
+    return oracle.attention(
+        {name: value.detach().numpy() for name, value in module.state_dict().items()},
+        x.numpy(),
+        np.arange(len(x)) if positions is None else np.asarray(positions),
+        sees,
+        heads=module.num_attention_heads,
+        kv_heads=module.num_key_value_heads,
+        theta=rope.theta if rope else 0.0,
+        rotary_dim=(rope.rotary_dim or 0) if rope else 0,
+        interleaved=bool(rope and rope.interleaved),
+        softcap=module.softcap,
+    )
+
+
+def close(actual: Tensor, wanted: np.ndarray, atol: float = 1e-11) -> None:
+    """Equal within float64 rounding."""
+    np.testing.assert_allclose(actual.detach().numpy(), wanted, rtol=0, atol=atol)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "multi-head": {"num_key_value_heads": 4},
+    "grouped": {},
+    "multi-query": {"num_key_value_heads": 1},
+    "interleaved": {"rope": RopeConfig(DIM, interleaved=True, theta=500.0)},
+    "partial": {"rope": RopeConfig(DIM, interleaved=False, rotary_dim=4)},
+    "nope": {"rope": None},
+    "qk-norm": {"qk_norm": True},
+    "biases": {"bias": True},
+    "output bias alone": {"output_bias": True},
+    "softcap": {"softcap": 0.5},
+    "sinks": {"sinks": True},
+    "both": {"softcap": 2.0, "sinks": True, "qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_oracle(case: str, window: int | None, causal: bool) -> None:
+    """Every form of attention is what NumPy says, in float64 to rounding."""
+    module = make(causal=causal, sliding_window=window, **CASES[case])
+    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
+
+    def sees(query: int, key: int) -> bool:
+        if causal:
+            return key <= query and (window is None or key > query - window)
+        return window is None or abs(query - key) <= window
+
+    out, weights = module(x, need_weights=True)
+    fused = module(x)
+    for row in range(2):
+        wanted, probabilities = expected(module, x[row], sees)
+        close(fused[row], wanted)
+        close(out[row], wanted)
+        close(weights[row], probabilities)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_on_any_side(causal: bool, window: int | None) -> None:
+    """Padded left, right or in the middle, real tokens come out as if they stood alone, and padding is finite."""
+    module = make(causal=causal, sliding_window=window)
+    x = torch.randn(4, SEQ, HIDDEN, dtype=torch.float64)
+    mask = torch.ones(4, SEQ, dtype=torch.long)
+    mask[0, :4] = mask[1, 7:] = mask[2, 3:6] = mask[3, :] = 0
+    for given in (mask, mask.bool()):
+        out = module(x, attention_mask=given)
+        weights = module(x, attention_mask=given, need_weights=True)[1]
+        assert out.isfinite().all()
+        for row in range(3):
+            real = mask[row].bool()
+            close(out[row, real], module(x[row : row + 1, real])[0].detach().numpy())
+            assert weights[row][:, real][:, :, ~real].abs().max() == 0
+
+
+def test_padding_has_finite_gradients() -> None:
+    """A row that is all padding sends finite gradients back."""
+    module = make()
+    x = torch.randn(2, 5, HIDDEN, dtype=torch.float64, requires_grad=True)
+    module(x, attention_mask=torch.tensor([[0] * 5, [0, 0, 1, 1, 1]])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_documents_are_separate(causal: bool, window: int | None) -> None:
+    """Packed documents come out as each one alone, also where an id comes again, and with padding at the end."""
+    module = make(causal=causal, sliding_window=window, rope=RopeConfig(DIM, interleaved=True, theta=7.0))
+    x = torch.randn(1, SEQ, HIDDEN, dtype=torch.float64)
+    ids = torch.tensor([[5, 5, 5, 9, 5, 5, 5, 5, 2, 2, 2]])
+    for mask in (None, torch.tensor([[1] * 9 + [0, 0]])):
+        out = module(x, document_ids=ids, attention_mask=mask)
+        last = SEQ if mask is None else 9
+        for begin, end in ((0, 3), (3, 4), (4, 8), (8, last)):
+            close(out[0, begin:end], module(x[:, begin:end])[0].detach().numpy())
+
+
+def test_documents_restart_their_positions() -> None:
+    """Document positions count from the document's first real token, not from the row's."""
+    from ropewalk.layers.masks import lay_out
+
+    ids, mask = torch.tensor([[1, 1, 1, 2, 2, 2, 2]]), torch.tensor([[0, 1, 1, 0, 1, 1, 0]])
+    plain = lay_out(1, 7, ids.device, document_ids=ids)
+    padded = lay_out(1, 7, ids.device, document_ids=ids, attention_mask=mask)
+    assert plain.position_ids().tolist() == [[0, 1, 2, 0, 1, 2, 3]]
+    assert padded.position_ids()[mask.bool()].tolist() == [0, 1, 0, 1]
+
+
+def test_positions_given_are_used() -> None:
+    """Explicit positions rotate, per row, and a shift of all of them changes nothing."""
+    module = make()
+    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
+    positions = torch.stack([torch.arange(SEQ) * 3, torch.randperm(SEQ)])
+    out = module(x, position_ids=positions)
+    for row in range(2):
+        close(out[row], expected(module, x[row], lambda q, k: k <= q, positions[row])[0])
+    close(module(x, position_ids=positions + 10_000), out.detach().numpy(), atol=1e-9)
+
+
+def test_values_are_not_rotated() -> None:
+    """A single token comes out as o(v(x)) wherever it stands."""
+    module = make(num_key_value_heads=4)
+    x = torch.randn(1, 1, HIDDEN, dtype=torch.float64)
+    out = module(x, position_ids=torch.tensor([977]))
+    close(out, module.o_proj(module.v_proj(x)).detach().numpy())
+
+
+def test_grouped_equals_expanded() -> None:
+    """Grouped queries are multi-head attention with each key-value head repeated."""
+    grouped, full = make(), make(num_key_value_heads=4)
+    state = grouped.state_dict()
+    for name in ("k_proj.weight", "v_proj.weight"):
+        state[name] = state[name].view(2, DIM, HIDDEN).repeat_interleave(2, 0).reshape(4 * DIM, HIDDEN)
+    full.load_state_dict(state)
+    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
+    close(grouped(x), full(x).detach().numpy())
+
+
+def test_dropout_only_in_training() -> None:
+    """Both dropouts act while training and never otherwise; residual dropout zeroes whole outputs."""
+    x = torch.randn(1, 64, HIDDEN, dtype=torch.float64)
+    for changes in ({"attention_dropout": 0.5}, {"residual_dropout": 0.5}):
+        module = make(**changes)
+        assert (module(x) == module(x)).all()
+        module.train()
+        assert (module(x) != module(x)).any()
+    assert ((module(x) == 0).double().mean() - 0.5).abs() < 0.1
+    attention = make(attention_dropout=0.5).train()
+    _, weights = attention(x, need_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_gradients_are_those_of_the_open_form(window: int | None) -> None:
+    """The fused path's gradients, to input and weights, are those of attention written out."""
+    module = make(qk_norm=True, bias=True, sliding_window=window)
+    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *module.parameters()]
+    target = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
+    fused = torch.autograd.grad((module(x) * target).sum(), wanted)
+    opened = torch.autograd.grad((module(x, need_weights=True)[0] * target).sum(), wanted)
+    for a, b in zip(fused, opened, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+        assert a.abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precision_stays_near(dtype: torch.dtype) -> None:
+    """In 32 and 16 bits the result is within rounding of float64's."""
+    module = make(qk_norm=True)
+    x = torch.randn(1, 40, HIDDEN, dtype=torch.float64)
+    wanted = module(x)
+    eps = torch.finfo(dtype).eps
+    error = (module.to(dtype)(x.to(dtype)).double() - wanted).abs().max() / wanted.abs().max()
+    assert error < 8 * eps
+
+
+def test_long_windows_go_in_blocks() -> None:
+    """A window over a long call, cut into blocks, equals the whole mask, with and without a cache before it."""
+    module = make(sliding_window=5)
+    x = torch.randn(1, 300, HIDDEN, dtype=torch.float64)
+    wanted = module(x, need_weights=True)[0]
+    close(module(x), wanted.detach().numpy())
+    cache = KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    parts = [module(x[:, a:b], cache=cache) for a, b in ((0, 7), (7, 8), (8, 11), (11, 299), (299, 300))]
+    close(torch.cat(parts, 1), wanted.detach().numpy())
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_chunk_after_a_cache_needs_no_mask(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two joined softmaxes equal the masked one, also where one side's scores dwarf the other's."""
+    module = make(num_key_value_heads=kv_heads)
+    x = torch.randn(2, 30, HIDDEN, dtype=torch.float64)
+    x[:, 5], x[:, 25] = x[:, 5] * 40, x[:, 25] * 40
+    for split in (True, False):
+        if not split:
+            monkeypatch.setattr("ropewalk.layers.attend.splits", lambda *_: False)
+        cache = KVCache(num_layers=1, batch=2, num_key_value_heads=kv_heads, head_dim=DIM, dtype=torch.float64)
+        parts = [module(x[:, a:b], cache=cache) for a, b in ((0, 7), (7, 9), (9, 30))]
+        close(torch.cat(parts, 1), module(x).detach().numpy(), atol=1e-10)
+
+
+def test_a_model_of_ones_own_shares_a_cache() -> None:
+    """Two layers on one cache: the last one counts the tokens; weights come with the cache too."""
+    layers = [make(), make(num_key_value_heads=2, qk_norm=True)]
+    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
+    full = layers[1](layers[0](x))
+    cache = KVCache(num_layers=2, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    outs = []
+    for a, b in ((0, 4), (4, 5), (5, SEQ)):
+        h = x[:, a:b]
+        for index, layer in enumerate(layers):
+            assert cache.lengths.tolist() == [a, a]
+            h, weights = layer(h, cache=cache, layer=index, need_weights=True)
+            assert weights.shape == (2, HEADS, b - a, b)
+        outs.append(h)
+    close(torch.cat(outs, 1), full.detach().numpy())
+    assert not outs[0].requires_grad
+
+
+def test_nothing_is_masked_where_nothing_is_hidden() -> None:
+    """No mask tensor is built for a plain causal call, a window that reaches everything, or one new token."""
+    from ropewalk.layers.masks import lay_out
+
+    device = torch.device("cpu")
+    plain = lay_out(2, 5, device, attention_mask=torch.ones(2, 5, dtype=torch.long))
+    for window in (None, 5):
+        seen = plain.visibility(True, window)
+        assert (seen.mask, seen.is_causal) == (None, True)
+    cache = KVCache(num_layers=1, batch=2, num_key_value_heads=1, head_dim=2)
+    cache.commit(cache.lay_out(2, 9))
+    step = cache.lay_out(2, 1)
+    assert (step.visibility(True, None).mask, step.visibility(True, None).is_causal) == (None, False)
+    assert (step.visibility(True, 4).mask, step.visibility(True, 4).first_key) == (None, 6)
+    chunk = cache.lay_out(2, 3)
+    assert chunk.visibility(True, None) is chunk.visibility(True, 99)
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Sizes and arguments that do not fit are named."""
+    rope = RopeConfig(DIM, interleaved=False)
+    with pytest.raises(RopeError, match="multiple of `num_key_value_heads`"):
+        Attention(24, 4, num_key_value_heads=3)
+    with pytest.raises(RopeError, match="`hidden_size` is not a multiple"):
+        Attention(25, 4)
+    with pytest.raises(RopeError, match="different head_dim"):
+        Attention(32, 4, rope=rope)
+    with pytest.raises(RopeError, match="`sliding_window` must be a whole number from 1"):
+        Attention(24, 4, sliding_window=0)
+    with pytest.raises(RopeError, match="`attention_dropout` must be a probability"):
+        Attention(24, 4, attention_dropout=1.0)
+    module, x = make(), torch.zeros(2, 5, HIDDEN, dtype=torch.float64)
+    with pytest.raises(RopeError, match=r"must be \[batch, seq, hidden\]"):
+        module(x[0])
+    with pytest.raises(RopeError, match=r"`attention_mask` must be bool or integer \[batch, seq\]"):
+        module(x, attention_mask=torch.ones(2, 9, dtype=torch.bool))
+    with pytest.raises(RopeError, match=r"`document_ids` must be integers"):
+        module(x, document_ids=torch.ones(2, 5))
+    cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    with pytest.raises(RopeError, match="packed documents do not support a cache"):
+        module(x, document_ids=torch.ones(2, 5, dtype=torch.long), cache=cache)
+    from ropewalk.rope.scaling import DynamicNTK
+
+    dynamic = make(rope=RopeConfig(DIM, interleaved=False, max_position_embeddings=4, scaling=DynamicNTK(2.0)))
+    with pytest.raises(RopeError, match="not made for this layer's rope"):
+        dynamic(x, cache=cache, seq_len=9)
+    known = KVCache(
+        num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=x.dtype, ropes=[dynamic.rope], seq_len=7
+    )
+    dynamic(x, cache=known)
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
+        dynamic(x, cache=known)
+    with pytest.raises(RopeError, match="not made for this layer's rope"):
+        module(x, cache=known)
+    with pytest.raises(RopeError, match="a cache needs causal attention"):
+        make(causal=False)(x, cache=cache)
+
+
+def test_nothing_given_is_ignored() -> None:
+    """Arguments that ready inputs stand for are refused, not dropped; so are inputs of a call of another shape."""
+    attention, x = make(), torch.randn(1, 4, HIDDEN, dtype=torch.float64)
+    inputs = ForwardInputs.of(x)
+    assert torch.equal(attention(x, inputs=inputs), attention(x))
+    cache = KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    given: dict[str, Any] = {
+        "attention_mask": torch.ones(1, 4, dtype=torch.long), "document_ids": torch.zeros(1, 4, dtype=torch.long),
+        "position_ids": torch.arange(4), "seq_len": 4, "cache": cache,
+    }  # fmt: skip
+    for name, value in given.items():
+        with pytest.raises(RopeError, match=rf"`inputs` is already built, so `{name}` would be ignored"):
+            attention(x, inputs=inputs, **{name: value})
+    with pytest.raises(RopeError, match="`position_ids` and `seq_len` would be ignored"):
+        attention(x, inputs=inputs, position_ids=torch.arange(4), seq_len=4)
+    bias = torch.zeros(1, HEADS, 4, 4, dtype=torch.float64)
+    with pytest.raises(RopeError, match="`bias` requires `inputs`"):
+        attention(x, bias=bias)
+    with pytest.raises(RopeError, match="`bias` would be ignored"):
+        attention(x, inputs=ForwardInputs.of(x, document_ids=torch.tensor([[0, 0, 1, 1]])), bias=bias)
+    with pytest.raises(RopeError, match="built for a different shape"):
+        attention(x[:, :3], inputs=inputs)
+
+
+@pytest.mark.rejects
+def test_a_cache_of_several_layers_requires_the_layer() -> None:
+    """Without it, every layer would write to layer 0, and no token would ever count."""
+    module, x = make(), torch.zeros(1, 3, HIDDEN, dtype=torch.float64)
+    cache = KVCache(num_layers=2, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    with pytest.raises(RopeError, match=r"(?s)`layer` is required.*layer=i"):
+        module(x, cache=cache)
+    with pytest.raises(RopeError, match="`layer` is required"):
+        module(x, inputs=ForwardInputs.of(x, cache=cache))
+    assert cache.lengths.tolist() == [0]
+
+
+@pytest.mark.rejects
+def test_coordinates_are_not_guessed() -> None:
+    """Axial attention needs each patch's row and column; one number for both axes would be the diagonal."""
+    axial = Attention(32, 4, encoding="axial", causal=False)
+    x, grid = torch.randn(2, 6, 32), grid_positions(2, 3)
+    with pytest.raises(RopeError, match=r"(?s)`position_ids` is required: .*grid_positions"):
+        axial(x)
+    assert torch.equal(axial(x, position_ids=grid), axial(x, position_ids=grid.expand(2, 6, 2)))
+    mrope = make(rope=RopeConfig(DIM, interleaved=False, axes=(0, 1, 2)))  # its text is at equal coordinates
+    x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    close(mrope(x), mrope(x, position_ids=torch.arange(6)[:, None].expand(6, 3)).detach().numpy())
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("changes", [{}, {"rope": None, "encoding": "alibi"}, {"rope": None, "encoding": "sinusoidal"}])
+@pytest.mark.parametrize(
+    "ids", [torch.arange(4), torch.arange(6), torch.zeros(3, 5).long(), torch.zeros(1, 2, 5).long()]
+)
+def test_positions_of_the_wrong_shape_are_named(changes: dict[str, Any], ids: Tensor) -> None:
+    """Not the tables made of them, nor a product that does not fit."""
+    x = torch.zeros(2, 5, HIDDEN, dtype=torch.float64)
+    with pytest.raises(RopeError, match=r"Attention: `position_ids` must have one position for each token"):
+        make(**changes)(x, position_ids=ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "transformer_xl", "xpos", "sinusoidal"])
+def test_narrow_positions_do_not_overflow(encoding: str, dtype: torch.dtype) -> None:
+    """A distance of uint8 would be 255 for -1, and one of int8 wraps beyond 127."""
+    module, x = make(rope=None, encoding=encoding), torch.randn(1, 3, HIDDEN, dtype=torch.float64)
+    ids = torch.tensor([127, 0, 3] if dtype == torch.uint8 else [127, -127, 3])
+    assert torch.equal(module(x, position_ids=ids.to(dtype)), module(x, position_ids=ids))
+
+
+@pytest.mark.rejects
+def test_sparse_and_nested_inputs_are_refused() -> None:
+    """In our words, with the way to pack sequences of different lengths."""
+    x = torch.zeros(2, 3, HIDDEN, dtype=torch.float64)
+    nested = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+    for given in (x.to_sparse(), nested):
+        with pytest.raises(RopeError, match=r"(?s)neither sparse nor nested.*document_ids"):
+            make()(given)
+
+
+FORWARD_MODE: dict[str, dict[str, Any]] = {
+    "plain": {}, "window": {"sliding_window": 2}, "bidirectional": {"causal": False}, "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True, "qk_norm": True}, "rerope": {"extension": ReRoPE(window=2)},
+    "alibi": {"rope": None, "encoding": "alibi"}, "relative": {"rope": None, "encoding": "transformer_xl"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["whole", "padded", "packed"])
+@pytest.mark.parametrize("case", FORWARD_MODE)
+def test_forward_mode_differentiation(case: str, call: str) -> None:
+    """`torch.func.jvp` of every form is the product that reverse mode computes."""
+    module, x = make(**FORWARD_MODE[case]), torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    seen = torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6])
+    given = {"padded": {"attention_mask": seen}, "packed": {"document_ids": torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)}}
+    arguments, weight = given.get(call, {}), torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    if call == "padded":
+        weight[0, 0] = 0
+
+    def loss(x: Tensor) -> Tensor:
+        return (module(x, **arguments) * weight).sum()
+
+    direction = torch.randn_like(x)
+    _, along = torch.func.jvp(loss, (x,), (direction,))
+    x.requires_grad_()
+    loss(x).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(along, (x.grad * direction).sum())
+
+
+@pytest.mark.rejects
+def test_forward_mode_needs_no_cache() -> None:
+    """A cache would drop the tangents of its keys without a word."""
+    cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    x, module = torch.randn(2, 6, HIDDEN, dtype=torch.float64), make()
+    with pytest.raises(RopeError, match="forward-mode differentiation would be wrong"):
+        torch.func.jvp(lambda x: module(x, cache=cache), (x,), (x,))

@@ -1,0 +1,241 @@
+"""The cache: what it stores where, how it grows, and when it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropewalk import RopeConfig, RopeError, inverse_frequencies
+from ropewalk.layers.attention import Attention
+from ropewalk.layers.cache import KVCache
+from ropewalk.rope.extensions import ReRoPE
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+
+DYNAMIC = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(factor=2.0))
+DYNAMIC_PAPER = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(variant="paper"))
+LONG = RopeConfig(
+    8, interleaved=False, max_position_embeddings=64, scaling=LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 4.0), 16)
+)
+YARN = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16))
+
+
+def make(batch: int = 1, **changes: Any) -> KVCache:
+    """A cache of one small layer."""
+    sizes: dict[str, Any] = {"num_layers": 1, "num_key_value_heads": 2, "head_dim": 3}
+    return KVCache(batch=batch, **{**sizes, **changes})
+
+
+def tokens(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random keys and values."""
+    return torch.randn(batch, seq, 2, 3), torch.randn(batch, seq, 2, 3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_rows_hold_their_real_tokens_in_order(data: st.DataObject) -> None:
+    """Whatever is padded in whatever call, a row's slots are its real tokens, one after another."""
+    batch = data.draw(st.integers(1, 3))
+    cache, kept = make(batch, step=4), [[] for _ in range(batch)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        seq = data.draw(st.integers(1, 5))
+        bits = st.lists(st.booleans(), min_size=seq, max_size=seq)
+        mask = torch.tensor(data.draw(st.lists(bits, min_size=batch, max_size=batch)))
+        k, v = tokens(batch, seq)
+        layout = cache.lay_out(batch, seq, attention_mask=mask)
+        keys, values = cache.write(0, k, v, layout)
+        cache.commit(layout)
+        for row in range(batch):
+            kept[row] += [(k[row, i], v[row, i]) for i in range(seq) if mask[row, i]]
+            assert cache.lengths[row] == len(kept[row])
+            for slot, (key, value) in enumerate(kept[row]):
+                assert (keys[row, :, slot] == key).all()
+                assert (values[row, :, slot] == value).all()
+        assert keys.isfinite().all()
+
+
+def test_grows_in_steps() -> None:
+    """No growth per token, no growth past what capacity reserved, and never to the double."""
+    cache = make(capacity=100)
+    assert cache.capacity == 100
+    grown = []
+    for _ in range(1200):
+        layout = cache.lay_out(1, 1)
+        cache.write(0, *tokens(1, 1), layout)
+        cache.commit(layout)
+        if cache.capacity not in grown:
+            grown.append(cache.capacity)
+    assert grown == [100, 256, 512, 768, 1024, 1280]
+    assert cache.nbytes == 2 * 1280 * 2 * 3 * 4
+    big = make(capacity=16_000)
+    big.commit(big.lay_out(1, 16_001))
+    assert big.capacity < 18_500
+
+
+def test_growth_keeps_what_is_stored() -> None:
+    """Keys and values survive a growth."""
+    cache = make(2, step=2)
+    k, v = tokens(2, 7)
+    for a, b in ((0, 1), (1, 2), (2, 6), (6, 7)):
+        layout = cache.lay_out(2, b - a)
+        keys, values = cache.write(0, k[:, a:b], v[:, a:b], layout)
+        cache.commit(layout)
+    assert (keys == k.transpose(1, 2)).all()
+    assert (values == v.transpose(1, 2)).all()
+
+
+def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
+    """Without commit nothing counts."""
+    cache = make()
+    cache.write(0, *tokens(1, 3), cache.lay_out(1, 3))
+    assert cache.lengths.tolist() == [0]
+
+
+def test_truncate_select_reset() -> None:
+    """Rows are cut, chosen, repeated and forgotten, with their own seq_len."""
+    cache = make(3, ropes=[DYNAMIC], seq_len=torch.tensor([20, 30, 40]))
+    k, v = tokens(3, 5)
+    layout = cache.lay_out(3, 5)
+    cache.write(0, k, v, layout)
+    cache.commit(layout)
+    cache.truncate([5, 2, 9])
+    assert cache.lengths.tolist() == [5, 2, 5]
+    cache.select([2, 0, 2])
+    assert cache.lengths.tolist() == [5, 5, 5]
+    assert cache.seq_len.tolist() == [40, 20, 40]
+    keys, _ = cache.write(0, k[:, :1], v[:, :1], cache.lay_out(3, 1))
+    assert (keys[:, :, :5] == k[[2, 0, 2]].transpose(1, 2)).all()
+    cache.truncate(3)
+    assert cache.lengths.tolist() == [3, 3, 3]
+    cache.reset()
+    assert cache.lengths.tolist() == [0, 0, 0]
+    for call in (
+        lambda: cache.truncate(-1),
+        lambda: cache.truncate([1]),
+        lambda: cache.select([3]),
+        lambda: cache.select(torch.tensor([True] * 3)),
+    ):
+        with pytest.raises(RopeError, match="KVCache"):
+            call()
+
+
+def test_replace_begins_rows_anew() -> None:
+    """Rows of another cache take the place of some rows, with their lengths and seq_len; the others stay."""
+    cache, other = (make(n, ropes=[LONG], seq_len=length, step=4) for n, length in ((3, 10), (1, 20)))
+    k, v = tokens(3, 3)
+    k2, v2 = tokens(1, 18)
+    for each, keys, values in ((cache, k, v), (other, k2, v2)):
+        layout = each.lay_out(len(keys), keys.shape[1])
+        each.write(0, keys, values, layout)
+        each.commit(layout)
+    cache.replace([1], other)
+    assert cache.lengths.tolist() == [3, 18, 3]
+    assert cache.seq_len.tolist() == [10, 20, 10]
+    stored, _ = cache.write(0, k[:, :1], v[:, :1], cache.lay_out(3, 1))
+    assert (stored[1, :, :18] == k2[0].transpose(0, 1)).all()
+    assert (stored[0, :, :3] == k[0].transpose(0, 1)).all()
+    with pytest.raises(RopeError, match="one row of the cache"):
+        cache.replace([0, 1], other)
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, DYNAMIC_PAPER, LONG, YARN])
+@pytest.mark.parametrize("seq_len", [5, 15, 16, 17, 40])
+def test_longest_at_is_where_frequencies_change(rope: RopeConfig, seq_len: int) -> None:
+    """Up to the bound the frequencies are those of seq_len, beyond it they are not."""
+    fixed = inverse_frequencies(rope, seq_len).inv_freq
+    bound = rope.longest_at(seq_len)
+    for length in range(seq_len, 100):
+        assert torch.equal(inverse_frequencies(rope, length).inv_freq, fixed) == (length <= bound)
+
+
+def test_outgrowing_is_refused_per_row() -> None:
+    """Growth is refused where it would change a row's frequencies, and only there."""
+    cache = make(2, ropes=[DYNAMIC], seq_len=torch.tensor([20, 10]))
+    cache.commit(cache.lay_out(2, 16))  # row 1: beyond its seq_len, but not beyond the trained length
+    with pytest.raises(RopeError, match=r"exceeds the `seq_len`(.|\n)*row +1"):
+        cache.lay_out(2, 1)
+    cache.commit(cache.lay_out(2, 4, attention_mask=torch.tensor([[1] * 4, [0] * 4])))
+    with pytest.raises(RopeError, match=r"exceeds the `seq_len`(.|\n)*row +0"):
+        cache.lay_out(2, 1, attention_mask=torch.tensor([[1], [0]]))
+    short, long = make(ropes=[LONG], seq_len=9), make(ropes=[LONG], seq_len=17)
+    short.commit(short.lay_out(1, 16))
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
+        short.lay_out(1, 1)
+    long.commit(long.lay_out(1, 900))
+    make(ropes=[YARN], seq_len=3).lay_out(1, 90)
+
+
+def test_seq_len_as_given() -> None:
+    """seq_len comes back as an int or a tensor, as it was given."""
+    assert make().seq_len is None
+    assert make(seq_len=7).seq_len == 7
+    assert make(2, seq_len=torch.tensor(7)).seq_len == 7
+    assert make(2, seq_len=torch.tensor([7, 8])).seq_len.tolist() == [7, 8]
+    for wrong in (0, torch.tensor([7]), torch.tensor([7, 0]), torch.tensor([7.0, 8.0])):
+        with pytest.raises(RopeError, match="`seq_len` must be an int of at least 1"):
+            make(2, seq_len=wrong)
+    with pytest.raises(RopeError, match="`seq_len` is required"):
+        make(ropes=[DYNAMIC])
+
+
+@pytest.mark.rejects
+def test_a_seq_len_that_is_no_whole_number_is_refused() -> None:
+    """A fraction, a truth value, a text and a list are told apart from a length."""
+    for wrong in (4.0, True, "9", [7, 8], torch.tensor(7.0), torch.tensor(True)):
+        with pytest.raises(RopeError, match="`seq_len` must be an int of at least 1"):
+            make(2, seq_len=wrong)  # type: ignore[arg-type]
+
+
+def test_made_in_inference_mode_used_outside() -> None:
+    """A cache made and filled under inference_mode can be written outside of it."""
+    with torch.inference_mode():
+        cache = make(step=2)
+        layout = cache.lay_out(1, 2)
+        cache.write(0, *tokens(1, 2), layout)
+        cache.commit(layout)
+        layout = cache.lay_out(1, 3)
+        cache.write(0, *tokens(1, 3), layout)
+        cache.commit(layout)
+    cache.write(0, *tokens(1, 1), cache.lay_out(1, 1))
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Wrong batches, layers and shapes are named."""
+    cache = make(2)
+    with pytest.raises(RopeError, match="the batch differs from the cache's"):
+        cache.lay_out(3, 1)
+    layout = cache.lay_out(2, 2)
+    with pytest.raises(RopeError, match="no such layer"):
+        cache.write(1, *tokens(2, 2), layout)
+    with pytest.raises(RopeError, match=r"keys must be \[batch, seq, kv_heads, head_dim\]"):
+        cache.write(0, *tokens(2, 3), layout)
+    with pytest.raises(RopeError, match="`attention_mask` must be bool or integer"):
+        cache.lay_out(2, 2, attention_mask=torch.ones(2, 12))
+    with pytest.raises(RopeError, match="`batch` must be a whole number from 1"):
+        make(0)
+    with pytest.raises(RopeError, match="one entry per layer"):
+        make(ropes=[None, None])
+
+
+@pytest.mark.parametrize("case", ["rope", "extension", "rows"])
+def test_a_first_chunk_of_padding_stores_nothing(case: str) -> None:
+    """In a cache of unrotated keys, too, whose tables are empty then; the next chunk is as without it."""
+    rope = RopeConfig(
+        4, interleaved=False, scaling=DynamicNTK(2.0) if case == "rows" else None, max_position_embeddings=9
+    )
+    extension = ReRoPE(window=2) if case == "extension" else None
+    attention = Attention(8, 2, num_key_value_heads=1, rope=rope, extension=extension)
+    seq_len = torch.tensor([12, 20]) if case == "rows" else None
+    cache = KVCache(
+        num_layers=1, batch=2, num_key_value_heads=1, head_dim=4, rotated=False, ropes=(rope,), extensions=(extension,),
+        seq_len=seq_len,
+    )  # fmt: skip
+    x, mask = torch.randn(2, 3, 8), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    assert attention(x, cache=cache, attention_mask=torch.zeros(2, 3, dtype=torch.long)).isfinite().all()
+    assert cache.lengths.tolist() == [0, 0]
+    got, expected = (attention(x, attention_mask=mask, **given) for given in ({"cache": cache}, {"seq_len": seq_len}))
+    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()])

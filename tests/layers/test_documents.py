@@ -1,0 +1,236 @@
+"""Packed documents attend one by one: as if each were alone, and without anything as large as the row squared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ropewalk as rw
+from ropewalk.layers import attention as attention_module
+from ropewalk.layers import documents as documents_module
+from ropewalk.layers.documents import attend_varlen, find_documents, varlen_kernel
+from ropewalk.layers.masks import lay_out
+from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE
+from ropewalk.rope.scaling import DynamicNTK
+
+VOCAB = 50
+ROPE = rw.RopeConfig(8, interleaved=False, max_position_embeddings=8)
+KINDS: dict[str, dict[str, Any]] = {
+    "rope": {"rope": ROPE},
+    "window": {"rope": ROPE, "sliding_window": (None, 3)},
+    "two ropes": {"rope": (ROPE, replace(ROPE, theta=20.0))},
+    "no position": {},
+    "rerope": {"rope": ROPE, "extension": ReRoPE(window=4, log_n=5)},
+    "dual chunk": {"rope": ROPE, "extension": DualChunk(chunk=4, trained_length=6), "sliding_window": None},
+    "log-n": {"rope": ROPE, "extension": LogN(trained_length=4)},
+    "alibi window": {"encoding": "alibi", "sliding_window": (3, None)},
+    **{name: {"encoding": name} for name in ("t5", "relative", "kerple", "fire", "transformer_xl", "xpos", "learned")},
+}
+
+
+def make(**changes: Any) -> rw.Decoder:
+    """Two layers, four heads on two key heads, in float64, with weights that matter."""
+    given: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3,
+    }  # fmt: skip
+    return rw.Decoder(rw.layers.DecoderConfig(**{**given, **changes})).double()
+
+
+def pack(rows: list[list[int]]) -> Tensor:
+    """Document ids `[batch, seq]` of documents of these lengths."""
+    return torch.tensor([[at for at, length in enumerate(row) for _ in range(length)] for row in rows])
+
+
+def gradients(model: rw.Decoder) -> dict[str, Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.repeats_shapes), True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_is_separate(kind: str, padded: bool) -> None:
+    """Logits and every gradient are those of the documents one by one; padding at the ends and inside is not there."""
+    model, rows = make(**KINDS[kind]), [[5, 1, 9, 6], [11, 6, 3, 1]]
+    ids, marks = torch.randint(0, VOCAB, (2, 21)), pack(rows)
+    mask = torch.ones(2, 21, dtype=torch.long)
+    if padded:
+        mask[0, :2] = mask[0, 8] = mask[0, 11:13] = mask[1, 17:] = 0
+    packed = model(ids, document_ids=marks, attention_mask=mask if padded else None)
+    weights = torch.randn(2, 21, VOCAB, dtype=torch.float64)
+    (packed * weights)[mask.bool()].sum().backward()
+    together = gradients(model)
+    for row, lengths in enumerate(rows):
+        for begin, end in pairwise(accumulate(lengths, initial=0)):
+            real = mask[row, begin:end].bool()
+            if real.any():
+                alone = model(ids[None, row, begin:end][:, real])[0]
+                torch.testing.assert_close(packed[row, begin:end][real], alone, atol=1e-11, rtol=0)
+                (alone * weights[row, begin:end][real]).sum().backward()
+    separate = gradients(model)
+    assert together.keys() == separate.keys()
+    for name, gradient in separate.items():
+        torch.testing.assert_close(together[name], gradient, atol=1e-10, rtol=1e-10, msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, document_ids=marks, attention_mask=mask), packed, atol=1e-11, rtol=0)
+
+
+class Sizes(TorchDispatchMode):
+    """Remembers the most numbers in any tensor that an operation gives, forward or backward."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in torch.utils._pytree.tree_leaves(out):
+            if isinstance(one, Tensor):
+                self.most = max(self.most, one.numel())
+        return out
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize(("kind", "padded"), [("rope", False), *((kind, True) for kind in KINDS)])
+def test_nothing_grows_with_the_row_squared(kind: str, padded: bool) -> None:
+    """No mask, bias or score of the whole row is made, forward or backward: none is as large as [seq, seq]."""
+    model, lengths = make(**KINDS[kind]), [5, 1, 9, 6, 3, 8] * 4
+    seq = sum(lengths)
+    ids, marks = torch.randint(0, VOCAB, (1, seq)), pack([lengths])
+    mask = torch.ones(1, seq, dtype=torch.long)
+    mask[0, : 7 if padded else 0] = 0
+    with Sizes() as sizes:
+        model(ids, document_ids=marks, attention_mask=mask).sum().backward()
+    assert seq * VOCAB <= sizes.most < seq * seq
+    with Sizes() as sizes, torch.no_grad():
+        model(ids, document_ids=marks, attention_mask=mask)
+    assert sizes.most < seq * seq
+
+
+def test_each_row_keeps_its_length_and_its_positions() -> None:
+    """Frequencies follow each row's own seq_len; position ids that are given turn queries and keys."""
+    model = make(rope=replace(ROPE, scaling=DynamicNTK(2.0)))
+    ids, marks = torch.randint(0, VOCAB, (2, 12)), pack([[5, 7], [3, 9]])
+    both = model(ids, document_ids=marks, seq_len=torch.tensor([20, 60]))
+    for row, seq_len in enumerate((20, 60)):
+        alone = model(ids[row : row + 1], document_ids=marks[row : row + 1], seq_len=seq_len)
+        torch.testing.assert_close(both[row : row + 1], alone, atol=1e-12, rtol=0)
+    extended = model.with_positions(extension=DualChunk(chunk=3, trained_length=5))
+    both = extended(ids, document_ids=marks, seq_len=torch.tensor([20, 60]))
+    torch.testing.assert_close(both[1, 3:], extended(ids[1:, 3:], seq_len=60)[0], atol=1e-12, rtol=0)
+    for kind in ("rope", "relative"):
+        model = make(**KINDS[kind])
+        positions = torch.stack([torch.randperm(12), torch.arange(12) * 3])
+        for given in (positions, positions[1]):
+            packed = model(ids, document_ids=marks, position_ids=given)
+            alone = model(ids[1:, 3:], position_ids=positions[1:, 3:])
+            torch.testing.assert_close(packed[1:, 3:], alone, atol=1e-12, rtol=0)
+
+
+def test_both_ways_and_weights() -> None:
+    """Without the causal rule too; weights, which are asked for in full, give the same output."""
+    for window in (None, 2):
+        layer = rw.Attention(16, 4, head_dim=8, rope=ROPE, causal=False, sliding_window=window).double()
+        x, marks = torch.randn(2, 12, 16, dtype=torch.float64), pack([[5, 7], [3, 9]])
+        out, weights = layer(x, document_ids=marks, need_weights=True)
+        torch.testing.assert_close(layer(x, document_ids=marks), out, atol=1e-12, rtol=0)
+        assert weights[0, :, :5, 5:].abs().max() == 0
+        torch.testing.assert_close(out[1:, 3:], layer(x[1:, 3:]), atol=1e-12, rtol=0)
+
+
+def test_dropout_acts_in_training() -> None:
+    """Attention's dropout is drawn for each document."""
+    layer = rw.Attention(16, 4, head_dim=8, rope=ROPE, attention_dropout=0.5).double()
+    x, marks = torch.randn(1, 12, 16, dtype=torch.float64), pack([[5, 7]])
+    assert not torch.equal(layer(x, document_ids=marks), layer(x, document_ids=marks))
+    layer.eval()
+    assert torch.equal(layer(x, document_ids=marks), layer(x, document_ids=marks))
+
+
+def test_nothing_but_padding() -> None:
+    """Rows without tokens, or of padding alone: zeros, and gradients that are zero."""
+    model = make(rope=ROPE)
+    assert model(torch.zeros(2, 0, dtype=torch.long), document_ids=torch.zeros(2, 0, dtype=torch.long)).shape[1] == 0
+    ids, marks = torch.randint(0, VOCAB, (2, 6)), pack([[2, 4], [6]])
+    out = model(ids, document_ids=marks, attention_mask=torch.zeros(2, 6, dtype=torch.long))
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_where_the_documents_lie() -> None:
+    """Rows end to end without padding; packing and unpacking give the tokens back, and zeros at padding."""
+    marks, mask = torch.tensor([[7, 7, 2, 2, 2], [1, 1, 1, 1, 7]]), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]])
+    layout = lay_out(2, 5, marks.device, document_ids=marks, attention_mask=mask)
+    found = find_documents(layout)
+    assert found is not None
+    assert (found.lengths, found.rows, found.offsets.tolist()) == ((1, 2, 4), (0, 0, 1), [0, 1, 3, 7])
+    x = torch.randn(2, 5, 3)
+    assert torch.equal(found.unpack(found.pack(x)), x * mask[..., None])
+    assert [part.shape[0] for part in found.split(found.pack(x))] == [1, 2, 4]
+    assert find_documents(lay_out(2, 5, marks.device)) is None
+    with torch.device("meta"):
+        unreadable = torch.zeros(2, 5, dtype=torch.long)
+    assert find_documents(lay_out(2, 5, unreadable.device, document_ids=unreadable)) is None
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 3), (False, None), (False, 2)])
+def test_the_varlen_kernel_is_asked_for_the_same(
+    causal: bool, window: int | None, grouped: bool, monkeypatch: Any
+) -> None:
+    """Offsets, longest document and reach, as torch's kernel defines them, written out: the same output as the loop.
+
+    A release whose kernel does not know grouped queries gets keys and values repeated.
+    """
+    calls = []
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
+        window_size: tuple[int, int], enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        assert (cu_q.dtype, cu_q is cu_k, max_q, max_k, enable_gqa) == (torch.int32, True, 7, 7, grouped)
+        calls.append(window_size)
+        left, right = (len(q) if reach < 0 else reach for reach in window_size)
+        outs = []
+        for begin, end in pairwise(cu_q.tolist()):
+            at = torch.arange(end - begin)
+            seen = (at[None] >= at[:, None] - left) & (at[None] <= at[:, None] + right)
+            parts = [x[begin:end].transpose(0, 1) for x in (q, k, v)]
+            out = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=enable_gqa)
+            outs.append(out.transpose(0, 1))
+        return torch.cat(outs)
+
+    def without_groups(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
+        window_size: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        return kernel(q, k, v, cu_q, cu_k, max_q, max_k, window_size=window_size)
+
+    layer = rw.Attention(
+        16, 4, num_key_value_heads=2, head_dim=8, rope=ROPE, causal=causal, sliding_window=window
+    ).double()
+    x, marks = torch.randn(2, 12, 16, dtype=torch.float64), pack([[5, 7], [3, 9]])
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 7:10] = 0
+    wanted = layer(x, document_ids=marks, attention_mask=mask)
+    monkeypatch.setattr(documents_module, "varlen_kernel", lambda _: kernel if grouped else without_groups)
+    torch.testing.assert_close(layer(x, document_ids=marks, attention_mask=mask), wanted, atol=1e-12, rtol=0)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("changes", [{"encoding": "alibi"}, {"rope": ROPE, "extension": ReRoPE(window=3)}], ids=repr)
+def test_the_varlen_kernel_is_left_out(changes: Any, monkeypatch: Any) -> None:
+    """Where scores have a bias or positions are remapped, and on devices that it does not serve."""
+    monkeypatch.setattr(attention_module, "attend_varlen", lambda *_: pytest.fail("the kernel knows no bias"))
+    layer = rw.Attention(16, 4, head_dim=8, **changes).double()
+    layer(torch.randn(1, 12, 16, dtype=torch.float64), document_ids=pack([[5, 7]]))
+    assert varlen_kernel(torch.zeros(3, 4, 8, dtype=torch.bfloat16)) is None
+    found = find_documents(lay_out(1, 3, torch.device("cpu"), document_ids=torch.zeros(1, 3, dtype=torch.long)))
+    assert found is not None
+    assert attend_varlen(*torch.zeros(3, 3, 4, 8, dtype=torch.float64), found, True, None) is None

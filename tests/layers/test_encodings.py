@@ -1,0 +1,194 @@
+"""Each encoding against its paper's formula in float64, number by number, and against transformers where it has one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from ropewalk import encodings
+from ropewalk.encodings import Places, Sizes
+from ropewalk.layers.absolute import sinusoidal_table
+from ropewalk.layers.biases import alibi_slopes, t5_bucket
+from ropewalk.layers.encoding import DistanceBias
+from tests import oracle
+
+SIZES = Sizes(hidden_size=12, num_attention_heads=3, head_dim=4)
+QUERIES, KEYS = [3, 9, 10, 250], [0, 3, 4, 11, 249, 700]
+
+
+def built(config, *, causal=True):
+    """The module in float64 with every learned number drawn anew, and the same numbers in numpy."""
+    module = config.build(SIZES._replace(causal=causal)).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(-0.9, 0.9)
+    return module, {name: value.detach().numpy() for name, value in module.named_parameters()}
+
+
+def bias_of(module, q=None):
+    """Its bias for all QUERIES and KEYS, `[heads, queries, keys]`."""
+    q = torch.zeros(1, len(QUERIES), 3, 4, dtype=torch.float64) if q is None else q
+    _, bias = module.biased(q, Places(torch.tensor(QUERIES), torch.tensor(KEYS)))
+    return (bias if bias.ndim == 3 else bias[0]).detach().numpy()
+
+
+def by_formula(formula):
+    return np.array([[[formula(h, m, n) for n in KEYS] for m in QUERIES] for h in range(3)])
+
+
+def test_sinusoidal():
+    """PE(m, 2i) = sin(m / theta^(2i/d)), PE(m, 2i+1) = cos; embeddings times sqrt(d) before, unless told otherwise."""
+    expected = [
+        [f(m / 10_000 ** (2 * i / 12)) for i in range(6) for f in (math.sin, math.cos)] for m in (0, 1, 77, 100_000)
+    ]
+    ids = torch.tensor([0, 1, 77, 100_000])
+    np.testing.assert_allclose(sinusoidal_table(ids, 12).numpy(), expected, atol=1e-10)
+    x = torch.randn(2, 4, 12, dtype=torch.float64)
+    for scaled in (True, False):
+        module = encodings.Sinusoidal(scale_embeddings=scaled).build(SIZES)
+        got = module.embedded(x, ids).numpy()
+        np.testing.assert_allclose(got, x.numpy() * (math.sqrt(12) if scaled else 1) + expected, atol=1e-10)
+
+
+def test_learned():
+    """Row m of the table, and no other."""
+    module, numbers = built(encodings.LearnedAbsolute(8))
+    got = module.embedded(torch.zeros(1, 3, 12, dtype=torch.float64), torch.tensor([7, 0, 2])).detach().numpy()
+    assert (got[0] == numbers["positions.weight"][[7, 0, 2]]).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_relative(causal):
+    """A number for each clipped distance; where causal no number is wasted on later keys."""
+    module, numbers = built(encodings.RelativeBias(5), causal=causal)
+    table, least = numbers["bias.weight"], 0 if causal else -5
+    assert table.shape == (5 - least + 1, 3)
+    expected = by_formula(lambda h, m, n: table[min(max(m - n, least), 5) - least, h])
+    assert (bias_of(module) == expected).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("buckets", "far"), [(32, 128), (8, 20), (64, 1000)])
+def test_t5_buckets_are_transformers(causal, buckets, far):
+    """The same bucket for every distance, both ways."""
+    distance = torch.arange(-3 * far, 3 * far + 1)
+    theirs = T5Attention._relative_position_bucket(
+        -distance, bidirectional=not causal, num_buckets=buckets, max_distance=far
+    )
+    assert torch.equal(t5_bucket(distance, buckets, far, causal=causal), theirs)
+
+
+def test_t5():
+    """The bias is the table's entry of that bucket."""
+    module, numbers = built(encodings.T5Bias())
+    buckets = t5_bucket(torch.tensor(QUERIES)[:, None] - torch.tensor(KEYS), 32, 128, causal=True).numpy()
+    expected = numbers["bias.weight"][buckets].transpose(2, 0, 1)
+    assert (bias_of(module) == expected).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 40])
+def test_alibi_slopes_are_transformers(heads):
+    """BLOOM's slopes, for powers of 2 and other counts."""
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32).view(heads, 2)[:, 1]
+    np.testing.assert_allclose(alibi_slopes(heads), theirs.numpy(), rtol=1e-6)
+
+
+def test_alibi():
+    """-slope |m - n|, on either side."""
+    module, _ = built(encodings.ALiBi())
+    np.testing.assert_allclose(bias_of(module), by_formula(lambda h, m, n: -alibi_slopes(3)[h] * abs(m - n)))
+
+
+def test_kerple():
+    """-r1 log(1 + r2 |m - n|)."""
+    module, numbers = built(encodings.KERPLE())
+    r1, r2 = np.exp(numbers["log_r1"]), np.exp(numbers["log_r2"])
+    expected = by_formula(lambda h, m, n: -r1[h] * math.log(1 + r2[h] * abs(m - n)))
+    np.testing.assert_allclose(bias_of(module), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_fire(causal):
+    """f(log(c|m - n| + 1) / log(c max(L, m) + 1)); keys after the query count from their own position."""
+    module, numbers = built(encodings.FIRE(first_threshold=40.0), causal=causal)
+    c, threshold = float(numbers["c"]), abs(float(numbers["threshold"]) * 40.0)
+
+    def formula(h, m, n):
+        share = math.log(abs(c * abs(m - n)) + 1) / math.log(abs(c * max(threshold, m, n)) + 1)
+        hidden = np.maximum(numbers["inner.weight"][:, 0] * share + numbers["inner.bias"], 0)
+        return numbers["outer.weight"][h] @ hidden + numbers["outer.bias"][h]
+
+    np.testing.assert_allclose(bias_of(module), by_formula(formula), rtol=1e-5, atol=1e-6)
+
+
+def test_transformer_xl():
+    """(q + u) k + (q + v) W R(m - n), over sqrt(head_dim): the paper's four terms."""
+    module, numbers = built(encodings.TransformerXL())
+    q = torch.randn(1, len(QUERIES), 3, 4, dtype=torch.float64)
+    content, _ = module.biased(q, Places(torch.tensor(QUERIES), torch.tensor(KEYS)))
+    np.testing.assert_allclose(content.detach().numpy(), q.numpy() + numbers["u"], atol=1e-12)
+
+    def formula(h, m, n):
+        sines = [f((m - n) / 10_000 ** (2 * i / 12)) for i in range(6) for f in (math.sin, math.cos)]
+        r = (numbers["r_proj.weight"] @ sines).reshape(3, 4)[h]
+        return (q[0, QUERIES.index(m), h].numpy() + numbers["v"][h]) @ r / 2
+
+    np.testing.assert_allclose(bias_of(module, q), by_formula(formula), atol=1e-9)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("center", [0, 300])
+def test_xpos(center, interleaved):
+    """Scores are RoPE's, each pair's part times zeta^((m - n)/scale_base); the centre cancels."""
+    import ropewalk as rw
+
+    rope = rw.RopeConfig(4, interleaved=interleaved)
+    module = encodings.XPos(rope, scale_base=50.0, center=center).build(SIZES)
+    q, k = torch.randn(2, 1, 1, 3, 4, dtype=torch.float64)
+    for m, n in ((0, 0), (9, 2), (512, 100)):
+        turned = module.turned(q, k, torch.tensor([m]))[0], module.turned(q, k, torch.tensor([n]))[1]
+        got = (turned[0] * turned[1]).sum(-1).flatten().numpy()
+        angles = oracle.angles(np.array([m, n]), 1e4, 4)
+        a = oracle.rotate(q.numpy(), angles[:1][None, :, None], interleaved=interleaved)
+        b = oracle.rotate(k.numpy(), angles[1:][None, :, None], interleaved=interleaved)
+        zeta = (np.arange(0, 4, 2) / 4 + 0.4) / 1.4
+        pairs = [0, 0, 1, 1] if interleaved else [0, 1, 0, 1]
+        expected = (a * b * (zeta ** ((m - n) / 50.0))[pairs]).sum(-1).flatten()
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_axial():
+    """The first half of the pairs turns by the first coordinate, the second half by the other, each from theta^0."""
+    import ropewalk as rw
+
+    rope = encodings.resolve("axial", 8)
+    x = torch.randn(1, 2, 1, 8, dtype=torch.float64)
+    ids = torch.tensor([[3, 5], [70, 2]])
+    got = rw.RotaryEmbedding(rope).rotate(x, position_ids=ids).numpy()
+    one, two = oracle.angles(ids[:, 0].numpy(), 1e4, 4), oracle.angles(ids[:, 1].numpy(), 1e4, 4)
+    expected = oracle.rotate(x.numpy(), np.concatenate((one, two), -1)[None, :, None], interleaved=False)
+    np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["relative", "t5", "alibi", "kerple"])
+@pytest.mark.parametrize(("first_query", "first_key", "seq", "keys"), [(0, 0, 7, 7), (5, 0, 3, 8), (9, 0, 1, 10)])
+def test_runs_equal_single_positions(name, first_query, first_key, seq, keys):
+    """Laid out by sliding a row, or by picking each distance: the same, and so are its gradients."""
+    module, _ = built(encodings.ENCODINGS[name]())
+    assert isinstance(module, DistanceBias)
+    queries, of_keys = torch.arange(first_query, first_query + seq), torch.arange(first_key, first_key + keys)
+    q, weight = torch.zeros(1, seq, 3, 4, dtype=torch.float64), torch.randn(3, seq, keys, dtype=torch.float64)
+    found = []
+    for run in (None, (first_query, first_key)):
+        module.zero_grad()
+        bias = module.biased(q, Places(queries, of_keys, run=run))[1]
+        if bias.requires_grad:
+            (bias * weight).sum().backward()
+        found.append([bias.detach(), *(p.grad.clone() for p in module.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

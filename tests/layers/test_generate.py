@@ -1,0 +1,356 @@
+"""Generation: every token is what a fresh start would give, whatever batch, cache or chunk it came through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk import RopeConfig, RopeError, load
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers import generation as module
+from ropewalk.layers.cache import KVCache
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.generation import draws_of, generate, sample, stream
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+VOCAB, DIM, TRAINED = 50, 8, 16
+LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
+PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30]]
+
+
+def rope(scaling: Any = None) -> RopeConfig:
+    """A rule whose scaling acts beyond 16 tokens."""
+    return RopeConfig(DIM, interleaved=False, theta=1000.0, max_position_embeddings=TRAINED, scaling=scaling)
+
+
+def make(scaling: Any = None, **changes: Any) -> Decoder:
+    """A small decoder whose greedy tokens vary."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    return Decoder(DecoderConfig(**{**sizes, "rope": rope(scaling), **changes})).eval()
+
+
+@torch.no_grad()
+def fresh_start(model: Decoder, prompt: list[int], count: int, final: int | None = None) -> list[int]:
+    """Greedy tokens without any cache: a full forward per token, its seq_len the tokens so far, or `final`."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = model(torch.tensor([tokens]), seq_len=final or len(tokens))
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("scaling", [None, YaRN(4.0, TRAINED), LONG, PHIMOE])
+def test_batches_equal_fresh_starts(scaling: Any) -> None:
+    """Unequal prompts together, passing the LongRoPE switch at different steps: every token is a fresh start's."""
+    model = make(scaling)
+    wanted = [fresh_start(model, prompt, 18) for prompt in PROMPTS]
+    assert len({tuple(w[-9:]) for w in wanted}) > 1
+    assert generate(model, PROMPTS, max_new_tokens=18) == wanted
+    assert [generate(model, [prompt], max_new_tokens=18)[0] for prompt in PROMPTS] == wanted
+
+
+def test_dynamic_ntk_is_fixed_at_the_final_length() -> None:
+    """Dynamic NTK: each row's frequencies are those of its own prompt + max_new_tokens, from the first token on."""
+    model = make(DynamicNTK(2.0))
+    wanted = [fresh_start(model, prompt, 16, final=len(prompt) + 16) for prompt in PROMPTS[:3]]
+    assert generate(model, PROMPTS[:3], max_new_tokens=16) == wanted
+    fixed = [fresh_start(model, prompt, 16, final=60) for prompt in PROMPTS[:3]]
+    assert fixed != wanted
+    assert generate(model, PROMPTS[:3], max_new_tokens=16, seq_len=60) == fixed
+
+
+def test_the_longrope_switch_changes_something() -> None:
+    """Staying on the short side would give other tokens, and a fixed seq_len on the long side gives its own."""
+    model = make(LONG)
+    prompt = PROMPTS[2]
+    followed = generate(model, prompt, max_new_tokens=25)[0]
+    assert followed == fresh_start(model, prompt, 25)
+    assert followed != fresh_start(model, prompt, 25, final=TRAINED)
+    assert generate(model, prompt, max_new_tokens=25, seq_len=99)[0] == fresh_start(model, prompt, 25, final=99)
+
+
+def test_the_switch_recomputes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is recomputed at its switch alone, not at every token."""
+    calls = []
+    original = module._prefill
+
+    def counting(run: Any, rows: Any) -> Any:
+        calls.append(list(rows))
+        return original(run, rows)
+
+    monkeypatch.setattr(module, "_prefill", counting)
+    generate(make(LONG), PROMPTS, max_new_tokens=25)
+    assert calls == [[0, 1, 2, 3], [2], [0], [1], [3]]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a chunk give the same tokens."""
+    model = make()
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+    monkeypatch.setattr(module, "_PREFILL", chunk)
+    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
+
+
+def test_stop_tokens_end_a_row_alone() -> None:
+    """A row ends before its stop token; the others go on as they would."""
+    model = make()
+    whole = generate(model, PROMPTS, max_new_tokens=20)
+    stop = whole[0][4]
+    wanted = [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=[stop]) == wanted
+    assert len({len(row) for row in wanted}) > 1
+    assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=range(VOCAB)) == [[]] * 4
+
+
+def test_streams_step_by_step() -> None:
+    """Tokens come as they are made, row by row; grad mode stays the caller's between them."""
+    model = make()
+    steps = []
+    for row, token in stream(model, PROMPTS, max_new_tokens=4):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        steps.append((row, token))
+    assert [row for row, _ in steps] == [0, 1, 2, 3] * 4
+    whole = generate(model, PROMPTS, max_new_tokens=4)
+    assert [[t for r, t in steps if r == row] for row in range(4)] == whole
+    assert next(stream(model, PROMPTS, max_new_tokens=4)) == steps[0]
+
+
+def test_sampling_is_seeded_per_row() -> None:
+    """A seed repeats a draw, another changes it, and a row's draw does not hang on the rows that end before it."""
+    model = make()
+    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0}
+    first = generate(model, PROMPTS, seed=1, **how)
+    assert generate(model, PROMPTS, seed=1, **how) == first
+    assert generate(model, PROMPTS, seed=2, **how) != first
+    assert generate(model, PROMPTS[:1], seed=1, **how) == first[:1]
+    stop = first[0][2]
+    stopped = generate(model, PROMPTS, seed=1, stop_tokens=[stop], **how)
+    assert stopped == [row[: row.index(stop)] if stop in row else row for row in first]
+    same = generate(model, [[3, 1]] * 3, seed=1, **how)
+    assert len({tuple(row) for row in same}) == 3
+    torch.manual_seed(9)
+    drawn = generate(model, PROMPTS, **how)
+    torch.manual_seed(9)
+    assert generate(model, PROMPTS, **how) == drawn
+
+
+def test_sampling_follows_the_probabilities() -> None:
+    """Draws that are spread evenly give softmax(logits / temperature), cut by top_k and top_p as transformers cuts."""
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+    class Fixed(Random):
+        def __init__(self, number: float) -> None:
+            self.number = number
+
+        def random(self) -> float:
+            return self.number
+
+    count, logits = 1000, torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
+    even = [Fixed((n + 0.5) / count) for n in range(count)]
+    for top_k, top_p in ((None, None), (5, None), (None, 0.6), (9, 0.7), (1, None)):
+        scores = logits[None] / 0.8
+        if top_k is not None:
+            scores = TopKLogitsWarper(top_k)(None, scores)
+        if top_p is not None:
+            scores = TopPLogitsWarper(top_p)(None, scores)
+        wanted = scores[0].softmax(-1)
+        tokens = sample(logits.expand(count, -1), even, temperature=0.8, top_k=top_k, top_p=top_p)
+        got = torch.bincount(torch.tensor(tokens), minlength=VOCAB) / count
+        assert (got[wanted == 0] == 0).all()
+        assert ((got - wanted).abs() <= 1.01 / count).all()
+    numbers = [draw.random() for draw in draws_of(3, count)]
+    assert abs(sum(numbers) / count - 0.5) < 5 / (12 * count) ** 0.5
+
+
+def test_a_training_model_is_left_training() -> None:
+    """Dropout is off while generating, and the model is left as it was."""
+    model = make(attention_dropout=0.5, residual_dropout=0.5)
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+    model.train()
+    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
+    assert all(each.training for each in model.modules())
+
+
+def test_one_forward_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share each forward, and only new tokens go through it."""
+    widths = []
+    original = KVCache.lay_out
+
+    def counting(self: KVCache, batch: int, seq: int, **kwargs: Any) -> Any:
+        widths.append((batch, seq))
+        return original(self, batch, seq, **kwargs)
+
+    monkeypatch.setattr(KVCache, "lay_out", counting)
+    generate(make(), PROMPTS, max_new_tokens=5)
+    assert widths == [(4, 11), (4, 1), (4, 1), (4, 1), (4, 1)]
+
+
+def test_prompts_of_every_form() -> None:
+    """A tensor, one list, several lists and texts are the same prompts."""
+    model = make()
+    wanted = generate(model, [[1, 2, 3]], max_new_tokens=3)
+    assert generate(model, [1, 2, 3], max_new_tokens=3) == wanted
+    assert generate(model, torch.tensor([1, 2, 3]), max_new_tokens=3) == wanted
+    assert generate(model, torch.tensor([[1, 2, 3]] * 2), max_new_tokens=3) == wanted * 2
+
+    class Letters:
+        eos_ids = ()
+
+        def encode_prompt(self, text: str) -> list[int]:
+            return [ord(letter) - ord("a") for letter in text]
+
+    model.tokenizer = Letters()  # type: ignore[assignment]
+    assert generate(model, "bcd", max_new_tokens=3) == wanted
+    assert generate(model, ["bcd", "b"], max_new_tokens=3)[0] == wanted[0]
+
+
+def kit(template: str | None = None) -> TextTokenizer:
+    """Bytes, with what a checkpoint puts around every text; <|endoftext|> begins and ends one."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = TextTokenizer.bytes()
+    if template is not None:
+        around = TemplateProcessing(
+            single=template.replace("E", "<|endoftext|>"), special_tokens=[("<|endoftext|>", 256)]
+        )
+        tokenizer.tokenizer.post_processor = around
+    return tokenizer
+
+
+def test_prompt_tokens() -> None:
+    """Tokens that belong before a text are put there once, not those that belong after it; an empty one begins anew."""
+    model = make(vocab_size=257)
+    begin = generate_prompts(model, kit())
+    assert begin("") == [256]
+    assert begin("x<|endoftext|>") == [120, 256]
+    begin = generate_prompts(model, kit("E $A E"))
+    assert begin("xy") == [256, 120, 121]
+    assert begin("<|endoftext|>xy") == [256, 120, 121]
+    assert generate_prompts(model, kit("$A E"))("xy") == [120, 121]
+    with pytest.raises(RopeError, match="the prompt is empty"):
+        generate_prompts(model, TextTokenizer(TextTokenizer.bytes().tokenizer))("")
+
+
+def generate_prompts(model: Decoder, tokenizer: TextTokenizer) -> Callable[[str], list[int]]:
+    """The tokens that `generate` reads for a text."""
+    model.tokenizer = tokenizer
+    return lambda text: module._Generation.prepare(model, text, 1, 0.0, None, None, None, None, None).tokens[0]
+
+
+def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
+    """bos is read before it and eos ends it, unless `stop_tokens` says otherwise; ids are taken as they are."""
+    model = make(vocab_size=257)
+    model.tokenizer = kit("E $A")
+    plain = generate(model, [list(b"abc")], max_new_tokens=20)
+    begun = generate(model, [[256, *b"abc"]], max_new_tokens=20)
+    assert plain != begun
+    assert generate(model, "abc", max_new_tokens=20) == begun
+    at = next(n for n, token in enumerate(begun[0]) if token < 256 and n > 2)
+    model.tokenizer = TextTokenizer(kit("E $A").tokenizer, bos_id=256, eos_ids=(begun[0][at],))
+    ended = [begun[0][: begun[0].index(begun[0][at])]]
+    assert generate(model, "abc", max_new_tokens=20) == ended
+    assert [token for _, token in stream(model, ["abc"], max_new_tokens=20)] == ended[0]
+    assert generate(model, "abc", max_new_tokens=20, stop_tokens=()) == begun
+    assert generate(model, [[256, *b"abc"]], max_new_tokens=20) == begun
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Arguments out of range are named by the call itself, also by stream's."""
+    model = make()
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": float("nan")}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": 1.0, "top_p": 0.0}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_p": 1.5}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_k": 0}, "`top_k` must be a whole number"),
+        ([[1]], {"top_k": 3}, "have no effect at temperature 0"),
+        ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` must be a whole number"),
+        ([[1], []], {}, "a prompt is empty"),
+        ([], {}, "a prompt is empty"),
+        ("hello", {}, "has no tokenizer"),
+        ([[1, 50]], {}, "outside the vocabulary"),
+        (torch.ones(1, 2), {}, "must be integers"),
+        (torch.ones(1, 2).bool(), {}, "must be integers"),
+        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
+        ([[1]], {"temperature": "1"}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": 1.0, "top_p": "0.5"}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_k": 2.5}, "`top_k` must be a whole number"),
+        ([[1]], {"max_new_tokens": 2.5}, "`max_new_tokens` must be a whole number"),
+        ([[1]], {"stop_tokens": 3}, "`stop_tokens` must be token ids"),
+        ([[1]], {"seq_len": "5"}, "`seq_len` must be a whole number"),
+        *(
+            (prompts, {}, "prompts must be texts or lists")
+            for prompts in (None, 3, b"ab", [1.5], [[1.5]], [True], ["a", [1]])
+        ),
+    ]
+    for call in (generate, stream):
+        for prompts, how, message in cases:
+            with pytest.raises(RopeError, match=message):
+                call(model, prompts, **how)
+    with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
+        generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
+    with pytest.raises(RopeError, match="some layers fix their frequencies"):
+        generate(make(rope=(rope(LONG), rope(DynamicNTK(2.0)))), [[1]])
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])
+def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> None:
+    """Logits over a subnormal temperature overflow, and inf - inf is NaN; the draw must be greedy's all the same."""
+    logits = torch.randn(30, VOCAB, generator=torch.Generator().manual_seed(2))
+    greedy = sample(logits, draws_of(0, 30))
+    for cut in ({}, {"top_k": 3, "top_p": 0.5}):
+        assert sample(logits, draws_of(0, 30), temperature=temperature, **cut) == greedy  # type: ignore[arg-type]
+
+
+def test_tables_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step builds the tables of its new tokens alone."""
+    sizes = []
+    original = RotaryEmbedding.cos_sin
+
+    def watching(self: RotaryEmbedding, position_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tuple(position_ids.shape))
+        return original(self, position_ids, *args, **kwargs)
+
+    monkeypatch.setattr(RotaryEmbedding, "cos_sin", watching)
+    generate(make(), [[1, 2, 3]], max_new_tokens=4)
+    assert sizes == [(3,), (1,), (1,), (1,)]
+
+
+def test_stop_tokens_are_ids() -> None:
+    """A string would never stop anything, so it is refused."""
+    with pytest.raises(RopeError, match="`stop_tokens` must be token ids"):
+        generate(load("tiny"), [[1, 2]], stop_tokens=[" "])  # type: ignore[list-item]
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_generates_uncompiled(in_place: bool) -> None:
+    """A cache that grows would be a graph for each length; the tokens are those of the model."""
+    model, graphs = make(), []
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+
+    def backend(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph
+
+    if in_place:
+        model.compile(backend=backend)
+    compiled = model if in_place else torch.compile(model, backend=backend)
+    assert generate(compiled, PROMPTS, max_new_tokens=6) == wanted
+    assert not graphs
+    compiled(torch.tensor(PROMPTS[:1]))
+    assert graphs

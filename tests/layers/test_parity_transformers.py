@@ -1,0 +1,198 @@
+"""Models that transformers made, loaded here, and models saved here, loaded there: the same logits and tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ropewalk.checkpoints.load import load, read_config, save, write_config
+from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.generation import generate
+from tests.layers.families import CASES, input_ids, make
+from tests.layers.material import ROOT, data, smollm2
+
+
+def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of either library's model over whole sequences."""
+    with torch.no_grad():
+        if isinstance(model, Decoder):
+            return model(ids, seq_len=ids.shape[1] if model.config.needs_seq_len else None)
+        return model(ids).logits
+
+
+def worst(ours: Decoder, theirs: Any, ids: torch.Tensor) -> float:
+    """The largest difference of two models' logits."""
+    return float((logits(ours, ids) - logits(theirs, ids)).abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiny_models_of_every_family(name: str, tmp_path: Path) -> None:
+    """A random model that transformers saved gives its logits within 1e-5 here; saved here, it goes back unchanged."""
+    theirs = make(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    expected = logits(theirs, input_ids())
+    assert (logits(ours, input_ids()) - expected).abs().max() < 1e-5
+    assert expected.std() > 0.1
+
+    save(ours, tmp_path / "ours")
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    torch.testing.assert_close(logits(again, input_ids()), expected, rtol=0, atol=1e-6)
+    assert read_config(tmp_path / "ours") == ours.config
+    if name != "mistral":  # without a window it is a Llama to the letter
+        assert type(again) is type(theirs)
+
+
+@pytest.mark.parametrize("name", ["llama-longrope", "llama-dynamic"])
+@pytest.mark.parametrize("length", [24, 48])
+def test_both_sides_of_a_length_switch(name: str, length: int, tmp_path: Path) -> None:
+    """Rules that follow the length agree below and above the trained length, 32."""
+    theirs = make(name)
+    theirs.save_pretrained(tmp_path)
+    assert worst(load(tmp_path), theirs, input_ids(length)) < 1e-5
+
+
+def test_sharded_and_old_spelling(tmp_path: Path) -> None:
+    """Many shards, and a config.json with rope_theta and rope_scaling as before transformers 5."""
+    theirs = make("llama-yarn")
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    block = config.pop("rope_parameters")
+    config |= {"rope_theta": block.pop("rope_theta"), "rope_scaling": {"type": block.pop("rope_type"), **block}}
+    path.write_text(json.dumps(config))
+    assert worst(load(tmp_path), theirs, input_ids()) < 1e-5
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """bfloat16 is kept on request, or widened on request to exactly what transformers computes in float32."""
+    make("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    ours = load(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert worst(load(tmp_path, dtype=torch.float32), theirs, input_ids()) < 1e-5
+    narrow = logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16), input_ids())
+    exact = logits(theirs, input_ids())
+    assert (logits(ours, input_ids()).float() - exact).abs().max() < 2 * (narrow.float() - exact).abs().max()
+
+
+def test_greedy_tokens(tmp_path: Path) -> None:
+    """Greedy decoding through our cache gives transformers' tokens."""
+    theirs = make("qwen3-windows")
+    theirs.save_pretrained(tmp_path)
+    prompt = input_ids(12, batch=1)
+    expected = theirs.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)[0, 12:].tolist()
+    assert generate(load(tmp_path), prompt, max_new_tokens=40) == [expected]
+
+
+def test_config_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """For every family, write_config's dict reads back as the same config, and names the family."""
+    for name, (family, _) in CASES.items():
+        make(name).config.save_pretrained(tmp_path)
+        config = read_config(tmp_path)
+        written = write_config(config)
+        assert read_config(written) == config
+        if name not in ("mistral", "qwen2"):
+            assert written["model_type"] == family.lower()
+
+
+FAMILY_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3")
+PUBLISHED = {
+    path.stem: {key: value for key, value in content.items() if not key.startswith("_")}
+    for path in sorted((ROOT / "tests" / "fixtures" / "configs").glob("*.json"))
+    if (content := json.loads(path.read_text(encoding="utf-8"))).get("model_type") in FAMILY_TYPES
+}
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *FAMILY_TYPES])
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    """A published config, or one with nothing but sizes, means what transformers makes of it once it fills it in."""
+    sizes = {
+        "vocab_size": 99,
+        "intermediate_size": 48,
+        "hidden_size": 512,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 32,
+    }
+    said = sizes | PUBLISHED.get(name, {"model_type": name})
+    filled = transformers.AutoConfig.for_model(**said).to_dict()
+    config = read_config(said)
+    assert config == read_config(filled)
+    assert read_config(write_config(config)) == config
+
+
+PROMPTS = (
+    "The whale had been following the ship for three days, and",
+    "def fibonacci(n):\n    ",
+    "My dear sister, you cannot imagine the journey",
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2_pair() -> tuple[Decoder, Any]:
+    """SmolLM2-135M from its GGUF, read here, and by transformers."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path = smollm2()
+    # from_pretrained(gguf_file=...) does this too, but insists on having accelerate installed.
+    config = transformers.LlamaConfig(**load_gguf_checkpoint(str(path))["config"])
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=theirs)["tensors"]
+    report = theirs.load_state_dict(weights, strict=False)
+    assert report.missing_keys == ["lm_head.weight"]  # tied
+    assert not report.unexpected_keys
+    return load(path), theirs
+
+
+@pytest.mark.slow
+def test_smollm2_logits(smollm2_pair: tuple[Decoder, Any], record_property: Any) -> None:
+    """SmolLM2-135M from its GGUF: logits within 1e-3 of transformers' over 1,024 tokens of Moby-Dick."""
+    ours, theirs = smollm2_pair
+    assert ours.tokenizer is not None
+    text = data("moby_dick.txt").read_text(encoding="utf-8")[30_000:40_000]
+    ids = torch.tensor([ours.tokenizer.encode(text)[:1024]])
+    difference = worst(ours, theirs, ids)
+    loss = float(torch.nn.functional.cross_entropy(logits(ours, ids)[0, :-1], ids[0, 1:]))
+    record_property("largest logit difference", difference)
+    print(f"\nSmolLM2-135M over {ids.shape[1]} tokens: largest logit difference {difference:.2e}, loss {loss:.3f} nats")
+    assert ids.shape[1] == 1024
+    assert difference < 1e-3
+    assert loss < 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_smollm2_greedy_tokens(smollm2_pair: tuple[Decoder, Any]) -> None:
+    """The same 200 greedy tokens on three prompts."""
+    ours, theirs = smollm2_pair
+    assert ours.tokenizer is not None
+    for prompt in PROMPTS:
+        ids = torch.tensor([ours.tokenizer.encode(prompt)])
+        expected = theirs.generate(ids, max_new_tokens=200, do_sample=False, eos_token_id=None)[
+            0, ids.shape[1] :
+        ].tolist()
+        assert len(expected) == 200
+        assert generate(ours, ids, max_new_tokens=200) == [expected]
+        print(f"\n{prompt!r}: 200 of 200 tokens agree")
+
+
+@pytest.mark.slow
+def test_smollm2_saved_as_a_folder(smollm2_pair: tuple[Decoder, Any], tmp_path: Path) -> None:
+    """Saved as a Hugging Face folder, the GGUF is the same weights to transformers, bit for bit, and tokenizer."""
+    ours, theirs = smollm2_pair
+    assert ours.tokenizer is not None
+    save(ours, tmp_path / "smollm2")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "smollm2")
+    expected = theirs.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "smollm2")
+    text = data("moby_dick.txt").read_text(encoding="utf-8")[:20_000]
+    assert tokenizer(text)["input_ids"] == ours.tokenizer.encode(text)

@@ -1,0 +1,128 @@
+"""float64 only where a device has it; float32 where half types would lose what is added up."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from ropewalk.layers import generation
+from ropewalk.layers.norm import LayerNorm, RMSNorm
+from ropewalk.layers.precision import chosen_dtype, to_float64
+from ropewalk.rotation.backends.widened import slow_dtype
+from tests.diagnosis.models import random_ids, tiny_decoder
+from tests.layers.pretend_mps import PretendMPS
+from tests.layers.test_generate import PROMPTS, make
+
+
+def test_the_pretended_device_refuses_float64() -> None:
+    """As MPS does; what goes to the CPU first is cast."""
+    x = PretendMPS(torch.ones(2))
+    assert x.device.type == "mps"
+    with pytest.raises(TypeError, match="float64"):
+        x.double()
+    assert to_float64(x).dtype == torch.float64
+    assert to_float64(x).device.type == "cpu"
+    assert to_float64(torch.ones(2)).dtype == torch.float64
+
+
+def test_sampling_draws_the_same_tokens_without_float64() -> None:
+    """Logits on a device without float64 are drawn from on the CPU: the same tokens for the same seed."""
+    logits = torch.randn(len(PROMPTS), 50)
+    runs = [generation._Generation.prepare(make(), PROMPTS, 1, 0.8, 20, 0.9, (), 3, None) for _ in range(2)]
+    wanted = generation._sample(runs[0], range(len(PROMPTS)), logits)
+    assert generation._sample(runs[1], range(len(PROMPTS)), PretendMPS(logits)) == wanted
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_weights_keep_a_float32_residual_stream(norm: str, dtype: torch.dtype) -> None:
+    """Layers add in float32 what their products give, and products read the weights' dtype."""
+    model = tiny_decoder(norm=norm, num_hidden_layers=3).to(dtype)
+    seen: dict[str, set[torch.dtype]] = {"layer": set(), "product": set()}
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, args, out: seen["layer"].add(out.dtype))
+        for product in (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            product.register_forward_hook(lambda module, args, out: seen["product"].update((args[0].dtype, out.dtype)))
+    logits = model(random_ids(9)[None])
+    assert seen == {"layer": {torch.float32}, "product": {dtype}}
+    assert logits.dtype == model.hidden_states(random_ids(9)[None]).dtype == dtype
+
+
+def test_small_sums_are_not_rounded_away() -> None:
+    """Of many layers that each add little, a bfloat16 model gives what float64 gives to within its products' rounding.
+
+    A stream in bfloat16 would lose half of each layer's share: its error is more than three times as large.
+    """
+    torch.manual_seed(0)
+    model = tiny_decoder(num_hidden_layers=24, head_dim=8, initializer_range=0.05).bfloat16()
+    with torch.no_grad():
+        model.embed_tokens.weight.normal_()
+        ids = random_ids(40)[None]
+        exact = copy.deepcopy(model).double().hidden_states(ids)
+        error = float((model.hidden_states(ids) - exact).square().mean().sqrt())
+    rounding = float((exact.bfloat16() - exact).square().mean().sqrt())
+    assert error < 2.5 * rounding
+
+
+@pytest.mark.parametrize("make", [RMSNorm, LayerNorm])
+def test_norms_of_float32_round_nothing_to_their_weights_dtype(make: type) -> None:
+    """float32 through a norm whose weights are bfloat16 is float64's result to 1e-6."""
+    norm = make(64).bfloat16()
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(64) + 0.5)
+        x = torch.randn(5, 64) * 3
+        torch.testing.assert_close(norm(x), copy.deepcopy(norm).double()(x.double()).float(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("can", "instructions"),
+    [
+        ({}, None),
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "AVX512-BF16"),
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "AMX"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_processor_has_it(
+    can: dict[str, bool], instructions: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And float32 elsewhere; a dtype that was named is taken as it is."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    dtype, why = chosen_dtype("auto", "cpu")
+    assert dtype == (torch.float32 if instructions is None else torch.bfloat16)
+    assert (instructions or "no fast instructions") in str(why)
+    assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
+    assert chosen_dtype("auto", "mps")[0] == torch.float32
+
+
+def test_instructions_that_are_slower_than_float32_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intel's AVX512-BF16 without AMX runs at half of float32's rate."""
+    can = {"avx512_bf16": True, "avx512_fp16": True, "cpu_name": "Intel Xeon"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    assert chosen_dtype("auto", "cpu") == (
+        torch.float32,
+        "cpu multiplies bfloat16 more slowly, also with AVX512-BF16",
+    )
+    slow = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if slow_dtype(dtype, "cpu")]
+    assert slow == [torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("limit", "slow"),
+    [
+        ("", set()),
+        ("AVX2", {torch.bfloat16, torch.float16}),
+        ("AVX512_CORE", {torch.bfloat16, torch.float16}),
+        ("avx512_core_bf16", {torch.float16}),
+        ("AVX512_CORE_AMX_FP16", set()),
+        ("ALL", set()),
+    ],
+)
+def test_the_limit_of_onednn_counts(limit: str, slow: set[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's products use no instructions beyond ONEDNN_MAX_CPU_ISA."""
+    can = {"avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True, "amx_fp16": True, "cpu_name": "AMD EPYC"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert {dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if slow_dtype(dtype, "cpu")} == slow
+    assert not slow_dtype(torch.bfloat16, "cuda")

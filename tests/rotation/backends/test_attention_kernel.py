@@ -1,0 +1,261 @@
+"""The attention kernel against the float64 truth, in every instruction set; and what is at the edge of its contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.rope import dispatch as compiled
+from ropewalk.rotation import backends
+from ropewalk.rotation.backends import choose_attention, cpu, explain_attention, reference
+from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds
+from tests.rotation.backends.attention_cases import CASES, SMALL, Case, check, request_of
+from tests.rotation.backends.places import PLACES, Place
+from tests.rotation.backends.truth import same_bits
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HERE = [place for place in PLACES if place.backend == "cpu"]
+pytestmark = pytest.mark.skipif(not HERE, reason="needs the compiled extension")
+
+
+@pytest.fixture(params=HERE, ids=str)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Each instruction set of this processor."""
+    with request.param.held() as held:
+        yield held
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cases(place: Place, dtype: torch.dtype) -> None:
+    """Sizes, masks, memory layouts and options agree with the truth within rounding."""
+    for case in CASES:
+        check(case, dtype, cpu.attend)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_definition(dtype: torch.dtype) -> None:
+    """The written-out form meets the same bounds (float64 those of float32)."""
+    for case in SMALL:
+        if dtype == torch.float32:
+            check(case, dtype, reference.attend)
+        else:
+            request, allowed = request_of(case, torch.float32)
+            wide = [AttentionRegion(r.q.double(), r.k.double(), *r[2:]) for r in request.regions]
+            out = reference.attend(request._replace(regions=tuple(wide), values=request.values.double()))
+            allowed.check(out.float(), str(case))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_call(data: st.DataObject) -> None:
+    """Whatever the sizes, masks and options are."""
+    kv_heads = data.draw(st.integers(1, 3))
+    queries = data.draw(st.integers(1, 90))
+    case = Case(
+        heads=kv_heads * data.draw(st.integers(1, 7)),
+        kv_heads=kv_heads,
+        queries=queries,
+        keys=queries + data.draw(st.integers(0, 90)),
+        head_dim=data.draw(st.integers(2, 40)),
+        batch=data.draw(st.integers(1, 2)),
+        seen=data.draw(st.sampled_from(["causal", "window", "all", "ragged", "documents", "nothing", "apart"])),
+        lie=data.draw(st.sampled_from(["bhsd", "bshd", "features", "odd", "shared"])),
+        turned=data.draw(st.sampled_from(["", "half", "interleaved", "part"])),
+        softcap=data.draw(st.sampled_from([0.0, 5.0])),
+        sinks=data.draw(st.booleans()),
+        seed=data.draw(st.integers(0, 1000)),
+    )
+    check(case, data.draw(st.sampled_from(DTYPES)), cpu.attend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_threads_give_the_same_bits(dtype: torch.dtype) -> None:
+    """One thread or several."""
+    request, _ = request_of(Case(heads=6, kv_heads=2, queries=300, keys=300, head_dim=32), dtype)
+    before, outs = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            outs.append(cpu.attend(request))
+    finally:
+        torch.set_num_threads(before)
+    assert same_bits(outs[0], outs[1])
+    assert same_bits(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("lie", ["bhsd", "bshd", "features", "odd", "shared"])
+def test_many_queries_may_lay_keys_out(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, lie: str) -> None:
+    """Keys and values are copied head by head from some number of queries on: to the same bits."""
+    request, allowed = request_of(Case(heads=4, kv_heads=2, queries=30, keys=90, batch=2, lie=lie, seen="apart"), dtype)
+    as_they_lie = cpu.attend(request)
+    monkeypatch.setattr(cpu, "LAY_OUT_FROM", 1)
+    laid_out = cpu.attend(request)
+    allowed.check(laid_out)
+    assert same_bits(laid_out, as_they_lie)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_what_is_not_seen_changes_nothing(place: Place, dtype: torch.dtype, wrong: float) -> None:
+    """An infinite or missing number in a key or a value that a query does not see."""
+    request, allowed = request_of(Case(queries=50, keys=150, head_dim=32), dtype)
+    region = request.regions[0]
+    k, v = region.k.clone(), request.values.clone()
+    k[:, :, 120:], v[:, :, 120:] = wrong, wrong
+    seen = region.bounds._replace(high=region.bounds.high.clamp(max=120))
+    clean = cpu.attend(request._replace(regions=(region._replace(bounds=seen),)))
+    spoiled = cpu.attend(AttentionRequest((AttentionRegion(region.q, k, seen),), v, request.scale))
+    assert same_bits(clean[:, :, :19], spoiled[:, :, :19])
+    torch.testing.assert_close(clean, spoiled, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    allowed.low, allowed.high = allowed.low[:, :, :20], allowed.high[:, :, :20]
+    allowed.expected, allowed.off = allowed.expected[:, :, :20], allowed.off[:, :, :20]
+    allowed.check(spoiled[:, :, :20])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_few_queries_see_their_own_keys_alone(place: Place, dtype: torch.dtype) -> None:
+    """One of two queries sees a number that is missing; the other gives what it gave."""
+    q, k, v = (
+        torch.randn(1, 2, 2, 32).to(dtype),
+        torch.randn(1, 1, 150, 32).to(dtype),
+        torch.randn(1, 1, 150, 32).to(dtype),
+    )
+    bounds = Bounds(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[70, 140]]))
+    clean = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
+    for spoiled in (k, v):
+        was, spoiled[:, :, 75] = spoiled[:, :, 75].clone(), math.nan
+        out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
+        torch.testing.assert_close(out[:, :, 0], clean[:, :, 0], rtol=1e-5, atol=1e-6)
+        assert out[:, :, 1].isnan().all()
+        spoiled[:, :, 75] = was
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_what_is_seen_counts(place: Place, dtype: torch.dtype) -> None:
+    """NaN in a key or a value reaches every query that sees it; an infinite value, too."""
+    request, _ = request_of(Case(heads=2, queries=40, keys=100, head_dim=16), dtype)
+    q, k, bounds, _ = request.regions[0]
+    for wrong in (math.nan, math.inf):
+        v = request.values.clone()
+        v[:, :, 75, 3] = wrong
+        out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, request.scale))
+        assert not out[:, :, 15:, 3].isfinite().any()
+        assert out[:, :, :15].isfinite().all()
+    k = k.clone()
+    k[:, :, 75, 3] = math.nan
+    out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), request.values, request.scale))
+    assert out[:, :, 15:].isnan().all()
+    assert out[:, :, :15].isfinite().all()
+
+
+def test_empty_calls(place: Place) -> None:
+    """No keys: zeros; no queries, no heads' features or no rows: nothing."""
+    none = torch.zeros(1, 3, dtype=torch.int64)
+
+    def out(batch: int, queries: int, keys: int, head_dim: int) -> Tensor:
+        q, k = torch.ones(batch, 2, queries, head_dim), torch.ones(batch, 1, keys, head_dim)
+        bounds = Bounds(none[:, :queries], none[:, :queries] + 9)
+        return cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), k, 1.0))
+
+    assert out(1, 3, 0, 8).tolist() == torch.zeros(1, 2, 3, 8).tolist()
+    assert out(1, 0, 3, 8).shape == (1, 2, 0, 8)
+    assert out(0, 3, 3, 8).shape == (0, 2, 3, 8)
+    assert out(1, 3, 3, 0).shape == (1, 2, 3, 0)
+    assert out(1, 3, 2, 8).tolist() == torch.ones(1, 2, 3, 8).tolist()  # bounds beyond the keys are the keys' end
+
+
+X, KEYS, ROWS = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 6, 8), torch.zeros(1, 5, dtype=torch.int64)
+GOOD = {"q": X, "k": KEYS, "low": ROWS, "high": ROWS, "tables": None, "out": X, "v": KEYS, "scale": 1.0,
+        "sinks": None}  # fmt: skip
+TABLE = torch.zeros(6, 4)
+WRONG = {
+    "q of other heads": {"q": X[:, :3]},
+    "q in float64": {"q": X.double()},
+    "q on meta": {"q": X.to("meta")},
+    "k shorter": {"k": KEYS[:, :, :5]},
+    "k of other heads": {"k": KEYS[:, :1]},
+    "k in 16 bits": {"k": KEYS.half()},
+    "values of another batch": {"v": KEYS[:1], "k": KEYS[:1]},
+    "three heads": {"v": torch.zeros(2, 3, 6, 8), "k": torch.zeros(2, 3, 6, 8)},
+    "no heads": {"v": KEYS[:, :0], "k": KEYS[:, :0]},
+    "integers": {"out": X.long()},
+    "packed": {"out": X[0]},
+    "float bounds": {"low": ROWS.float()},
+    "short bounds": {"high": ROWS[:, :4]},
+    "bounds of three rows": {"high": ROWS.expand(3, 5)},
+    "one bound": {"low": ROWS[0]},
+    "scales of queries": {"scale": torch.ones(1, 5)},
+    "few sinks": {"sinks": torch.zeros(3)},
+    "short tables": {"tables": (TABLE[:5], TABLE[:5], True, 1.0)},
+    "many pairs": {"tables": (torch.zeros(6, 5),) * 2 + (True, 1.0)},
+    "other sin": {"tables": (TABLE, TABLE[:, :3], True, 1.0)},
+    "tables of three rows": {"tables": (TABLE.expand(3, 6, 4),) * 2 + (True, 1.0)},
+    "tables apart": {"tables": (torch.zeros(4, 6).T,) * 2 + (True, 1.0)},
+    "float64 tables": {"tables": (TABLE.double(),) * 2 + (True, 1.0)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_is_refused(wrong: dict[str, object]) -> None:
+    """No call, however wrong, reads or writes outside its tensors."""
+    for change, fails in (({}, False), (wrong, True)):
+        a = {**GOOD, **change}
+        regions = ((a["q"], a["k"], a["low"], a["high"], a["tables"]),)
+        call = (1, a["out"], a["v"], a["scale"], 0.0, a["sinks"], regions)
+        if fails:
+            with pytest.raises((ValueError, RuntimeError, TypeError)):
+                compiled.kernels.attend(*call)
+        else:
+            compiled.kernels.attend(*call)
+
+
+def test_too_many_regions() -> None:
+    """More regions than the kernel has room for."""
+    with pytest.raises(ValueError, match="regions"):
+        compiled.kernels.attend(1, X, KEYS, 1.0, 0.0, None, ((X, KEYS, ROWS, ROWS, None),) * 9)
+
+
+def test_choosing() -> None:
+    """The first that can: the kernel for plain eager tensors; named ones are held to it."""
+    q = torch.zeros(1, 2, 3, 8)
+    assert choose_attention(q, q, q).name == "cpu"
+    assert choose_attention(q, q, q, "reference").name == "reference"
+    assert choose_attention(q.double(), q.double(), q.double()).name == "reference"
+    assert choose_attention(q, q.half(), q).name == "reference"
+    leaf = q.clone().requires_grad_()
+    assert choose_attention(q, leaf, q).name == "reference"
+    assert "a gradient is needed" in explain_attention(q, leaf, q)
+    with torch.no_grad():
+        assert choose_attention(q, leaf, q).name == "cpu"
+    meta = q.to("meta")
+    assert "not on the CPU" in explain_attention(meta, meta, meta)
+    with pytest.raises(RopeError, match="cannot run here"):
+        choose_attention(leaf.double(), q.double(), q.double(), "cpu")
+    with pytest.raises(RopeError, match="there is no backend"):
+        choose_attention(q, q, q, "gpu")
+    assert backends.ATTENTION[-1].name == "reference"
+
+
+def test_transforms_and_subclasses_get_the_mathematics() -> None:
+    """torch.func, a dispatch mode and a subclass."""
+    q, names = torch.zeros(1, 2, 3, 8), []
+
+    class Mine(Tensor):
+        pass
+
+    assert choose_attention(q, q.as_subclass(Mine), q).name == "reference"
+
+    def seen(x: Tensor) -> Tensor:
+        names.append(choose_attention(x, x, x).name)
+        return x
+
+    torch.func.vmap(seen)(q)
+    assert names == ["reference"]

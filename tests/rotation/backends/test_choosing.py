@@ -1,0 +1,174 @@
+"""Which backend takes a call: the first of an ordered list that has no reason not to; and what it says if it has."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ropewalk as rw
+from ropewalk.rope import dispatch as compiled
+from ropewalk.rotation import backends
+from ropewalk.rotation.backends import BACKENDS, choose, cpu, reference
+from ropewalk.rotation.backends.request import Backend
+from tests.rotation.backends.places import PLACES
+from tests.rotation.backends.truth import same_bits
+
+needs_cpu = pytest.mark.skipif(not any(place.backend == "cpu" for place in PLACES), reason="no compiled extension")
+
+
+def some() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    angle = torch.rand(5, 4)
+    return torch.randn(2, 5, 3, 8), angle.cos(), angle.sin()
+
+
+def test_the_list():
+    """Kernels before the mathematics, which comes last and takes everything; each of the kernels has all its parts."""
+    names = [module.name for module in BACKENDS]
+    assert len(set(names)) == len(names)
+    assert BACKENDS[-1] is reference
+    assert all(module.kernels for module in BACKENDS[:-1])
+    assert all(isinstance(module, Backend) for module in BACKENDS if module.kernels)
+    assert reference.reasons_not_to(torch.zeros(1, device="meta")) == []
+
+
+@needs_cpu
+def test_the_compiled_kernels_serve_cpu_tensors():
+    """Plain CPU tensors, with gradients or without, go to the extension; others of its device do not."""
+    x = torch.zeros(2)
+    assert choose(x) is choose(x.requires_grad_()) is choose(torch.nn.Parameter(x)) is cpu
+    assert choose(torch.zeros(2, device="meta")) is reference
+
+
+def test_the_first_that_can(monkeypatch):
+    """In the order of the list; a name picks one, or shows its reasons; all is explained."""
+    reasons = {"first": ["too early", "too far"], "second": [], "third": [], "last": ["too late"]}
+    fakes = tuple(SimpleNamespace(name=name, reasons_not_to=lambda x, why=why: why) for name, why in reasons.items())
+    monkeypatch.setattr(backends, "BACKENDS", fakes)
+    x = torch.zeros(2, 3)
+    assert choose(x).name == "second"
+    assert choose(x, "third").name == "third"
+    assert rw.explain_backends(x).splitlines() == [
+        "float32[2, 3]",
+        "first: too early; too far",
+        "second: runs",
+        "third: could, but comes later in the list",
+        "last: too late",
+    ]
+    with pytest.raises(rw.RopeError) as caught:
+        choose(x, "first")
+    assert str(caught.value).splitlines() == [
+        "rotate: backend 'first' cannot run here.",
+        "  x        float32[2, 3]",
+        "  because  'too early; too far'",
+        "Leave `backend` out for an automatic choice.",
+    ]
+    with pytest.raises(rw.RopeError, match=r"no backend 'fifth'.\n  backends  \['first', 'second', 'third', 'last'\]"):
+        choose(x, "fifth")
+
+
+class Sub(torch.Tensor):
+    """A tensor subclass, as DTensor is one."""
+
+
+class Watching(TorchDispatchMode):
+    """A dispatch mode that does nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def odd(which: str):
+    """x, cos and sin in a state that kernels cannot see through."""
+    x, cos, sin = some()
+    with contextlib.ExitStack() as stack:
+        if which == "subclass":
+            x = x.as_subclass(Sub)
+        elif which == "table of a subclass":
+            cos = cos.as_subclass(Sub)
+        elif which == "mode":
+            stack.enter_context(Watching())
+        elif which == "negated":
+            x = torch.complex(x, x).conj().imag
+        elif which == "negated table":
+            sin = torch.complex(sin, sin).conj().imag
+        elif which == "forward mode":
+            stack.enter_context(forward_ad.dual_level())
+        yield x, cos, sin
+
+
+ODD = {
+    "subclass": "Sub is a tensor subclass", "table of a subclass": "Sub is a tensor subclass",
+    "mode": "a dispatch mode is active", "negated": "lazily negated", "negated table": "lazily negated",
+    "forward mode": "forward-mode differentiation is active",
+}  # fmt: skip
+
+
+@needs_cpu
+@pytest.mark.parametrize(("which", "reason"), ODD.items(), ids=ODD)
+def test_the_mathematics_serves_where_kernels_cannot(which, reason, monkeypatch):
+    """No kernel is touched, the numbers are right; naming the kernel shows the reason."""
+    for name in ("rotate", "norm_rotate", "norm_rotate_backward"):
+        monkeypatch.setattr(cpu, name, lambda *_: pytest.fail("a kernel was called"))
+    weight = torch.ones(8)
+    with odd(which) as (x, cos, sin):
+        plain = [torch.Tensor(t.resolve_neg()) for t in (x, cos, sin)]
+        turned = rw.rotate(x, cos, sin, interleaved=True)
+        torch.testing.assert_close(torch.Tensor(turned), rw.rotate(*plain, interleaved=True, backend="reference"))
+        for call in (
+            lambda: rw.rotate(x, cos, sin, interleaved=True, backend="cpu"),
+            lambda: rw.rotate(x, cos, sin, interleaved=True, backend="cpu", inplace=True),
+            lambda: rw.rotate_qk(torch.zeros(2, 5, 3, 8), x, cos, sin, interleaved=True, backend="cpu"),
+            lambda: rw.fused.qk_norm_rotate(x, x, weight, weight, cos, sin, interleaved=True, backend="cpu"),
+        ):
+            with pytest.raises(rw.RopeError, match=f"(?s)backend 'cpu' cannot run here.*{reason}"):
+                call()
+
+
+@needs_cpu
+def test_transforms_of_functions():
+    """Inside torch.func the mathematics serves: vmap and grad see through it."""
+    x, cos, sin = some()
+    right = rw.rotate(x, cos, sin, interleaved=True, backend="cpu")
+
+    def turn(x, **options):
+        return rw.rotate(x[None], cos, sin, interleaved=True, **options)[0]
+
+    torch.testing.assert_close(torch.func.vmap(turn)(x), right)
+    torch.testing.assert_close(torch.func.grad(lambda x: (turn(x) ** 2).sum() / 2)(x[0]), x[0])
+    with pytest.raises(rw.RopeError, match=r"function transform \(torch.func\) is active"):
+        torch.func.vmap(lambda x: turn(x, backend="cpu"))(x)
+
+
+def test_without_the_extension(monkeypatch):
+    """If it was not built, import gives the reason and the mathematics serves."""
+    monkeypatch.setitem(sys.modules, "ropewalk._kernels", None)  # import of it raises ImportError
+    native, why_not = compiled._load()
+    assert native is None
+    assert "the compiled extension is missing" in why_not
+    assert "_kernels" in why_not
+    monkeypatch.setattr(compiled, "kernels", native)
+    monkeypatch.setattr(compiled, "why_not", why_not)
+    monkeypatch.setattr(cpu, "_native", native)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x, angle, weight = torch.randn(2, 5, 3, 8), torch.arange(20.0).view(5, 4), torch.ones(8)
+    cos, sin = angle.cos(), angle.sin()
+    assert choose(x) is reference
+    lines = rw.explain_backends(x).splitlines()
+    assert "cpu: the compiled extension is missing" in lines[1]
+    assert "reference: runs" in lines
+    q, _ = rw.rotate_qk(x.clone(), x[:, :, :1].clone(), cos, sin, interleaved=True, inplace=True)
+    assert same_bits(q, rw.rotate(x, cos, sin, interleaved=True, backend="reference"))
+    leaf = x.clone().requires_grad_()
+    rw.fused.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, interleaved=True)[0].sum().backward()
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
+    torch.testing.assert_close(rope.rotate(x, position_ids=torch.arange(5)).norm(dim=-1), x.norm(dim=-1))
+    with pytest.raises(rw.RopeError, match="backend 'cpu' cannot run here") as refused:
+        rw.rotate(x, cos, sin, interleaved=True, backend="cpu")
+    assert refused.value.facts["because"].startswith("the compiled extension is missing")

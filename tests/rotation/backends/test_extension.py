@@ -1,0 +1,109 @@
+"""The extension's own checks: no call, however wrong, reads or writes outside its tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ropewalk.rope import dispatch as compiled
+
+pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="no compiled extension")
+TURN = (0, False, 1.0, 1.0, 1)  # layout bshd, half-split, scales of cos and sin, threads
+X, TABLE, WEIGHT = torch.zeros(2, 5, 4, 8), torch.zeros(5, 4), torch.zeros(8)
+
+
+def freed(*shape: int) -> torch.Tensor:
+    x = torch.zeros(*shape)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+NO_X = {
+    "on meta": X.to("meta"), "freed": freed(2, 5, 4, 8), "no tensor": "x", "integers": X.long(), "packed": X[0],
+    "fewer tokens": X[:, :4], "smaller batch": X[:1], "narrow heads": X[..., :4], "more heads": torch.zeros(2, 5, 5, 8),
+    "double": X.double(),
+}  # fmt: skip
+NO_TABLE = {
+    "on meta": TABLE.to("meta"), "freed": freed(5, 4), "no tensor": None, "double": TABLE.double(), "short": TABLE[:4],
+    "too many pairs": torch.zeros(5, 5), "features apart": torch.zeros(4, 5).T, "other batch": TABLE.expand(3, 5, 4),
+    "other heads": torch.zeros(1, 5, 3, 4), "one row": TABLE[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", NO_X.values(), ids=NO_X)
+def test_results_that_do_not_fit(wrong):
+    """A result, or a second tensor, of another device, dtype or size is refused."""
+    with pytest.raises((ValueError, RuntimeError, TypeError)):
+        compiled.kernels.rotate(*TURN, TABLE, TABLE, X, wrong)
+    with pytest.raises((ValueError, RuntimeError, TypeError)):
+        compiled.kernels.norm_rotate(*TURN, TABLE, TABLE, 1e-6, None, ((X, X, WEIGHT), (X, wrong, WEIGHT)))
+    with pytest.raises((ValueError, RuntimeError, TypeError)):
+        compiled.kernels.norm_rotate_backward(
+            *TURN, TABLE, TABLE, 1e-6, torch.zeros(2, 8, dtype=torch.float64), ((X, X, wrong, WEIGHT),)
+        )
+
+
+@pytest.mark.parametrize("wrong", NO_TABLE.values(), ids=NO_TABLE)
+@pytest.mark.parametrize("which", ["cos", "sin"])
+def test_tables_that_do_not_fit(which, wrong):
+    """Tables of another device, dtype or size are refused."""
+    cos, sin = (wrong, TABLE) if which == "cos" else (TABLE, wrong)
+    with pytest.raises((ValueError, RuntimeError, TypeError)):
+        compiled.kernels.rotate(*TURN, cos, sin, X, X.clone())
+
+
+@pytest.mark.parametrize("slots", [[[0, 1, 2, 3, 6]], [[0, 1, 2, 3]], [0, 1, 2, 3, 4]], ids=str)
+def test_slots_that_do_not_fit(slots):
+    """A slot at the capacity or beyond would write outside the cache."""
+    buffer = torch.zeros(2, 4, 6, 8)
+    with pytest.raises(ValueError, match="slots"):
+        compiled.kernels.norm_rotate(
+            *TURN,
+            TABLE,
+            TABLE,
+            1e-6,
+            torch.tensor(slots),
+            ((X, X.clone(), WEIGHT), (X, buffer, WEIGHT), (X, buffer, None)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("positions", "columns", "axes", "rows"),
+    [
+        (torch.zeros(5, 1), (1.0,) * 4, None, 5),
+        (torch.zeros(5, 1).long().to("meta"), (1.0,) * 4, None, 5),
+        (torch.zeros(5, 1).long(), (1.0,) * 4, None, 4),
+        (torch.zeros(5, 1).long(), (1.0,) * 5, None, 5),
+        (torch.zeros(5, 2).long(), (1.0,) * 4, (0, 1, 2, 0), 5),
+        (torch.zeros(5, 2).long(), (1.0,) * 4, (0, 1), 5),
+        (torch.zeros(5, 1).long(), torch.ones(2, 1, 4, dtype=torch.float64), None, 5),
+        (torch.zeros(5, 1).long(), torch.ones(1, 1, 4), None, 5),
+        (torch.zeros(5, 0).long(), (1.0,) * 4, None, 5),
+    ],
+    ids=[
+        "float32",
+        "meta",
+        "rows",
+        "pairs",
+        "no such axis",
+        "too few axes",
+        "groups",
+        "float32 columns",
+        "none",
+    ],
+)
+def test_table_requests_that_do_not_fit(positions, columns, axes, rows):
+    """Positions, frequencies, axes and results that do not belong together are refused."""
+    with pytest.raises((ValueError, RuntimeError)):
+        compiled.kernels.tables(1, positions, columns, axes, torch.zeros(rows, 4), torch.zeros(rows, 4))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [(0, False, 7, (), False), (0, False, -2, (), False), (0, False, 0, (1, 2), False), (0, True, 0, (2, 2), False)],
+)
+def test_windows_and_blocks_that_do_not_fit(where):
+    """A window beyond the head, and blocks that are not the pairs or not half-split, reach no memory."""
+    x, table = torch.zeros(1, 2, 1, 10), torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="does not fit the tensors"):
+        compiled.kernels.rotate(where, False, 1.0, 1.0, 1, table, table, x, x.clone())

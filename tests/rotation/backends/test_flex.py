@@ -1,0 +1,95 @@
+"""Flex attention by regions against the float64 truth, uncompiled on the CPU; its blocks, and when it is chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ropewalk.rotation.backends import choose_attention, flex
+from ropewalk.rotation.backends.request import AttentionRequest, Bounds
+from tests.rotation.backends.attention_cases import CASES, Case, check
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cases(dtype: torch.dtype) -> None:
+    """Sizes, masks, memory layouts, turned keys, several regions, softcap and sinks."""
+    for case in CASES if dtype == torch.float32 else CASES[::3]:
+        check(case, dtype, flex.attend)
+
+
+def _without_sinks(request: AttentionRequest) -> Tensor:
+    return flex.attend(request._replace(sinks=None))
+
+
+def _one_region(request: AttentionRequest) -> Tensor:
+    return flex.attend(request._replace(regions=request.regions[:1]))
+
+
+def _earlier(request: AttentionRequest) -> Tensor:
+    regions = [r._replace(bounds=Bounds(r.bounds.low, r.bounds.high - 1)) for r in request.regions]
+    return flex.attend(request._replace(regions=tuple(regions)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [
+        (_without_sinks, Case(sinks=True)), (_one_region, Case(seen="apart")), (_earlier, Case()),
+        (lambda request: flex.attend(request._replace(softcap=0.0)), Case(softcap=3.0, spread=4.0)),
+    ],
+)  # fmt: skip
+def test_faults_are_found(fault, case) -> None:
+    """A sink or a region that is left out, a key too few, and logits that are not capped."""
+    with pytest.raises(AssertionError, match="wrong"):
+        check(case, torch.float32, fault)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    queries=st.integers(1, 300),
+    keys=st.integers(1, 400),
+    batch=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(("random", "window")),
+)
+def test_blocks_cover_exactly_what_is_seen(queries: int, keys: int, batch: int, seed: int, kind: str) -> None:
+    """All queries see a whole block, none a block that is left out, and in the others the mask decides."""
+    g = torch.Generator().manual_seed(seed)
+    if kind == "random":
+        low, high = (torch.randint(0, keys + 1, (rows, queries), generator=g) for rows in (1, batch))
+    else:
+        high = torch.arange(queries).expand(batch, queries) * keys // queries + 1
+        low = (high - 150).clamp(min=0)
+    mask = flex.block_mask(Bounds(low, high), keys)
+    places = torch.arange(keys)
+    seen = (low[..., None] <= places) & (places < high[..., None])
+    size = flex.BLOCK
+    padded = torch.nn.functional.pad(seen, (0, -keys % size, 0, -queries % size))
+    rows, columns = padded.shape[1] // size, padded.shape[2] // size
+    tiles = padded.view(batch, rows, size, columns, size).transpose(2, 3)
+    row = torch.arange(queries)
+    for b in range(batch):
+        drawn = mask.mask_mod(torch.tensor(b), torch.tensor(0), row[:, None], places[None])
+        assert torch.equal(drawn, seen[b])
+        for r in range(rows):
+            whole = mask.full_kv_indices[b, 0, r, : mask.full_kv_num_blocks[b, 0, r]].tolist()
+            masked = mask.kv_indices[b, 0, r, : mask.kv_num_blocks[b, 0, r]].tolist()
+            real = min(size, queries - r * size)
+            assert not set(whole) & set(masked)
+            for c in range(columns):
+                tile = tiles[b, r, c, :real]
+                assert c not in whole or bool(tile.all())
+                assert c in (*whole, *masked) or not bool(tile.any())
+
+
+def test_when_it_is_chosen() -> None:
+    """On a GPU, for many queries; nowhere else, and the reason is told."""
+    q = torch.zeros(1, 2, 200, 16)
+    assert choose_attention(q.to("meta"), q.to("meta"), q.to("meta")).name == "reference"
+    assert flex.reasons_not_to_attend(q, q, q) == ["`q` is on cpu, not on a GPU, or devices differ"]
+    assert "there are 5 queries" in flex.reasons_not_to_attend(q[:, :, :5], q, q)[-1]
+    assert "dtypes" in flex.reasons_not_to_attend(q.double(), q.double(), q.double())[-1]
+    with torch.autograd.forward_ad.dual_level():
+        assert "forward-mode" in flex.reasons_not_to_attend(q, q, q)[0]

@@ -1,0 +1,93 @@
+"""Numbers of heads and features: whole vectors, rests, one pair, none; and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ropewalk as rw
+from tests.rotation.backends.calls import FORMS, Call, check_call
+from tests.rotation.backends.cases import HEAD_DIMS
+from tests.rotation.backends.truth import FORMATS
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads", [1, 3, 17])
+def test_heads_and_features(heads, interleaved, place):
+    """Every head_dim with every number of heads and dtype, fewer keys than queries, each time in another form."""
+    for number, dim in enumerate(HEAD_DIMS):
+        for kind, dtype in enumerate(FORMATS):
+            keys = (0, 1, heads)[number % 3]
+            for form in (FORMS[(number + kind) % 4], FORMS[(number + kind + 2) % 4])[: 1 if heads == 1 else 2]:
+                seq = 2 if place.backend == "triton" else 3
+                check_call(Call(dtype, interleaved, form, batch=1, seq=seq, heads=heads, kv_heads=keys, pairs=dim // 2),
+                           place)  # fmt: skip
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("pairs", [20, 21])
+def test_an_odd_head_is_refused(pairs, place):
+    """41 features are no pairs; 40 of them are, if they are named."""
+    x, cos, sin = torch.randn(1, 3, 2, 41), torch.ones(3, pairs), torch.zeros(3, pairs)
+    x, cos, sin = (t.to(place.device) for t in (x, cos, sin))
+    weight = torch.ones(41, device=place.device)
+    options = {"interleaved": False, "backend": place.backend}
+    for call in (
+        lambda: rw.rotate(x, cos, sin, **options),
+        lambda: rw.rotate(x, cos, sin, inplace=True, **options),
+        lambda: rw.rotate_qk(x, x, cos, sin, **options),
+        lambda: rw.fused.qk_norm_rotate(x, x, weight, weight, cos, sin, **options),
+        lambda: rw.rotate(x, cos, sin, rotary_dim=41, **options),
+    ):
+        with pytest.raises(rw.RopeError, match=f"{pairs} pairs, which is not half of"):
+            call()
+
+
+def test_an_odd_head_turns_in_part(place):
+    """With rotary_dim named an odd head_dim is no hindrance."""
+    for interleaved in (False, True):
+        check_call(Call(torch.bfloat16, interleaved, "fresh", pairs=20, passing=1), place)
+
+
+EMPTY = {
+    "no tokens": (2, 0, 3, 8), "no sequences": (0, 5, 3, 8), "no heads": (2, 5, 0, 8), "nothing at all": (0, 0, 0, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", EMPTY.values(), ids=EMPTY)
+def test_nothing_to_turn(shape, place):
+    """No tokens, no sequences or no heads: empty results of the right shape, forward and backward."""
+    for interleaved in (False, True):
+        options = {"interleaved": interleaved, "backend": place.backend}
+        x = torch.zeros(shape, device=place.device)
+        cos, sin = torch.ones(shape[1], 4, device=place.device), torch.zeros(shape[1], 4, device=place.device)
+        assert rw.rotate(x, cos, sin, **options).shape == shape
+        assert rw.rotate(x, cos, sin, out=torch.empty_like(x), **options).shape == shape
+        assert rw.rotate(x, cos, sin, inplace=True, **options) is x
+        leaf = x.clone().requires_grad_()
+        rw.rotate(leaf, cos, sin, **options).sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad.shape == shape
+        weight = torch.ones(8, device=place.device).requires_grad_()
+        q, k = rw.fused.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, **options)
+        assert q.shape == k.shape == shape
+        (q.sum() + k.sum()).backward()
+        assert weight.grad.tolist() == [0.0] * 8
+
+
+def test_nothing_beside_something(place):
+    """Queries beside keys without heads: the queries turn."""
+    q, k = torch.randn(2, 5, 3, 8, device=place.device), torch.zeros(2, 5, 0, 8, device=place.device)
+    angle = torch.rand(5, 4, device=place.device)
+    for first, second in ((q, k), (k, q)):
+        turned = rw.rotate_qk(first, second, angle.cos(), angle.sin(), interleaved=True, backend=place.backend)
+        assert [t.shape for t in turned] == [first.shape, second.shape]
+        right = rw.rotate(q, angle.cos(), angle.sin(), interleaved=True, backend=place.backend)
+        assert torch.equal(turned[0] if first is q else turned[1], right)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_no_pairs(interleaved, place):
+    """rotary_dim=0: nothing turns, everything is passed on."""
+    for form in FORMS:
+        check_call(Call(torch.float32, interleaved, form, pairs=0, passing=8), place)

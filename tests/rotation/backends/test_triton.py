@@ -1,0 +1,241 @@
+"""What only the Triton backend has: launches, plans, grids, exact phases, compiled code. Without a GPU interpreted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.rope.tables import turns_of
+from ropewalk.rotation.backends import triton as backend
+from ropewalk.rotation.backends.request import Norm, Store, Turn
+from tests import oracle
+from tests.rotation.backends.calls import Call, Lie
+from tests.rotation.backends.norms import NormCall, check_gradients, check_norm, check_store
+from tests.rotation.backends.places import PLACES
+from tests.rotation.backends.truth import same_bits
+
+PLACE = next((place for place in reversed(PLACES) if place.backend == "triton"), None)  # the GPU before the interpreter
+pytestmark = pytest.mark.skipif(PLACE is None, reason="no Triton here")
+DEVICE = "cpu" if PLACE is None else PLACE.device
+HALF, BF16 = Turn(False, 1.0, False, "bshd"), torch.bfloat16
+FAR = [0, 1, 255, 131_071, 2**24 + 1, 9_999_999, 10_000_000, -1, -9_999_999, 2**31 + 5, -(2**31) - 7, 2**32]
+
+
+def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+def tables(seq: int, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = some(seq, pairs) * 9
+    return angle.cos(), angle.sin()
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[object]:
+    """The plan of every launch."""
+    from ropewalk.rotation.backends.gpu.plans import LaunchPlan
+
+    seen: list[object] = []
+    launch = LaunchPlan._launch
+    monkeypatch.setattr(LaunchPlan, "_launch", lambda plan, tensors: (seen.append(plan), launch(plan, tensors))[1])
+    return seen
+
+
+def test_one_launch_for_queries_and_keys(launches):
+    """Rotation, norm, norm into a cache, each backward: one launch, whatever heads the keys have."""
+    q, k, (cos, sin) = some(2, 3, 4, 8), some(2, 3, 2, 8), tables(3, 4)
+    weight, cache = some(8), torch.zeros(2, 2, 5, 8, device=DEVICE)
+    norm, slots = Norm(weight, weight, 1e-6), torch.arange(3, device=DEVICE)[None]
+    positions = torch.arange(3, device=DEVICE)
+    for call in (
+        lambda: backend.rotate([q, k], cos, sin, HALF),
+        lambda: backend.rotate([q, k], cos, sin, HALF, [q.clone(), k.clone()]),
+        lambda: backend.rotate([q, k], positions, torch.arange(4, device=DEVICE), HALF._replace(phases=True)),
+        lambda: backend.norm_rotate(q, k, cos, sin, HALF, norm, None),
+        lambda: backend.norm_rotate(q, k, cos, sin, HALF, norm, Store(cache, cache.clone(), k, slots)),
+        lambda: backend.norm_rotate_backward((q, k), q, k, cos, sin, HALF, norm),
+    ):
+        launches.clear()
+        call()
+        assert len(launches) == 1
+    launches.clear()
+    leaves = [x.clone().requires_grad_() for x in (q, k)]
+    turned = rw.rotate_qk(*leaves, cos, sin, interleaved=False, backend="triton")
+    torch.autograd.grad(turned, leaves, [q, k])
+    assert len(launches) == 2
+
+
+def test_plans_are_kept(launches):
+    """A call like an earlier one takes its plan, with whatever numbers; what the plan depends on makes another."""
+    x, (cos, sin) = some(2, 3, 4, 8), tables(3, 4)
+    rotate = lambda x, cos, sin, turn=HALF: backend.rotate([x], cos, sin, turn)  # noqa: E731
+    rotate(x, cos, sin)
+    rotate(x + 1, cos * 2, sin)
+    assert launches[0] is launches[1]
+    padded = x.new_zeros(2, 3, 5, 8)[:, :, :4]
+    others = [
+        lambda: rotate(padded.copy_(x), cos, sin),
+        lambda: rotate(x.to(BF16), cos, sin),
+        lambda: rotate(x, cos.double(), sin.double()),
+        lambda: rotate(x, cos[:, :3].contiguous(), sin[:, :3].contiguous()),
+        lambda: rotate(
+            x, cos[:, None].expand(3, 4, 4).contiguous()[None], sin[:, None].expand(3, 4, 4).contiguous()[None]
+        ),
+        lambda: rotate(x, cos, sin, HALF._replace(inverse=True)),
+        lambda: rotate(x, cos, sin, HALF._replace(scale=0.5)),
+        lambda: backend.rotate([x], cos, sin, HALF, [x]),
+        lambda: backend.rotate([x, x], cos, sin, HALF),
+    ]
+    for other in others:
+        other()
+    assert len(set(launches)) == 1 + len(others)
+
+
+def test_grids_beyond_65535():
+    """All programs lie on the first axis, so a million tokens are one launch; every row is in one tile."""
+    from ropewalk.rotation.backends.gpu.plans import norm_plan, rotation_plan
+
+    tokens = 1_000_000
+    q, k = (torch.empty(2, tokens, heads, 128, dtype=BF16, device="meta") for heads in (32, 8))
+    cos = torch.empty(tokens, 64, device="meta")
+    for plan in (rotation_plan([q, k], [q, k], cos, 64, HALF, False), norm_plan((q, k), (q, k), cos, HALF, 1e-6, None)):
+        named = dict(zip(plan.kernel.arg_names[-len(plan.numbers) :], plan.numbers, strict=True))
+        rows = sum(tile.tile_heads * tile.tile_tokens * tile.blocks * (named["C"].group // tile.tile_tokens)
+                   for tile in (named["Q_TILE"], named["K_TILE"]))  # fmt: skip
+        assert plan.grid[0] > 65_535
+        assert plan.grid[1:] == (1, 1)
+        assert plan.grid[0] < 2**31
+        programs = sum(t.blocks * (named["C"].group // t.tile_tokens) for t in (named["Q_TILE"], named["K_TILE"]))
+        assert plan.grid[0] // programs * rows == 2 * tokens * (32 + 8)
+
+
+@pytest.mark.parametrize("far", [0, 1, 2], ids=["batch", "tokens", "heads"])
+def test_offsets_beyond_32_bits(far, tmp_path):
+    """Four entries 2^30 elements apart, in a file that is nearly all hole: read and written where they are."""
+    apart = 2**30 + 32
+    size = 3 * apart + 8
+    if DEVICE == "cpu":
+        memory = torch.from_file(str(tmp_path / "hole"), shared=True, size=size, dtype=BF16)
+    else:
+        memory = torch.empty(size, dtype=BF16, device=DEVICE)
+    shape = [4 if dim == far else 1 for dim in range(3)]
+    strides = [apart if dim == far else 32 for dim in range(3)]
+    x = memory.as_strided((*shape, 8), (*strides, 1))
+    values = some(*shape, 8, dtype=BF16)
+    x.copy_(values)
+    cos, sin = tables(shape[1], 4)
+    right = rw.rotate(values, cos, sin, interleaved=False, backend="reference")
+    assert same_bits(rw.rotate(x, cos, sin, interleaved=False, backend="triton"), right)
+    rw.rotate(x, cos, sin, interleaved=False, inplace=True, backend="triton")
+    assert same_bits(x, right)
+    assert DEVICE != "cpu" or not memory[8:64].any()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinity times zero in the interpreter
+def test_bfloat16_is_rounded_to_the_nearest():
+    """Ties to even, overflow to infinity, NaN and numbers below the normal ones: what PyTorch's conversion gives."""
+    bits = torch.randint(-(2**31), 2**31, (1024,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    ties = (bits & -65536) | 0x8000
+    numbers = torch.cat([bits, ties, ties + 1, ties - 1]).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.4e38, -3.4e38, 1e-40, 1 + 2**-8])
+    cos = torch.cat([numbers, special])[:, None].to(DEVICE)
+    x = torch.zeros(len(cos), 1, 2, dtype=BF16, device=DEVICE)
+    x[..., 0] = 1
+    got = rw.rotate(x, cos, torch.zeros_like(cos), interleaved=False, layout="thd", backend="triton")[:, 0, :1]
+    right = cos.to(BF16)
+    assert torch.equal(got.isnan(), right.isnan())
+    assert torch.equal(got.nan_to_num(7.0), right.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e7])
+def test_positions_without_tables(theta):
+    """cos and sin within 1e-6 of the truth at 60 digits, at positions to 10,000,000, below 0, and beyond 2^31."""
+    more = torch.randint(0, 10_000_001, (20,), generator=torch.Generator().manual_seed(1)).tolist()
+    positions = np.array(FAR + more)
+    x = torch.zeros(1, len(positions), 1, 64, device=DEVICE)
+    x[..., :32] = 1
+    rope = rw.RotaryEmbedding(rw.RopeConfig(64, interleaved=False, theta=theta))
+    for ids in (torch.from_numpy(positions), torch.from_numpy(np.stack([positions, positions[::-1]]))):
+        rows = x.expand(2, -1, -1, -1) if ids.ndim == 2 else x
+        got = rope.rotate(rows, position_ids=ids.to(DEVICE), tables=False, backend="triton")
+        for row, each in zip(got.cpu(), ids.expand(len(rows), -1).numpy(), strict=True):
+            angle = oracle.angles(each, theta, 64)
+            off = np.abs(row[:, 0].double().numpy() - np.concatenate([np.cos(angle), np.sin(angle)], axis=-1))
+            assert off[np.abs(each) <= 10_000_000].max() <= 2e-7
+            assert off.max() <= 1e-6
+
+
+@pytest.mark.parametrize(("layout", "interleaved"), [("bshd", False), ("bhsd", True), ("thd", False)])
+def test_positions_in_every_variant(layout, interleaved):
+    """Queries and fewer keys, a part of the features, scale and direction, each dtype: as the truth has it."""
+    positions = np.array([[7, 0, 3, 9_000_000, 5]])
+    if layout != "thd":
+        positions = np.concatenate([positions, positions + 3])
+    ids, config = torch.from_numpy(positions).to(DEVICE), rw.RopeConfig(10, interleaved=interleaved)
+    angle = oracle.angles(positions, config.theta, 10).reshape(*positions.shape, 1, 5)
+    turns = turns_of(tuple(rw.inverse_frequencies(config).inv_freq[0].tolist()), ids.device)
+    for dtype, inverse, bound in ((torch.float64, False, 1e-8), (torch.float32, True, 1e-6), (BF16, False, 2.0**-6)):
+        turn = Turn(interleaved, 0.75, inverse, layout, phases=True)
+        xs = [some(*positions.shape, heads, 12, dtype=dtype) for heads in (3, 1)]
+        placed = {"bshd": lambda x: x, "bhsd": lambda x: x.transpose(1, 2), "thd": lambda x: x[0]}[layout]
+        found = backend.rotate([placed(x) for x in xs], ids[0] if layout == "thd" else ids, turns, turn)
+        for x, got in zip(xs, found, strict=True):
+            right = x.double().cpu().numpy().copy()
+            right[..., :10] = 0.75 * oracle.rotate(
+                right[..., :10], -angle if inverse else angle, interleaved=interleaved
+            )
+            np.testing.assert_allclose(got.double().cpu().numpy(), placed(torch.from_numpy(right)).numpy(), rtol=0,
+                                       atol=bound)  # fmt: skip
+            assert same_bits(got[..., 10:], placed(x)[..., 10:])
+
+
+def test_weights_gradients_never_vary():
+    """Sums over all rows by several programs come out the same to the last bit; and right."""
+    q, k, (cos, sin) = some(3, 5, 2, 16), some(3, 5, 1, 16), tables(5, 8)
+    norm = Norm(some(16), some(16) + 1, 1e-6)
+    first, second = [backend.norm_rotate_backward((q, k), q, k, cos, sin, HALF, norm) for _ in range(2)]
+    assert all(same_bits(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "check"),
+    [(dtype, check) for dtype in (torch.float32, BF16) for check in (check_norm, check_store)]
+    + [(torch.float32, check_gradients), pytest.param(BF16, check_gradients, marks=pytest.mark.thorough)],
+)
+def test_norms(dtype, check):
+    """A few of what `test_qk_norm.py` has: sections beside the turned features, heads apart, fewer keys."""
+    call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=22)
+    for each in (call, replace(call, interleaved=True, layout="bhsd", x=Lie(order=1, gaps=(3, 1, 0)), passing=0)):
+        check(NormCall(each, weights=dtype), PLACE)
+
+
+@pytest.mark.thorough
+def test_compiled_ahead(tmp_path):
+    """Compiled for an H100 nothing spills, and accesses of 128 features are 16 bytes wide, of queries and of keys."""
+    pytest.importorskip("triton.backends.nvidia.compiler")
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    others = [f"{kernel}, {dtype}, half" for kernel in ("rotate in blocks", "norm of all heads into a cache")
+              for dtype in ("bfloat16", "float32")]  # fmt: skip
+    windows = ["rotate a window, bfloat16, interleaved", "rotate a window, float32, half"]
+    command = [sys.executable, "-m", "tests.rotation.backends.compile_ahead", "rotate", "norm", *windows, *others]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 12
+    assert all(kernel["spilled"] == 0 for kernel in found.values()), found
+    for name, kernel in found.items():
+        if name.split(",")[0] not in ("rotate", "norm"):
+            continue
+        wide = {"ld.global.v4.b32", "st.global.v4.b32"}
+        weights = {"ld.global.b16"} if name == "norm, bfloat16, interleaved" else set()
+        assert set(kernel["accesses"]) == wide | weights, name
+        assert kernel["accesses"]["st.global.v4.b32"] == 8, name  # two in each half, of queries and of keys
+        assert kernel["registers"] <= 96, name
