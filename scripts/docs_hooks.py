@@ -14,6 +14,8 @@ from mkdocs.structure.files import File
 
 import ropewalk as rw
 from ropewalk import encodings, scaling
+from ropewalk.diagnosis import processes
+from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.figures.explorer import explorer_data, explorer_page
 from ropewalk.figures.explorer_model import packed_model
@@ -71,7 +73,7 @@ def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
     More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `record`
-    (`Diagnosis`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
+    (`Diagnosis` and the callback that asks for one), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -83,7 +85,7 @@ def names_of(subpackages: str) -> str:
         elif group == "processes":
             entries += [(f"rw.diagnosis.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
         elif group == "record":
-            entries.append(("rw.diagnosis.record.Diagnosis", Diagnosis))
+            entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, DoctorCallback)]
         elif group.startswith("rw_"):
             module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
             things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]

@@ -65,10 +65,10 @@ def test_the_reference_has_every_public_name(site):
     assert sorted({name for name in heads if heads.count(name) > 1}) == []
     for module in (
         "checkpoints",
-        "extend",
+        "serving",
         "audit",
         "attachment",
-        "models",
+        "layers",
         "positions",
         "rotation",
         "fused",
