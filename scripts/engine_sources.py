@@ -1,4 +1,4 @@
-"""Compare the newest releases of the engines with the lines that the caveats of `ropewalk.serving.engines` rely on.
+"""Compare the newest releases of the engines with the lines that the deviations of `ropewalk.serving.engines` rely on.
 
 Downloads the newest vllm, sglang and transformers wheels and the source distribution of llama-cpp-python (which
 contains llama.cpp) with `pip download --no-deps`, about 500 MB, and installs nothing. Prints the lines that are new or
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
     - `path`: the end of the file's path in the package. `name`: of a function or class, or Class.function; None for the
       whole file.
-    - `about`: the beginnings of the texts of caveats and of the reasons of limits that rely on it.
+    - `about`: the beginnings of the texts of the deviations that rely on it.
     """
 
     package: str
@@ -44,81 +44,83 @@ class Piece(NamedTuple):
 
 
 _ROPE = "vllm/model_executor/layers/rotary_embedding/"
+_VLLM = "vllm/model_executor/models/"
 _SGLANG = "sglang/srt/layers/rotary_embedding/"
-_LENGTH = ("Without --context-length", "It refuses a --context-length")
+_MODELS = "sglang/srt/models/"
 _EXTENDS_NOTHING = "it fixes one base when it starts, so that"
 _EVERY_LENGTH = "it fixes one base when it starts, that of"
+_IGNORED = "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored"
 _DROPPED = "`attention_factor` in a yarn block is ignored"
 _PROPORTIONAL = "it applies proportional"
 _MROPE = "under M-RoPE it applies theta and yarn"
+_RAMP = "under M-RoPE its class of this family computes"
+_HALVES = "it rotates halves under longrope"
+_ONE_LIST = "One list of divisors"
 _ONLY_THETA = "its class of this family takes only theta"
 _DEEPSEEK = "its DeepSeek classes compute"
 _DEEPSEEK_SG = "its DeepSeek class sets"
-_COHERE = "llama.cpp's converter removes the scaling"
+_AMX = "On CPUs with AMX"
+_REMOVES = "llama.cpp's converter removes the scaling"
+_NO_THETA = "llama.cpp's converter writes neither theta"
+_PHI3 = "llama.cpp's converter writes only theta and longrope"
+_LONGROPE = "llama.cpp's converter writes longrope's divisors"
 _CONVERTER = (
     "`truncate` in a yarn block is not applied",
-    "The rule is left out of the file",
     "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not applied",
-    "The divisors are written for Phi-3 only",
-    "ropewalk copies no .gguf file of this architecture, and",
+    "llama.cpp's converter leaves the rule out",
+    _LONGROPE,
 )
 
 PIECES: tuple[Piece, ...] = (
-    Piece(
-        "vllm",
-        _ROPE + "__init__.py",
-        "get_rope",
-        ("Older servers ignore `attention_factor`", "`mscale` and `mscale_all_dim` in a yarn block are ignored",
-         "It extends nothing", "One list of divisors", _EXTENDS_NOTHING, _PROPORTIONAL, _MROPE),
-    ),
-    Piece("vllm", "vllm/model_executor/models/gpt_oss.py", "OAIAttention", ("its gpt-oss class builds yarn",)),
-    Piece("vllm", "vllm/model_executor/models/deepseek_v2.py", "DeepseekV2Attention", (_DEEPSEEK,)),
-    Piece("vllm", "vllm/model_executor/models/deepseek_v2.py", "DeepseekV2MLAAttention", (_DEEPSEEK,)),
-    Piece(
-        "vllm",
-        _ROPE + "yarn_scaling_rope.py",
-        None,
-        ("Older servers ignore `attention_factor`", "`mscale` and `mscale_all_dim` in a yarn block are ignored"),
-    ),
-    Piece("vllm", _ROPE + "dynamic_ntk_scaling_rope.py", None, ("It extends nothing", _EXTENDS_NOTHING)),
-    Piece("vllm", _ROPE + "phi3_long_rope_scaled_rope.py", None, ("One list of divisors",)),
-    Piece("vllm", "vllm/config/model.py", "_get_and_verify_max_len", ("It extends nothing",)),
-    Piece(
-        "vllm",
-        "vllm/transformers_utils/config.py",
-        "patch_rope_parameters",
-        ("With transformers 4", "Older servers call"),
-    ),
-    Piece("vllm", "vllm/model_executor/models/gemma3.py", "Gemma3Attention", ("Only some model classes apply",)),
+    Piece("vllm", _ROPE + "__init__.py", "get_rope", (_IGNORED, _EXTENDS_NOTHING, _PROPORTIONAL, _MROPE)),
+    Piece("vllm", _ROPE + "mrope.py", "MRotaryEmbedding.__init__", (_RAMP,)),
+    Piece("vllm", _VLLM + "qwen3_vl.py", "mrope_positions_factor", (_RAMP,)),
+    Piece("vllm", _VLLM + "gpt_oss.py", "OAIAttention",
+          ("its gpt-oss class builds yarn", "`attention_factor` in the block is ignored")),
+    Piece("vllm", _VLLM + "deepseek_v2.py", "DeepseekV2Attention", (_DEEPSEEK,)),
+    Piece("vllm", _VLLM + "deepseek_v2.py", "DeepseekV2MLAAttention", (_DEEPSEEK,)),
+    Piece("vllm", _VLLM + "mistral.py", "MistralAttention.__init__", ("`llama_4_scaling_beta` in the block",)),
+    Piece("vllm", _VLLM + "gemma3.py", "Gemma3Attention", ("Older servers apply one flat block",)),
+    Piece("vllm", _ROPE + "yarn_scaling_rope.py", None, (_IGNORED,)),
+    Piece("vllm", _ROPE + "dynamic_ntk_scaling_rope.py", None, (_EXTENDS_NOTHING,)),
+    Piece("vllm", _ROPE + "phi3_long_rope_scaled_rope.py", None, (_ONE_LIST, _HALVES)),
+    Piece("vllm", "vllm/config/model.py", "_get_and_verify_max_len", (_EXTENDS_NOTHING,)),
+    Piece("vllm", "vllm/transformers_utils/config.py", "patch_rope_parameters", ("Older servers call",)),
     Piece("sglang", _SGLANG + "factory.py", "get_rope", (_DROPPED, _PROPORTIONAL, _MROPE)),
-    Piece("sglang", "sglang/srt/models/deepseek_v2.py", "DeepseekV2AttentionMLA.__init__", (_DEEPSEEK_SG,)),
-    Piece("sglang", "sglang/srt/models/gemma2.py", "Gemma2Attention.__init__", (_ONLY_THETA,)),
-    Piece("sglang", "sglang/srt/models/stablelm.py", "StablelmAttention.__init__", (_ONLY_THETA,)),
-    Piece("sglang", "sglang/srt/models/starcoder2.py", "Starcoder2Attention.__init__", (_ONLY_THETA,)),
+    Piece("sglang", _SGLANG + "mrope.py", "YaRNScalingMRotaryEmbedding.__init__", ("under M-RoPE it stops",)),
+    Piece("sglang", _MODELS + "deepseek_v2.py", "DeepseekV2AttentionMLA.__init__", (_DEEPSEEK_SG,)),
+    Piece("sglang", _MODELS + "gemma2.py", "Gemma2Attention.__init__", (_ONLY_THETA,)),
+    Piece("sglang", _MODELS + "stablelm.py", "StablelmAttention.__init__", (_ONLY_THETA,)),
+    Piece("sglang", _MODELS + "starcoder2.py", "Starcoder2Attention.__init__", (_ONLY_THETA,)),
+    Piece("sglang", _MODELS + "gemma4_causal.py", "Gemma4Attention.__init__",
+          ("its class of this family takes only the rope_type",)),
+    Piece("sglang", _MODELS + "olmo2.py", "Olmo2Attention.__init__", ("its config class of OLMo 3",)),
+    Piece("sglang", _MODELS + "ministral3.py", "Ministral3DecoderLayer.__init__",
+          ("its class of this family makes longrope's table",)),
     Piece("sglang", _SGLANG + "yarn.py", None, (_DROPPED,)),
     Piece("sglang", _SGLANG + "rope_variant.py", "DynamicNTKScalingRotaryEmbedding", (_EVERY_LENGTH,)),
+    Piece("sglang", _SGLANG + "rope_variant.py", "Phi3LongRoPEScaledRotaryEmbedding",
+          ("The longest prompt of a batch", _HALVES)),
     Piece("sglang", _SGLANG + "rope_variant.py", "Gemma4RotaryEmbedding", (_PROPORTIONAL,)),
-    Piece("sglang", "sglang/srt/models/gemma3_causal.py", "Gemma3Attention", ("On CPUs with AMX",)),
-    Piece("sglang", "sglang/srt/models/gemma3_causal.py", "Gemma3TextModel", ("On CPUs with AMX",)),
-    Piece("sglang", "sglang/srt/utils/hf_transformers/config.py", "get_config", ("Overrides of the outer config",)),
-    Piece("sglang", "sglang/srt/utils/hf_transformers/common.py", "get_context_length", _LENGTH),
-    Piece("sglang", "sglang/srt/configs/model_config.py", "_derive_context_length", _LENGTH),
-    Piece(
-        "transformers",
-        "transformers/modeling_rope_utils.py",
-        "_compute_yarn_parameters",
-        ("Version 4 takes YaRN's factor",),
-    ),
+    Piece("sglang", _MODELS + "gemma3_causal.py", "Gemma3Attention", (_AMX,)),
+    Piece("sglang", _MODELS + "gemma3_causal.py", "Gemma3TextModel", (_AMX,)),
+    Piece("transformers", "transformers/modeling_rope_utils.py", "_compute_yarn_parameters",
+          ("Version 4 takes YaRN's factor",)),
     Piece("transformers", "transformers/modeling_rope_utils.py", "dynamic_rope_update", ("With a cache, keys keep",)),
-    Piece("llama-cpp-python", "conversion/command_r.py", "CommandR2Model.set_gguf_parameters", (_COHERE,)),
-    Piece("llama-cpp-python", "conversion/command_r.py", "Cohere2Model.set_gguf_parameters", (_COHERE,)),
+    Piece("llama-cpp-python", "conversion/__init__.py", None, ("llama.cpp's converter has no class",)),
+    Piece("llama-cpp-python", "conversion/command_r.py", "CommandR2Model.set_gguf_parameters", (_REMOVES,)),
+    Piece("llama-cpp-python", "conversion/command_r.py", "Cohere2Model.set_gguf_parameters", (_REMOVES,)),
+    Piece("llama-cpp-python", "conversion/bert.py", "ModernBertModel.set_gguf_parameters", (_REMOVES,)),
+    Piece("llama-cpp-python", "conversion/gptneox.py", "GPTNeoXModel.set_gguf_parameters", (_NO_THETA,)),
+    Piece("llama-cpp-python", "conversion/stablelm.py", "StableLMModel.set_gguf_parameters", (_NO_THETA,)),
+    Piece("llama-cpp-python", "conversion/phi.py", "Phi3MiniModel.set_gguf_parameters", (_PHI3,)),
+    Piece("llama-cpp-python", "conversion/phi.py", "Phi3MiniModel.generate_extra_tensors", (_PHI3, _LONGROPE)),
+    Piece("llama-cpp-python", "conversion/mistral3.py", "Mistral3Model", ("llama.cpp's converter takes only yarn",)),
+    Piece("llama-cpp-python", "conversion/gemma.py", "Gemma4Model.generate_extra_tensors",
+          ("llama.cpp's converter applies proportional",)),
     Piece("llama-cpp-python", "conversion/base.py", "TextModel.set_gguf_parameters", _CONVERTER),
-    Piece(
-        "llama-cpp-python",
-        "conversion/llama.py",
-        "LlamaModel.generate_extra_tensors",
-        ("Some versions take the original length",),
-    ),
+    Piece("llama-cpp-python", "conversion/llama.py", "LlamaModel.generate_extra_tensors",
+          ("llama.cpp's converter writes llama3's",)),
     Piece("llama-cpp-python", "src/llama-model.cpp", "get_rope_factors", ("The length of the server's context",)),
 )  # fmt: skip
 SOURCE_ONLY = frozenset({"llama-cpp-python"})

@@ -144,7 +144,7 @@ def test_methods():
         assert found[name][11] == (f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else "")
     assert [cell.rstrip("\\*") for cell in found["yarn"][3:8]] == ["yes"] * 5
     assert found["dynamic"][3:8] == ["yes\\*", "no", "no", "no", "no"]
-    assert found["resonance"][3:5] == ["yes", "yes\\*"]
+    assert found["resonance"][3:5] == ["yes", "yes"]
 
 
 def test_every_method_has_its_paragraph():

@@ -25,25 +25,20 @@ def test_names_are_shown_and_not_obeyed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rope_type", "said"),
+    ("model_type", "block", "said"),
     [
-        ("dynamic", "Use --method ntk"),
-        ("longrope", "`short_mscale` and `long_mscale`"),
-        ("llama3", "top of config.json"),
-        ("proportional", "transformers 5 applies"),
+        ("llama", {"rope_type": "dynamic"}, ["extends nothing", "factor x factor", "Use --method ntk"]),
+        ("qwen2", {"rope_type": "llama3"}, ["- llama.cpp's converter: not applied: llama.cpp's converter writes"]),
+        ("gemma2", BLOCK, ["SGLang: not applied: its class of this family takes only theta"]),
+        ("llama", {**BLOCK, "attention_factor": 1.0}, ["vLLM: the same", "SGLang: `attention_f", "Compare outputs"]),
+        ("llama", {**BLOCK, "truncate": False}, ["vLLM: the same", "SGLang: the same", "Compare outputs"]),
+        ("gemma3_text", {"full_attention": BLOCK, "sliding_attention": {"rope_type": "default"}},
+         ["vLLM: the same", "version 4 does not"]),
     ],
-)
-def test_readers_are_told_apart(rope_type: str, said: str) -> None:
-    """The card names what vLLM or the converter does differently, and only for rules that were checked."""
-    block = {"rope_type": rope_type, "rope_theta": 1e4}
-    text = written({"rope_parameters": block, "max_position_embeddings": 32})
-    assert said in text
-    assert ("vLLM" in text) == (rope_type != "proportional")
-
-
-def test_a_yarn_with_keys_of_its_own_is_not_called_the_same() -> None:
-    """The converter treats both keys differently, older servers of vLLM the first."""
-    for keys, same in (({}, 2), ({"attention_factor": 1.0}, 0), ({"truncate": False}, 1)):
-        said = written({"rope_parameters": BLOCK | keys, "max_position_embeddings": 32})
-        assert said.count("the same frequencies and temperature.") == same
-        assert ("Compare outputs" in said) == (same < 2)
+)  # fmt: skip
+def test_programs_are_described_by_the_rule_of_serve_config(
+    model_type: str, block: dict[str, Any], said: list[str]
+) -> None:
+    """The card names what vLLM, SGLang and the converter do differently."""
+    text = written({"model_type": model_type, "rope_parameters": block, "max_position_embeddings": 32})
+    assert [one for one in said if one not in text] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -12,12 +13,22 @@ import pytest
 import torch
 
 from ropewalk.attachment import attachment_of
-from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
-from ropewalk.serving.engines import CONVERTER, ENGINES, LIMITS, NOT_WRITTEN, READS_GGUF, RUNNERS, why_not
+from ropewalk.serving.engines import (
+    CONVERTER,
+    DEVIATIONS,
+    ENGINES,
+    NOT_WRITTEN,
+    READ,
+    READS_GGUF,
+    RUNNERS,
+    Case,
+    applied,
+    why_not,
+)
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
 from tests.layers.material import gguf_of
@@ -82,8 +93,10 @@ def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
     assert why_not("transformers", "yarn", several) is None
     assert why_not(None, "yarn", several) is None
     assert "this model" in str(why_not(None, "yarn", None))
-    assert all(not limit.archs or limit.archs == WITH_DIVISORS for limit in LIMITS)
-    assert all(set(limit.engines) <= {*ENGINES, CONVERTER} and ".py" in limit.source + "py" for limit in LIMITS)
+    lost = [one for one in DEVIATIONS if one.effect == "lost"]
+    assert all(
+        set(one.engines) <= {*ENGINES, CONVERTER} and re.search(r"\.(py|cpp)\b|src/models/", one.source) for one in lost
+    )
     with pytest.raises(RopeError, match="unknown"):
         why_not("tgi", "yarn", None)
     with pytest.raises(RopeError, match="unknown"):
@@ -107,13 +120,41 @@ def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
         ("llama.cpp", "cohere", "linear", "removes the scaling"),
         ("llama.cpp", "cohere", "default", None),
         ("llama.cpp", "granite", "yarn", None),
+        ("llama.cpp", "granite", "llama3", None),
+        ("llama.cpp", "glm4", "llama3", "relatives"),
+        ("llama.cpp", "gpt_neox", "yarn", "neither theta nor"),
+        ("llama.cpp", "phi3", "yarn", "only theta and longrope"),
+        ("sglang", "gemma4_text", "yarn", "only the rope_type"),
+        ("vllm", "gemma4_text", "proportional", None),
+        ("sglang", "ministral3", "longrope", "original length"),
     ],
 )
 def test_classes_of_an_engine_that_replace_the_rule(engine: str, model_type: str, rule: str, words: str | None) -> None:
-    """As their sources say, which LIMITS cites; other rules of the same model run."""
-    block = {"rope_type": rule, "rope_theta": 1e4}
+    """As their sources say, which DEVIATIONS cites; other rules of the same model run."""
+    block = {"rope_type": rule, "rope_theta": 1e4, **({"beta_fast": 32.0} if model_type == "gpt_oss" else {})}
     reason = why_not(engine, "yarn", block, arch=model_type + NOT_WRITTEN, model_type=model_type)
     assert reason is None if words is None else words in str(reason)
+
+
+def test_an_answer_has_a_state_and_a_source_and_depends_on_the_version() -> None:
+    """An attention factor of its own is applied by vLLM since 0.33; one of 0.1 ln(factor) + 1 concerns nobody."""
+    own = Case(block={"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.0}, model_type="llama")
+    usual = Case(block={"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.1 * math.log(4) + 1})
+    for version, state in ((None, "applied"), ("0.33.0", "applied"), ("0.32.1", "differs"), ("0.9", "differs")):
+        found = applied("vllm", own, version)
+        assert found.state == state
+        assert ("48351" in found.source) == (state == "differs")
+        assert applied("vllm", usual, version).state == "applied"
+        assert any("48351" in one.source for one in found.caveats) == (version != "0.33.0")
+    assert applied("sglang", own).state == "differs"
+    assert applied("sglang", usual).state == "applied"
+    assert applied("sglang", own).caveats[0].effect == "differs"
+    for engine in ENGINES:
+        assert applied(engine, usual).source in READ.values()
+    interleaved = Case(block={"rope_type": "longrope"}, model_type="cohere", interleaved=True)
+    assert [applied(engine, interleaved).state for engine in ("vllm", "sglang", "transformers")] == [
+        "lost", "lost", "applied",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -123,7 +164,9 @@ def test_rules_under_mrope(rule: str, refused: bool) -> None:
     """vLLM and SGLang build a rotary module with several axes for the default rule and yarn; transformers for all."""
     block = {"rope_type": rule, "mrope_section": [16, 24, 24]}
     for engine in ("vllm", "sglang"):
-        assert ("M-RoPE" in str(why_not(engine, "yarn", block))) == refused
+        for model_type in ("qwen3_5_text", "qwen3_vl_text"):
+            assert ("M-RoPE" in str(why_not(engine, "yarn", block, model_type=model_type))) == refused
+    assert ("four times" in str(why_not("vllm", "yarn", block, model_type="qwen2_vl"))) == (rule == "yarn")
     assert why_not("transformers", "yarn", block) is None
 
 
@@ -200,7 +243,7 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
         why_not("llama.cpp", "resonance", {"rope_type": "longrope"}, arch=Served.open(source, None).gguf_arch)
         is not None
     )
-    with pytest.raises(RopeError, match="Llama's architecture"):
+    with pytest.raises(RopeError, match="only for Phi-3"):
         serve_config(source, "llama.cpp", method="resonance", target=128)
     file = write_foreign(random_model("starcoder2", sliding_window=None), tmp_path / "foreign.gguf")
     assert Served.open(file, None).gguf_arch == "starcoder2"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import re
 import shlex
@@ -21,7 +23,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
-from ropewalk.serving.engines import ENGINES, READS_GGUF
+from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import ServeConfig, serve_config
 from ropewalk.serving.served import Served
 from tests.readers.random_models import folder_of, random_model
@@ -29,40 +31,38 @@ from tests.readers.random_models import folder_of, random_model
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
 EXTENDS = [name for name, method in METHODS.items() if method.extends]
-PHI = ("phi_3_5_mini", "phi_3_5_vision_su", "phi_4_mini")
-SEVERAL = ("gemma_3_1b", "gemma_3_27b", "modernbert_base", "olmo_3_1_32b")
+ANSWERS = list(csv.DictReader((Path(__file__).with_name("answers.csv")).read_text().splitlines()))
+"""What each engine does with each config, as it is and under three methods, with the file and line of its class.
 
-WINDOWS = "layers with a window keep theirs"
-REFUSED: dict[str, str] = {
-    "gemma_2_2b": WINDOWS,
-    "gpt_oss_120b": WINDOWS,
-    "gemma_4_e4b": "pairs do not rotate",
-    "gpt_j_6b": "no block of rope parameters",
-    "laguna_s": "unknown whether the model was trained",
-    "llama_4_scout": "changes none",
-    "mistral_7b_v0_1": "changes none",
-    "starcoder2_7b": "changes none",
+"applied", "differs: ..." (applied, with a caveat of these words), or words of the reason below. Sources are those of
+vLLM 0.33.0, SGLang 0.5.23, transformers 5.23 and llama-cpp-python 0.3.36.
+"""
+WORDS = {
+    "windows": "layers with a window keep theirs",
+    "pairs": "pairs do not rotate",
+    "unsettled": "unknown whether the model was trained",
+    "no effect": "so that it changes none",
+    "no block": "no block of rope parameters",
+    "deepseek": "DeepSeek",
+    "theta only": "only theta from",
+    "flat keys": "flat keys",
+    "table": "only as long as the original length",
+    "ramp": "four times the original length",
+    "one axis": "a rope of one axis",
+    "one base": "fixes one base",
+    "scaling removed": "removes the scaling",
+    "no theta": "neither theta nor a scaling",
+    "phi3 only": "longrope's divisors only for Phi-3",
+    "llamas": "Llama's architecture and its relatives",
+    "llama only": "only into .gguf files of Llama's",
+    "yarn only": "takes only yarn",
+    "no class": "has no class",
+    "differs: one list": "One list of divisors",
+    "differs: by batch": "longest prompt of a batch",
+    "differs: by context": "length of the server's context",
+    "differs: queries": "queries beyond the original length are not scaled",
+    "differs: truncate": "`truncate` in a yarn block",
 }
-"""Under yarn, by every engine."""
-DEEPSEEK = dict.fromkeys(("deepseek_v2_lite", "deepseek_v3"), "DeepSeek")
-OF_GGUF = {
-    **dict.fromkeys(("aya_23_8b", "command_r"), "removes the scaling"),
-    **dict.fromkeys((*DEEPSEEK, "ministral_3_3b", *PHI, "gemma_3_27b", "olmo_3_1_32b"), "Llama's architecture"),
-    **dict.fromkeys(("gemma_3_1b", "modernbert_base"), "several ropes"),
-}
-OF_ENGINE: dict[str, dict[str, str]] = {
-    "vllm": DEEPSEEK,
-    "sglang": {**DEEPSEEK, "stablelm_3b": "only theta"},
-    **dict.fromkeys(READS_GGUF, OF_GGUF),
-}
-"""Under yarn, also by these engines."""
-UNCHANGED = {
-    **dict.fromkeys((*SEVERAL, "laguna_s"), "several ropes"),
-    "gemma_4_e4b": "Llama's architecture",
-    **dict.fromkeys((*PHI, "llama_4_scout"), "copies no .gguf file of this architecture"),
-    "internlm2_5_7b_dynamic": "depend on the length",
-}
-"""As the checkpoint is, by the engines that load a .gguf file."""
 
 
 @pytest.fixture
@@ -74,24 +74,38 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("folder", "name"), [(name, name) for name in NAMES], indirect=["folder"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_fixture(engine: str, folder: Path, name: str) -> None:
-    """As it is, and under yarn: commands, or the expected reason."""
-    for method, reason in (
-        ("as-is", UNCHANGED.get(name) if engine in READS_GGUF else None),
-        ("yarn", REFUSED.get(name) or OF_ENGINE.get(engine, {}).get(name)),
-    ):
-        if reason is None:
-            found = serve_config(folder, engine, method=method)
-            assert found.steps or found.file
-        else:
-            with pytest.raises(RopeError, match=reason):
-                serve_config(folder, engine, method=method)
-    if name != "laguna_s":  # the doctor finds out whether it was trained with its scaling
-        source = Served.open(folder, None)
-        why = source.why_not(engine, "yarn", Reach(source.trained, 4 * source.trained))  # as the doctor recommends
-        assert re.search(reason, why or "") if reason else why is None
+@pytest.mark.parametrize(
+    ("folder", "row"), [(one["config"], one) for one in ANSWERS], indirect=["folder"], ids=lambda one: str(one)[:40]
+)
+def test_every_fixture(folder: Path, row: dict[str, str]) -> None:
+    """As it is, and under three methods: the answer of the table; the doctor's rule gives the same."""
+    assert re.search(r"\.(py|cpp):\d+|no (own )?class", row["source"])
+    for engine in ("llama.cpp", "ollama") if row["engine"] == "llama.cpp" else (row["engine"],):
+        for method in ("as-is", "yarn", "ntk", "llama3"):
+            answer, found = row[method], tried(folder, engine, method)
+            if answer == "applied" or answer.startswith("differs"):
+                assert isinstance(found, ServeConfig), found
+                assert found.steps or found.file
+                first = next((one for one in found.caveats if one.before is None), None)
+                differs = first is not None and first.effect == "differs"
+                assert differs == (answer != "applied")
+                assert not differs or (first is not None and WORDS[answer] in first.text)
+            else:
+                assert isinstance(found, RopeError)
+                assert WORDS[answer] in found.rule
+            if method != "as-is" and answer != "unsettled":  # the doctor finds out whether it was trained so
+                source = Served.open(folder, None)
+                why = source.why_not(engine, method, Reach(source.trained, 4 * source.trained))
+                assert (why is None) == isinstance(found, ServeConfig)
+                assert why is None or WORDS[answer] in why
+
+
+def test_the_table_is_complete() -> None:
+    """A row for each config and engine, and no answer without a row."""
+    engines = [one for one in ENGINES if one != "ollama"]
+    assert sorted((one["config"], one["engine"]) for one in ANSWERS) == sorted(itertools.product(NAMES, engines))
+    used = {one[method] for one in ANSWERS for method in ("as-is", "yarn", "ntk", "llama3")}
+    assert used == {*WORDS, "applied"}
 
 
 def overridden(config: Any, keys: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.serving.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
+from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied
 
 
 def card(model: str, method: str, config: Mapping[str, Any]) -> str:
@@ -33,27 +33,24 @@ def card(model: str, method: str, config: Mapping[str, Any]) -> str:
         "",
         "## Programs that load it",
         "",
-        *_readers(block),
+        *_readers(config),
         "",
         "Nothing was measured. To measure it, run `ropewalk doctor`.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _readers(block: Mapping[str, Any]) -> list[str]:
-    """Return one line for each program that loads the folder."""
-    if "rope_type" not in block:  # a block for each layer type
-        return ["- transformers 5 applies `rope_parameters`. Other programs were not tested with several blocks."]
-    rule = block["rope_type"]
-    lines = [
-        "- transformers 5 applies `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; the folder has both."
-    ]
-    if rule not in RULES_CHECKED:
-        return lines
+def _readers(config: Mapping[str, Any]) -> list[str]:
+    """Return one line for each program that loads the folder, by the rule of `serve-config`."""
+    case = Case(block=config["rope_parameters"], model_type=str(config.get("model_type", "")), converted=True)
+    former = "version 4 does not" if case.several else "version 4 `rope_scaling` and `rope_theta`; the folder has both"
+    lines = [f"- transformers 5 applies `rope_parameters`, {former}."]
     for engine, title in READERS_OF_CONFIGS.items():
-        notes = [one.text for one in caveats_of(engine, block, rule, scaled=rule != "default") if one.of_the_block]
-        lines.append(f"- {title}: {' '.join(notes) or 'the same frequencies and temperature.'}")
-    return [*lines, "", "The statements about vLLM and llama.cpp are from their sources, not from a run."]
+        found = applied(engine, case)
+        notes = [one.text for one in found.caveats if one.effect == "differs" and one.before is None]
+        lost = f"not applied: {found.reason}." if found.state == "lost" else ""
+        lines.append(f"- {title}: {lost or ' '.join(notes) or 'the same frequencies and temperature.'}")
+    return [*lines, "", "The statements about other programs are from their sources, not from a run."]
 
 
 def plain_text(text: str) -> str:

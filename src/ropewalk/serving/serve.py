@@ -22,17 +22,15 @@ from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import METHODS, Reach, is_unsettled, method_named
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import (
-    CONVERTER,
     ENGINES,
     MULTIPLIES_LENGTH,
     NOT_MULTIPLIED,
     READS_GGUF,
     RUNNERS,
-    Caveat,
+    Answer,
+    Deviation,
+    applied,
     blocks_of,
-    caveats_of,
-    limit_of,
-    why_not,
 )
 from ropewalk.serving.recorded import Cost, Recorded
 from ropewalk.serving.served import Served
@@ -48,7 +46,8 @@ class ServeConfig:
       model with several ropes.
     - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
     - `note`: instructions for the client, or None.
-    - `caveats`: known deviations of the engine. `costs`: from the doctor's records.
+    - `caveats`: known deviations of the engine that concern these steps, first the one that matters most.
+    - `costs`: from the doctor's records.
     """
 
     engine: str
@@ -59,7 +58,7 @@ class ServeConfig:
     steps: tuple[str, ...]
     file: tuple[str, str] | None
     note: str | None
-    caveats: tuple[Caveat, ...]
+    caveats: tuple[Deviation, ...]
     costs: tuple[Cost, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -161,12 +160,7 @@ def serve_config(
             facts={"model": source.name, **refused.facts},
             cure=refused.cure or _cure(engine, source, chosen, reach, length, stated),
         ) from None
-    main = plan.main
-    kind = {"composite": bool(source.parts), "several": source.nested, "shortened": plan.length < reach.target}
-    rule = str(main["rope_type"])
-    caveats = caveats_of(engine, main, rule, scaled=extends or rule != "default", **kind)
-    if any("convert_hf_to_gguf" in step for step in steps):
-        caveats += caveats_of(CONVERTER, main, rule, scaled=extends, **kind)
+    answer = plan.answer("\n".join((*steps, *(file or ()))))
     return ServeConfig(
         engine=engine,
         model=str(model),
@@ -176,7 +170,7 @@ def serve_config(
         steps=steps,
         file=file,
         note=f"Send only the last {plan.length:,} tokens of a longer text: the client crops it." if crops else None,
-        caveats=tuple(caveats),
+        caveats=answer.caveats,
         costs=tuple(one.costs[chosen] for one in measured if chosen in one.costs),
     )
 
@@ -224,15 +218,6 @@ def _check_model(source: Served, record: Recorded) -> None:
             },
             cure="Pass the record of this model, or measure it: ropewalk doctor MODEL --json FILE.",
         )
-
-
-_CONVERT_UNCHANGED = (
-    "Convert the folder with llama.cpp's convert_hf_to_gguf.py, and check the server (ropewalk verify)."
-)
-_CONVERT = (
-    "Write a folder (ropewalk extend apply), convert it with llama.cpp's convert_hf_to_gguf.py, and check the server "
-    "(ropewalk verify)."
-)
 
 
 def setting_command(
@@ -352,14 +337,17 @@ class _Plan:
         if isinstance(under, str):
             raise _Refused(under)
         block, stated = under
-        reason = why_not(engine, method, block, arch=source.gguf_arch, model_type=source.model_type)
-        if reason is not None:
-            converts = engine in READS_GGUF and source.nested
-            converts = converts and limit_of(CONVERTER, block, model_type=source.model_type) is None
-            raise _Refused(reason, _CONVERT if converts else None)
         changed = record.extends or (method == "plain" and source.is_scaled)
         context = (length or reach.target) if record.extends else stated
-        return cls(engine, source, method, reach, block, stated, context, changed, trained_length)
+        plan = cls(engine, source, method, reach, block, stated, context, changed, trained_length)
+        answer = plan.answer()
+        if answer.state == "lost":
+            raise _Refused(str(answer.reason), source=answer.source)
+        return plan
+
+    def answer(self, command: str = "") -> Answer:
+        """Return what the engine does with the block."""
+        return applied(self.engine, self.source.case(self.block, self.length, changed=self.changed, command=command))
 
     @property
     def main(self) -> Mapping[str, Any]:
@@ -380,8 +368,10 @@ class _Plan:
         if self.engine == "vllm":
             flag = f" --hf-overrides {_quoted(self._override('rope_parameters'))}" if self.changed else ""
             return (f"vllm serve {model} --max-model-len {length}{flag}",), None
-        if self.engine == "sglang" and self.changed and (source.parts or source.rope.scaling is not None):
-            # An override is merged into the config's own block, whose other keys would survive.
+        own_block = source.parts or source.rope.scaling is not None or source.model_type == "qwen3_next"
+        if self.engine == "sglang" and self.changed and own_block:
+            # An override is merged into the config's own block, whose other keys would survive, and Qwen3-Next's class
+            # (0.5.23's models/qwen3_next.py, line 640) takes theta from outside of it.
             return (self._apply("longer"), f"{_SGLANG} longer --context-length {length}"), None
         if self.engine == "sglang":
             key = "rope_parameters" if source.nested else "rope_scaling"
@@ -395,18 +385,9 @@ class _Plan:
         flags = self._llama_flags()
         if flags is not None:
             return (f"llama-server -m {shlex.quote(source.name)} --ctx-size {length}{flags}",), None
-        writes = self.changed or source.arch is None
-        convert = None  # the converter drops `dynamic`
-        if self.main["rope_type"] != "dynamic":
-            convert = _CONVERT if self.changed else _CONVERT_UNCHANGED
         copies = source.gguf_arch in PERMUTED
-        converts = writes and not copies
-        if converts and source.arch is not None:
+        if self.changed and not copies and source.arch is not None:
             raise _Refused("ropewalk copies no files of this architecture", architecture=source.arch, known=[*PERMUTED])
-        by = CONVERTER if converts and not source.nested else self.engine
-        reason = limit_of(by, self.block, arch=source.gguf_arch, model_type=source.model_type) if writes else None
-        if reason is not None:
-            raise _Refused(reason, convert, architecture=source.model_type, known=[*PERMUTED])
         file, steps = source.name, list[str]()
         if source.arch is None:
             folder, file = str(source.path.parent if source.path.is_file() else source.path), CONVERTED
@@ -414,7 +395,7 @@ class _Plan:
                 folder, (name, _, revision) = "model", source.given.partition("@")
                 chosen = ["--revision", revision] if revision else []
                 steps = [shlex.join(["hf", "download", name, *chosen, "--local-dir", folder])]
-            if converts and self.changed:
+            if self.changed and not copies:
                 steps, folder, file = [self._apply("longer")], "longer", LONGER
             steps.append(f"python convert_hf_to_gguf.py {shlex.quote(folder)} --outfile {file}")
         if self.changed and copies:

@@ -20,7 +20,7 @@ from ropewalk.rope.config import RopeConfig, ropes_by_block
 from ropewalk.rope.hugging_face import NESTED, text_part
 from ropewalk.rope.layer_types import window_of_layer_type
 from ropewalk.rope.of_layers import Positions
-from ropewalk.serving.engines import NOT_WRITTEN, why_not
+from ropewalk.serving.engines import NOT_WRITTEN, Case, why_not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,14 @@ class Served:
         found = None if engine == "python" else self.under(method, reach)
         if isinstance(found, str):
             return found
-        return why_not(engine, method, found and found[0], arch=self.gguf_arch, model_type=self.model_type)
+        return why_not(engine, method, found and found[0], arch=self.gguf_arch, model_type=self.model_type,
+                       interleaved=self.rope.interleaved)  # fmt: skip
+
+    def case(self, block: Mapping[str, Any], length: int, *, changed: bool, command: str = "") -> Case:
+        """Return the case of a block at a length in tokens; `changed`: it differs from the checkpoint's own."""
+        converted = self.arch is None and not (changed and self.gguf_arch in PERMUTED)
+        return Case(block=block, model_type=self.model_type, arch=self.gguf_arch, converted=converted, extends=changed,
+                    length=length, interleaved=self.rope.interleaved, command=command)  # fmt: skip
 
     def writes_file(self, method: str, reach: Reach) -> bool:
         """Return whether ropewalk copies this .gguf file under a method."""
