@@ -240,7 +240,7 @@ def checked(
         "verdict": found.outcome.kind, "named": list(found.outcome.applied), "sentence": found.outcome.sentence,
         "longest_prompt": max((probe.tokens for probe in found.questions), default=1),
         "neighbour": next((s.name for s in found.standings if s.name != one.name and s.misfit is not None), None),
-        "minor": list(found.outcome.minor), "requests": found.requests, "up_to": golden.up_to,
+        "hidden": [effect.name for effect in found.outcome.hidden], "requests": found.requests, "up_to": golden.up_to,
         "seconds": round(time.monotonic() - begun, 2), "noise_found": found.noise,
     }  # fmt: skip
     with lines.open("a") as stream:

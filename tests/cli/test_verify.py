@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 import time
 
@@ -15,6 +16,7 @@ from ropewalk.cli.verify import _cache, _Lines
 from ropewalk.verification.engine import OurEngine
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
+from tests.verification.test_log import log_of
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def test_a_server_is_verified(small, tmp_path, cache, capsys, monkeypatch):  # n
     assert "as expected" in drawn.read_text()
     assert "misfit (nats)" in drawn.read_text()
     lines = progress.splitlines()
-    assert " hypotheses, 11 to 63 requests" in lines[0]
+    assert " hypotheses, 12 to 64 requests" in lines[0]
     assert "our predictions for 192 tokens take at most about" in lines[1]
 
 
@@ -125,6 +127,10 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
         (["--engine", "http://localhost:1"], "pass a model, or a file"),
         (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write needs a model"),
         (["--write", "g.json"], "--write needs a model"),
+        (["tiny", "--from-log", "a.jsonl", "--engine", "http://localhost:1"], "--from-log needs a model"),
+        (["--from-log", "a.jsonl"], "--from-log needs a model"),
+        (["tiny", "--write", "g.json", "--from-log", "a.jsonl"], "excludes --engine, --golden, --write"),
+        (["tiny", "--from-log", "missing.jsonl"], '{"input_ids": [5, 8], "logprobs": [null, -1.25]}'),
         *(
             (
                 ["--golden", name, "--engine", "http://localhost:1"],
@@ -143,6 +149,29 @@ def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
     assert message in told
     assert "Traceback" not in told
     assert list(tmp_path.glob("*.json")) == []
+
+
+def test_the_next_command_decides(small, tmp_path, capsys):  # noqa: F811
+    """Prompts of 300 tokens cannot show positions after 512; the printed command sends longer ones."""
+    save(small, tmp_path / "small")
+    with serving(OurEngine(small)) as url:
+        words = (tmp_path / "small", "--engine", url, "--up-to", "530")
+        assert run(*words, "--max-tokens", "300") == 2
+        printed = capsys.readouterr().out.splitlines()
+        (following,) = [line for line in printed if line.startswith("Next: ")]
+        command = shlex.split(following)
+        assert command[1:3] == ["ropewalk", "verify"]
+        assert run(*command[3:]) == 0
+    assert "Next: " not in capsys.readouterr().out
+
+
+def test_a_log_is_checked(small, tmp_path, capsys):  # noqa: F811
+    """The verdict and the exit status, without an engine."""
+    save(small, tmp_path / "small")
+    log = log_of(small, tmp_path / "log.jsonl")
+    assert run(tmp_path / "small", "--from-log", log) == 0
+    assert "small in the log: As expected" in capsys.readouterr().out
+    assert run(tmp_path / "small", "--from-log", log, "--expect", "yarn:4", "--up-to", "200") == 1
 
 
 def test_a_file_that_is_no_golden_file(tmp_path, capsys):

@@ -182,7 +182,7 @@ def test_wrong_positions_of_generated_tokens(rule, name, verify):
     assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
     right = verify(model, OurEngine(model))
     assert right.outcome.decoding
-    assert right.requests <= 27, "several generated tokens cost no more requests than one"
+    assert right.requests <= 28, "several generated tokens cost no more requests than one"
 
 
 @pytest.mark.parametrize("start", range(1, STEPS))

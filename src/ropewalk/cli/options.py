@@ -301,25 +301,28 @@ def read_tokens(text: str, option: str = "length") -> int:
     )
 
 
-def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> str:
+def command_line(
+    context: typer.Context, *, leave_out: Container[str] = (), changed: Mapping[str, Any] | None = None
+) -> str:
     """Return the command and its given options as text for a shell.
 
     A path is shortened to its last part, so a record contains no private folders. `leave_out` contains parameters that
-    do not change results.
+    do not change results. With `changed`, the values of some parameters, the command can be run: paths are complete.
     """
+    new, shown = changed or {}, _shown if changed is None else str
     words = ["ropewalk", *context.command_path.removeprefix("ropewalk").split()]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if name in leave_out or source is None or source.name != "COMMANDLINE":
+        if name in leave_out or (name not in new and (source is None or source.name != "COMMANDLINE")):
             continue
-        values = context.params[name]
+        values = new.get(name, context.params[name])
         option = parameter.opts[0] if parameter.param_type_name == "option" else None
         if isinstance(values, bool):
             words.append(option or str(values)) if values else words.append(parameter.secondary_opts[0])
             continue
         for value in values if isinstance(values, list | tuple) else [values]:
-            words += [*([option] if option else []), _shown(value)]
+            words += [*([option] if option else []), shown(value)]
     return shlex.join(words)
 
 

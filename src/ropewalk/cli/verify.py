@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.options import TOKENS
+from ropewalk.cli.options import TOKENS, command_line
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ PROMPTS, OUTPUT = "Prompts", "Output"  # headings of options
 
 
 def verify(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -38,6 +39,10 @@ def verify(
     ] = None,
     golden: Annotated[
         Path | None, typer.Option(help="Check the engine with the predictions of this file, without a model.")
+    ] = None,
+    from_log: Annotated[
+        Path | None,
+        typer.Option(help="Check log-probabilities that a trainer or a server has written, as JSON lines."),
     ] = None,
     write: Annotated[
         Path | None,
@@ -90,15 +95,17 @@ def verify(
     Sends a few prompts for one token each, and compares the log-probabilities with our own under each hypothesis. The
     exit status is 0 as expected, 1 other than expected, 2 undecided. The variable OPENAI_API_KEY may contain a key.
     --write only writes our predictions to a file; --golden checks engines with this file, without the weights.
+    --from-log checks the log-probabilities of a file, without an engine.
     """
     from rich.console import Console
 
     from ropewalk.atomic_io import check_output, write_output
     from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.verification.golden import Golden, write_golden
+    from ropewalk.verification.log import verify_log
     from ropewalk.verification.verify import verify as run
 
-    check_modes(model, engine, golden, write)
+    check_modes(model, engine, golden, write, from_log)
     for file in (write, json_file):
         if file is not None:
             check_output(file)
@@ -115,12 +122,18 @@ def verify(
         written = write_golden(str(model), write, progress=progress, **predicting)
         Console().print(_written(written, write, time.monotonic() - begun))
         return
-    if golden is not None:
+    if from_log is not None:
+        most = predicting.pop("up_to") or max_tokens
+        verification = verify_log(model, from_log, max_tokens=most, progress=progress, **predicting)
+    elif golden is not None:
         verification = Golden.read(golden).check(engine, model=model, **asking)
     else:
         verification = run(model, engine, **predicting, **asking)
     document = verification.to_json()
     print_verification(Console(), verification)
+    if (needs := verification.outcome.needs) is not None:
+        longer = {"up_to": needs} if golden is None and needs > verification.outcome.up_to else {}
+        print(f"Next: {command_line(context, changed=longer | {'max_tokens': max(max_tokens, needs)})}")
     if json_file is not None:
         write_output(json_file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if figure is not None:
@@ -130,20 +143,26 @@ def verify(
     raise typer.Exit(verification.exit_status)
 
 
-def check_modes(model: str | None, engine: str | None, golden: Path | None, write: Path | None) -> None:
-    """Raise `RopeError` unless the options select one of the three uses."""
-    if write is not None and (model is None or engine is not None or golden is not None):
-        rule = "verify: --write needs a model, and excludes --engine and --golden."
-    elif write is None and engine is None:
-        rule = "verify: pass an engine to check as --engine, or a file to write as --write."
-    elif write is None and model is None and golden is None:
+def check_modes(
+    model: str | None, engine: str | None, golden: Path | None, write: Path | None, from_log: Path | None = None
+) -> None:
+    """Raise `RopeError` unless the options select one of the four uses."""
+    alone = [f"--{name}" for name, file in (("write", write), ("from-log", from_log)) if file is not None]
+    if alone and (model is None or engine is not None or golden is not None or len(alone) > 1):
+        rule = f"verify: {alone[0]} needs a model, and excludes --engine, --golden, --write and --from-log."
+    elif alone:
+        return
+    elif engine is None:
+        rule = "verify: pass an engine to check as --engine, a file to write as --write, or a log as --from-log."
+    elif model is None and golden is None:
         rule = "verify: pass a model, or a file of golden predictions as --golden."
     else:
         return
     raise RopeError(
         rule,
-        facts={"model": model, "engine": engine, "golden": golden, "write": write},
-        cure="Run ropewalk verify MODEL --engine URL, or MODEL --write FILE, or --golden FILE --engine URL.",
+        facts={"model": model, "engine": engine, "golden": golden, "write": write, "from_log": from_log},
+        cure="Run ropewalk verify MODEL --engine URL, MODEL --write FILE, MODEL --from-log FILE, or --golden FILE "
+        "--engine URL.",
     )
 
 
@@ -217,6 +236,10 @@ def print_verification(console: Console, verification: Verification) -> None:
         if len(tables) == 1 or least:
             console.print(tables[0])
             break
-    noise = "" if verification.noise is None else f" Its error after a single token is {verification.noise:.4f} nats."
+    noise = "" if verification.noise is None else f" Its error after a single token is {verification.noise:.4f} nats"
+    if noise and verification.residual is not None:
+        noise += (
+            f", in all prompts {verification.residual:.4f}; the same prompt twice, {verification.repeated or 0.0:.4f}"
+        )
     cost = f"{verification.requests} requests, {verification.seconds:.0f} s."
-    console.print(Text(f"Tokens: {verification.tokenisation}.{noise} {cost}"))
+    console.print(Text(f"Tokens: {verification.tokenisation}.{noise}. {cost}"))

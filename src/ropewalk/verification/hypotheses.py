@@ -63,6 +63,11 @@ class Hypothesis:
             ) + (("indexer",) if self.indexer and length > self.unchanged_below else ())
         return self._at[length]
 
+    @property
+    def by_frequencies(self) -> bool:
+        """Return whether it changes only frequencies, whose effect grows with the prompt."""
+        return not any(self.positions.extensions)
+
     @cached_property
     def _at(self) -> dict[int, tuple[object, ...]]:
         return {}

@@ -47,6 +47,11 @@ class Probe:
         """Return the engine's log-probabilities of these tokens."""
         return np.array(list(self.answer.values()))
 
+    def misfit_of(self, other: Probe) -> float:
+        """Return the mean absolute difference in nats from another answer to the same prompt."""
+        apart = [abs(value - other.answer[token]) for token, value in self.answer.items() if token in other.answer]
+        return float(np.mean(apart)) if apart else 0.0
+
     def misfit(self, name: str) -> float:
         """Return the mean absolute difference in nats between the answer and a hypothesis."""
         return float(np.abs(self.given - self.predictions[name].of(self.ids)).mean())
@@ -138,6 +143,20 @@ STATUS: dict[Kind, int] = {"as expected": 0, "other": 1, "none": 1, "tokens": 1,
 
 
 @dataclass(frozen=True)
+class Effect:
+    """The mean change of the answers by a hypothesis, and the engine's noise where it acts, in nats; NaN if unknown."""
+
+    name: str
+    nats: float
+    noise: float
+
+    def __str__(self) -> str:
+        if not self.nats < self.noise:
+            return self.name
+        return f"{self.name} (its effect, {self.nats:.2g} nats, is below the engine's noise, {self.noise:.2g} nats)"
+
+
+@dataclass(frozen=True)
 class EngineVerdict:
     """The conclusion of a check.
 
@@ -146,9 +165,9 @@ class EngineVerdict:
     - `up_to`: the longest prompt, in tokens, for which the conclusion holds.
     - `applied`: the hypotheses that explain the answers, the best first.
     - `candidates`: for "undecided", the hypotheses not distinguished from the best.
-    - `needs`: the length of prompts, in tokens, to distinguish them; None if longer ones would not help.
+    - `needs`: the longest prompt, in tokens, that would distinguish these or `hidden`; None if longer ones do not help.
     - `detail`: a sentence with a fact about this conclusion.
-    - `minor`: small differences, such as the rounding of a table, that the answers do not exclude.
+    - `hidden`: hypotheses that the answers do not exclude, because the engine's noise is larger than their effect.
     - `decoding`: whether answers after generated tokens agree, too; None if they were not measured or do not decide.
     """
 
@@ -159,7 +178,7 @@ class EngineVerdict:
     candidates: tuple[str, ...] = ()
     needs: int | None = None
     detail: str = ""
-    minor: tuple[str, ...] = ()
+    hidden: tuple[Effect, ...] = ()
     decoding: bool | None = None
 
     @property
@@ -176,17 +195,20 @@ class EngineVerdict:
         """
         if self.kind == "as expected":
             decoding = " and in decoding" if self.decoding else ""
-            minor = f" Too small to exclude here: {', '.join(self.minor)}." if self.minor else ""
+            hidden = f" Could not exclude: {'; '.join(map(str, self.hidden))}." if self.hidden else ""
             covered = f"for prompts of up to {self.up_to:,} tokens{decoding}"
-            return f"As expected, {covered}: {self.expected}. {self.detail}".rstrip() + minor
+            return f"As expected, {covered}: {self.expected}. {self.detail}".rstrip() + hidden
         if self.kind == "other":
             return f"Applies {_either(self.applied)} instead of {self.expected}."
         if self.kind == "none":
             return f"Neither {self.expected} nor any other hypothesis explains the answers. {self.detail}"
         if self.kind == "tokens":
             return f"Different tokenizer: {self.detail}"
-        cure = "the prompts of another --text or an engine with a smaller error"
-        cure = cure if self.needs is None else f"prompts of {self.needs:,} tokens"
+        cure = (
+            (self.detail or "the prompts of another --text")
+            if self.needs is None
+            else f"prompts of up to {self.needs:,} tokens"
+        )
         return f"Cannot distinguish {_either(self.applied)} and {_either(self.candidates)}: needs {cure}."
 
 
@@ -224,6 +246,7 @@ class Verification:
     - `standings`: every hypothesis, the best first.
     - `questions`: the prompts and the answers.
     - `noise`: the engine's error in nats on prompts of one token, which no rope changes; None if not measured.
+    - `residual`: the misfit of the best hypothesis. `repeated`: the difference of two answers to the same prompt.
     - `tokenisation`: a description of the comparison of tokens.
     - `left_out`: hypotheses that our side cannot compute for this model.
     - `requests`, `seconds`: the cost.
@@ -235,6 +258,8 @@ class Verification:
     standings: tuple[HypothesisFit, ...]
     questions: tuple[Probe, ...]
     noise: float | None
+    residual: float | None
+    repeated: float | None
     tokenisation: str
     left_out: tuple[str, ...]
     requests: int
@@ -264,11 +289,13 @@ class Verification:
                 "applied": list(outcome.applied),
                 "not_told_apart": list(outcome.candidates),
                 "needs_tokens": outcome.needs,
-                "minor_not_excluded": list(outcome.minor),
+                "not_excluded": [vars(effect) for effect in outcome.hidden],
                 "decoding": outcome.decoding,
                 "exit_status": outcome.exit_status,
             },
             "noise": self.noise,
+            "residual": self.residual,
+            "repeated": self.repeated,
             "tokenisation": self.tokenisation,
             "left_out": list(self.left_out),
             "requests": self.requests,

@@ -85,6 +85,12 @@ class Predictions:
             self._known |= new
         return {length: Prediction(_unpacked(self._known[key])) for length, key in keys.items()}
 
+    def losses(self, hypothesis: Hypothesis, input_ids: Sequence[int], *, seq_len: int) -> Values:
+        """Return the loss in nats of each token but the first, under a hypothesis."""
+        under = under_positions(self.reader, hypothesis.positions)
+        with repaired_indexers(under) if hypothesis.indexer else nullcontext():
+            return under.window_losses(torch.tensor(input_ids), seq_len=seq_len)
+
     @staticmethod
     def _key(hypothesis: Hypothesis, input_ids: Sequence[int]) -> str:
         at = hypothesis.at(len(input_ids))  # what agrees at this length has one key

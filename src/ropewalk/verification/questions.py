@@ -225,7 +225,8 @@ class OurSide:
             if prompts == DECODING:
                 break
         if self.up_to > CHUNKS[0] + 1 and not self.positions.needs_seq_len:
-            ids, lengths = self.prompt(0.5, self.up_to - 1), candidates(CHUNKS[0] + 1, self.up_to - 1, 24)
+            last = min(self.up_to - 1, CHUNKS[0] + 128)
+            ids, lengths = self.prompt(0.5, last), candidates(CHUNKS[0] + 1, last, 24)
             tops = self.predictions.of(self.first, ids, lengths)
             for length in sorted(lengths, key=lambda length: tops[length].lead)[-AFTER_CHUNKS:]:
                 progress.begin(f"our prediction of a generated token after {length:,} tokens", length)

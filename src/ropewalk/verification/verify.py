@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from ropewalk.verification.engine import (
 )
 from ropewalk.verification.hypotheses import expected_positions, first_difference
 from ropewalk.verification.outcome import (
+    Effect,
     EngineVerdict,
     HypothesisFit,
     Kind,
@@ -64,6 +66,7 @@ LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
 OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
 DRAFTED, DRAFTED_TOKENS, LEAST_DRAFTED = 4, 16, 24  # prompts, generated tokens, drafted tokens for a rate
 EXACT = 1e-3  # nats: a smaller misfit is rounding
+TWICE = 2.0  # times the best misfit: a hypothesis with a larger one is refuted
 
 
 def verify(
@@ -190,11 +193,12 @@ class Check:
         self.requests = 0
         self.counted = True  # whether the engine reports the number of tokens that it processed
         self.noise: float | None = None
+        self.repeated: float | None = None
         self.limit = max_tokens
 
     def run(self) -> Verification:
         """Send prompts until the expected rope is distinguished from all others, or refuted."""
-        few = QUESTIONS + ONE_TOKEN + 1
+        few = QUESTIONS + ONE_TOKEN + 2  # the tokens, and a repeated request
         most = few + (ROUNDS - 1) * LATER_QUESTIONS + CONFIRMING
         known = "" if self.side.rounds is not None else f", {few} to {most} requests"  # without generated tokens
         say(self.progress, f"verify: {len(self.alive)} hypotheses{known}")
@@ -231,11 +235,13 @@ class Check:
             if first > last:
                 return
             yield first, last
+            if last >= self.up_to and all(map(self._hidden, self._open())):
+                return  # longer prompts are not what the verdict covers
             needed = min(self._needs(name) for name in self._open())
             if needed > last:  # shorter prompts cannot decide
-                first, last = needed, needed + max(FIRST // 2, needed // 8)
+                first, last = needed, _longest(needed)
             else:
-                last = max(last, min(GROWTH * last, longest))
+                last = max(last, min(GROWTH * last, self.up_to if last < self.up_to else longest))
                 first = last // 4
 
     def _needs(self, name: str) -> int:
@@ -258,10 +264,17 @@ class Check:
                     raise
                 return False
             self.questions.append(Probe(length, *question.put(answer)))
-        best = self._best()
-        keep = {name for name in self.alive if name == best or not self._lean(best, name).refuted}
-        self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
+            if self.repeated is None:
+                again = Probe(length, *question.put(self._answer(question.input_ids)))
+                self.repeated = again.misfit_of(self.questions[-1])
+        self._refute()
         return True
+
+    def _refute(self) -> None:
+        """Keep the hypotheses that the answers do not refute."""
+        best = self._best()
+        keep = {name for name in self.alive if name == best or not self._refuted(best, name)}
+        self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
 
     def _answer(self, ids: Sequence[int]) -> NextTokens:
         """Send a prompt and return the answer; raise `RopeError` if its length changed on the way."""
@@ -476,6 +489,34 @@ class Check:
         telling = [question for question in self.questions if not self._same(one, other, question.tokens)]
         return lean(telling, one, other, comparisons=max(1, len(self.all) - 1))
 
+    def _refuted(self, best: str, name: str) -> bool:
+        """Return whether the answers lie nearer to the best, or the other misses them by at least twice as much."""
+        telling = self._telling(best, name)
+        theirs, ours = misfit(telling, name), misfit(telling, best)
+        twice = len(telling) >= QUESTIONS and theirs > max(TWICE * ours, EXACT)
+        return twice or self._lean(best, name).refuted
+
+    def _telling(self, one: str, other: str) -> list[Probe]:
+        """Return the answers with predictions of two hypotheses that differ there."""
+        return [
+            question
+            for question in self.questions
+            if {one, other} <= question.predictions.keys() and not self._same(one, other, question.tokens)
+        ]
+
+    def _effect(self, name: str) -> Effect:
+        """Return the effect of a hypothesis, and the engine's noise where it acts."""
+        best = self._best()
+        telling = self._telling(best, name)
+        apart = [np.abs(np.subtract(*(one.predictions[n].of(one.ids) for n in (best, name)))).mean() for one in telling]
+        noise = max(misfit(telling, best), self.repeated or 0.0)
+        return Effect(name, float(np.mean(apart)) if len(apart) >= 3 else math.nan, noise)
+
+    def _hidden(self, name: str) -> bool:
+        """Return whether a hypothesis changes the answers by less than the engine's noise."""
+        effect = self._effect(name)
+        return effect.nats < effect.noise
+
     def _same(self, one: str, other: str, tokens: int) -> bool:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
 
@@ -493,9 +534,10 @@ class Check:
     def _outcome(self) -> EngineVerdict:
         """Return the conclusion from the answers so far."""
         best, left = self._best(), self._open()
-        if self.all[best].minor and self.first.name in left:
+        if self.first.name in left and (self.all[best].minor or self._hidden(self.first.name)):
+            left = left - {self.first.name} | {best}
             best = self.first.name
-            left -= {best}
+        hidden = {name for name in left if self.all[name].minor or self._hidden(name)}
         applied = (best, *sorted(left, key=lambda name: misfit(self.questions, name)))
         named = tuple(self.expected if name == self.first.name else name for name in applied)
 
@@ -515,14 +557,15 @@ class Check:
             return outcome("none", detail=detail)
         if self.first.name not in applied:
             return outcome("other")
-        if not left:
-            return outcome("as expected", minor=tuple(name for name in self.alive if self.all[name].minor))
-        needs = [self._needs(name) for name in left]
         longest = self._longest if self.questions else FIRST
-        further = [length for length in needs if length > longest]
-        grown = GROWTH * longest
-        longer = self.side.rounds is None and grown <= max(self.up_to, self.trained)
-        length = max(further) if further else grown if longer else None
+        further = [needed for needed in map(self._needs, left - hidden) if needed > longest]
+        grown = min(GROWTH * longest, max(self.up_to, self.trained)) if self.side.rounds is None else 0
+        length = _longest(max(further)) if further else grown if grown > longest else None
+        if best == self.first.name and left <= hidden:
+            hidden |= {name for name in self.alive if self.all[name].minor}
+            grows = any(getattr(self.all[name], "by_frequencies", False) for name in hidden)
+            effects = tuple(self._effect(name) for name in self.alive if name in hidden)
+            return outcome("as expected", hidden=effects, needs=length if grows else None)
         return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
@@ -541,6 +584,8 @@ class Check:
             standings=tuple(standings),
             questions=tuple(self.questions),
             noise=self.noise,
+            residual=misfit(self.questions, best) if self.questions else None,
+            repeated=self.repeated,
             tokenisation=tokenisation,
             left_out=self.side.left_out,
             requests=self.requests,
@@ -560,3 +605,8 @@ class Check:
             questions=len(predicted),
             differs_from=None if name == best else first_difference(self.all[best], self.all[name]),
         )
+
+
+def _longest(needed: int) -> int:
+    """Return the longest prompt, in tokens, of a round whose shortest has `needed` tokens."""
+    return needed + max(FIRST // 2, needed // 8)
