@@ -236,7 +236,7 @@ def test_a_group_lists_its_commands_in_full(group: str, capsys: pytest.CaptureFi
 
 OPTIONS = {
     "report": "out",
-    "inspect": "target trained-length json",
+    "inspect": "target trained-length against json",
     "explore": "out",
 }
 """The options of each command, in the order of its help."""

@@ -175,3 +175,26 @@ def test_fope_is_refused_with_its_class(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "interns1_pro", "text_config": text}))
     assert inspect(tmp_path) == 2
     assert "FourierEmbedding.from_hf(config) builds them" in capsys.readouterr().err
+
+
+def test_two_configs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same: status 0; a lost rule: status 1, with its distance; all of it as JSON."""
+    path, other, out = tmp_path / "config.json", tmp_path / "other.json", tmp_path / "out.json"
+    path.write_text(json.dumps(LLAMA31))
+    other.write_text(json.dumps({**LLAMA31, "rope_scaling": None}))
+    assert inspect(path, "--against", path, "--json", out) == 0
+    assert "Same: the two rotate alike in every layer." in capsys.readouterr().out
+    assert json.loads(out.read_text())["same"] is True
+    assert inspect(path, "--against", other, "--json", out) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "A: Rope: 64 pairs of 128 features, theta 500,000, llama3 scaling by 8. B: Rope: 64 pairs" in printed
+    assert "error frequencies: from a distance of 1,767 tokens: pair 32 differs by a quarter turn" in printed
+    found = json.loads(out.read_text())
+    assert found["same"] is False
+    assert [(one["code"], one["tokens"]) for one in found["differences"]] == [("frequencies", 1767)]
+
+
+def test_a_length_beside_a_comparison_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would have no effect."""
+    assert inspect("tiny", "--against", "tiny", "--target", 4096) == 2
+    assert "Omit --target and --trained-length." in capsys.readouterr().err

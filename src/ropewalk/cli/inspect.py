@@ -1,4 +1,4 @@
-"""`ropewalk inspect`: audit and lint a config, without running the model."""
+"""`ropewalk inspect`: audit and lint a config, or compare two, without running the model."""
 
 from __future__ import annotations
 
@@ -27,22 +27,36 @@ def inspect(
         TOKENS,
         typer.Option(help="Trained length in tokens [default: from the config or its family]."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="OTHER", help="Compare with this model; exit status 1 if attention differs."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:
-    """Describe the rope of a config and its known traps; runs no model."""
-    from rich.console import Console
-
+    """Describe the rope of a config and its known traps, or compare two; runs no model."""
     from ropewalk.atomic_io import check_output, write_output
+    from ropewalk.audit.audit import audit_sentences
+    from ropewalk.audit.compare import compare, open_base
     from ropewalk.audit.sources import audits_of, findings_of, inspection
-    from ropewalk.checkpoints.checkpoint import Checkpoint
-    from ropewalk.cli.tables import print_inspection
+    from ropewalk.cli.tables import print_findings
+    from ropewalk.errors import RopeError
 
     if json_file is not None:
         check_output(json_file)
-    found = Checkpoint.open(source)
-    audits = audits_of(found, trained_length=trained_length, target=target)
-    findings = findings_of(found, audits[0].target)
-    print_inspection(Console(), found.name, audits, findings)
+    if against is not None and (target or trained_length):
+        raise RopeError("inspect: --against compares stated lengths.", cure="Omit --target and --trained-length.")
+    models = [open_base(each) for each in (source, against) if each is not None]
+    name, none = models[0].name, "Lint: no known trap in the config."
+    audits = audits_of(models[0], trained_length=trained_length, target=target)
+    sentences = [each for one in audits for each in audit_sentences(one)]
+    findings = findings_of(models[0], audits[0].target) if against is None else [*compare(*models)]
+    document = inspection(name, audits, findings)
+    if against is not None:
+        name, none = f"{name} (A) and {models[1].name} (B)", "Same: the two rotate alike in every layer."
+        sentences = [f"{s}: {audit_sentences(x)[0]}" for s, of in zip("AB", models, strict=True) for x in audits_of(of)]
+        document = {"generator": "ropewalk", "models": [each.name for each in models], "same": not findings}
+        document |= {"differences": [vars(each) for each in findings]}
+    print_findings(name, sentences, findings, none)
     if json_file is not None:
-        document = inspection(found.name, audits, findings)
         write_output(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    raise typer.Exit(int(against is not None and any(each.severity == "error" for each in findings)))

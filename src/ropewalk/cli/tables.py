@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.audit.findings import Finding
 
 if TYPE_CHECKING:
@@ -14,19 +13,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
-SEVERITIES = tuple(_COLORS)
 
 
-def print_inspection(console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> None:
-    """Print the audit of each rope, and the lint."""
+def print_findings(name: str, sentences: Iterable[str], findings: Sequence[Finding], none: str) -> None:
+    """Print sentences and findings under a name; `none` is the sentence for no findings."""
+    from rich.console import Console
     from rich.text import Text
 
+    console = Console()
     console.print(Text(name, style="bold"))
-    for found in audits:
-        for sentence in audit_sentences(found):
-            console.print(Text(f"  {sentence}"))
-    if not findings:
-        console.print(Text("  Lint: no known trap in the config."))
+    for sentence in [*sentences, *([] if findings else [none])]:
+        console.print(Text(f"  {sentence}"))
     for finding in findings:
         line = finding_line(finding)
         line.pad_left(2)

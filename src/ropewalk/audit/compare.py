@@ -1,0 +1,188 @@
+"""The differences of two checkpoints' rotations, and the distance in tokens from which each shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch import Tensor
+
+from ropewalk.atomic_io import read_json
+from ropewalk.attachment.layers import attends
+from ropewalk.audit.findings import SEVERITIES, Finding, Severity
+from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
+from ropewalk.checkpoints.gguf import PERMUTED
+from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.hugging_face import open_safetensors
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
+from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.layer_types import window_of_layer_type
+from ropewalk.rope.pairing import convert_pairing
+
+ROUNDING = 1e-6  # relative: the numbers of a GGUF file are float32
+_WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
+_COPY = "If A is right, copy its settings into B."
+Layer = tuple[RopeConfig | None, int | None]  # a layer's rope, and its window in tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference(Finding):
+    """One difference of two rotations, A and B, of the layers in `layer_type` (None: all).
+
+    - `severity`: "error" if it changes attention within the longest length that either config states, "warning" if
+      that depends on the use, "note" if it does not.
+    - `tokens`: the distance in tokens from which it shows; None if text does not show it.
+    """
+
+    tokens: int | None = None
+
+
+def open_base(source: str) -> Checkpoint:
+    """Return the checkpoint of a source; for the folder of a peft adapter, that of its base model."""
+    adapter = Path(source) / "adapter_config.json"
+    if not adapter.is_file() or (Path(source) / "config.json").exists():
+        return Checkpoint.open(source)
+    found = Checkpoint.open(str(read_json(adapter).get("base_model_name_or_path")))
+    return dataclasses.replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
+
+
+def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
+    """Return the differences of two checkpoints' rotations, the most severe and earliest first; [] if there are none.
+
+    Layers are compared by number if both configs state the type of each, else by type. Frequencies are those of the
+    longest stated length; if they depend on the length, those at each stated length. The angles of pair i at a distance
+    of m tokens differ by m |f_i - g_i| radians: frequencies differ from the first m at which this is a quarter turn
+    (pi/2) for one pair. Relative differences up to 1e-6 are rounding. Other differences show from the next token. The
+    order of the query rows is compared if both checkpoints have weights (of GGUF files, those in `PERMUTED`).
+    """
+    own, others = _layers(a), _layers(b)
+    layers = [(f"layer {n}", *of) for n, of in enumerate(zip(own, others, strict=False))]
+    if not own or len(own) != len(others):
+        labels = [label for label in (*a.ropes, *b.ropes) if label or len(a.ropes) == len(b.ropes) == 1]
+        layers = [(label or "other layers", _at(a, label), _at(b, label)) for label in dict.fromkeys(labels)]
+    groups: dict[tuple[Layer, Layer], list[str]] = {}
+    for name, one, other in layers:
+        groups.setdefault((one, other), []).append(name)
+    found = _pairing(a, b, _order_of_rows(a, b))
+    for (one, other), names in groups.items():
+        where = None if len(groups) == 1 else ", ".join(names).replace(", layer ", ", ")
+        found += [dataclasses.replace(each, layer_type=where) for each in _compare_layer(one, other)]
+    return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
+
+
+def _drift(one: RopeConfig, other: RopeConfig, seq_len: int) -> tuple[int | None, int]:
+    """Return the first distance in tokens at which a pair differs by a quarter turn (None if equal), and that pair."""
+    pairs = zip(columns_of(one, seq_len), columns_of(other, seq_len), strict=True)
+    apart = [0.0 if math.isclose(f, g, rel_tol=ROUNDING) else abs(f - g) for f, g in pairs]
+    pair = max(range(len(apart)), key=apart.__getitem__)
+    return (math.ceil(math.pi / 2 / apart[pair]) if apart[pair] else None), pair
+
+
+def _differs(code: str, severity: Severity, tokens: int | None, message: str, cure: str = _COPY) -> Difference:
+    since = "" if tokens is None else f"from a distance of {tokens:,} token{'s' * (tokens > 1)}: "
+    return Difference(code=code, severity=severity, tokens=tokens, message=since + message, cure=cure)
+
+
+def _compare_layer(one: Layer, other: Layer) -> list[Difference]:
+    (first, window), (second, its_window) = one, other
+    if first is None or second is None:
+        only = "B" if first is None else "A"
+        return [] if first is second else [_differs("layers", "error", 1, f"they rotate only in {only}.")]
+    found = []
+    length, its_length = first.max_position_embeddings, second.max_position_embeddings
+    if length and its_length and length != its_length:
+        told = f"A states a length of {length:,} tokens, B of {its_length:,}; engines stop there."
+        found.append(_differs("length", "warning", min(length, its_length), told))
+    if window != its_window:
+        seen = [f"{tokens:,}" if tokens else "all" for tokens in (window, its_window)]
+        told = f"layers of A attend to {seen[0]} tokens, those of B to {seen[1]}."
+        found.append(_differs("window", "error", min(filter(None, (window, its_window))), told))
+    if (first.head_dim, first.pairs) != (second.head_dim, second.pairs):
+        sizes = [f"{2 * rope.pairs} of {rope.head_dim} features of a head" for rope in (first, second)]
+        return [*found, _differs("width", "error", 1, f"A rotates {sizes[0]}, B {sizes[1]}.")]
+    if (first.axes, first.axis_blocks) != (second.axes, second.axis_blocks):
+        told = "the axes of the pairs differ: text may rotate alike, images and videos do not."
+        found.append(_differs("axes", "warning", None, told))
+    return [*found, *_frequencies(first, second)]
+
+
+def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
+    """Return the differences of frequencies and attention factor, each at the first length at which it shows."""
+    stated = {n for rope in (one, other) for n in (rope.original_length, rope.scaled_length, rope.switch_length) if n}
+    lengths = sorted(stated or {REACH_SEARCHED})[0 if one.needs_seq_len or other.needs_seq_len else -1 :]
+    found = []
+    drifts = [(n, tokens, pair) for n in lengths for tokens, pair in [_drift(one, other, n)] if tokens]
+    for length, tokens, pair in sorted(drifts, key=lambda each: each[1] >= each[0])[:1]:
+        f, g = (f"{columns_of(rope, length)[pair]:.4g}" for rope in (one, other))
+        told = f"pair {pair} differs by a quarter turn: A rotates it by {f} radians per token, B by {g}"
+        told += f", in texts of {length:,} tokens." if len(lengths) > 1 else "."
+        late = f" That is beyond {length:,} tokens, the longest stated length." if tokens >= length else ""
+        found.append(_differs("frequencies", "note" if late else "error", tokens, told + late))
+    ratios = [(attention_factor_of(other, n) / attention_factor_of(one, n)) ** 2 for n in lengths]
+    ratio = max(ratios, key=lambda each: abs(math.log(each)))
+    if not math.isclose(ratio, 1, rel_tol=ROUNDING):
+        found.append(_differs("factor", "error", 1, f"B's attention factor multiplies logits by {ratio:.4g} of A's."))
+    return found
+
+
+def _pairing(a: Checkpoint, b: Checkpoint, order: str | None) -> list[Difference]:
+    """Return the difference if the order of B's query rows does not fit the two pairings."""
+    ways = [PERMUTED.get(each.arch or "", next(iter(each.ropes.values())).interleaved) for each in (a, b)]
+    wanted = "same" if ways[0] == ways[1] else "interleaved" if ways[1] else "half"
+    if order == wanted or (order is None and wanted == "same"):
+        return []
+    told = f"A pairs features {_WAYS[ways[0]]}, B {_WAYS[ways[1]]}"
+    if order is None:
+        told += ": they agree only if the rows of q and k were permuted; checkpoints with weights would show it."
+        return [_differs("pairing", "note" if "llama" in (a.arch, b.arch) else "warning", None, told, "")]
+    rows = "are in the same order" if order == "same" else f"were permuted for pairs {_WAYS[order == 'interleaved']}"
+    return [_differs("pairing", "error", 1, f"{told}, and the query rows of B {rows}.", "Convert A again.")]
+
+
+def _order_of_rows(a: Checkpoint, b: Checkpoint) -> str | None:
+    """Return how the query rows of B are those of A: "same", permuted to "interleaved" or "half"; None if unknown."""
+    first, second, rope = _query(a), _query(b), next(iter(a.ropes.values()))
+    if first is None or second is None or first.shape != second.shape or len(first) % rope.head_dim:
+        return None
+    apart = {"same": float((first - second).norm())}
+    for to in ("interleaved", "half"):
+        moved = convert_pairing(first, to=to, head_dim=rope.head_dim, rotary_dim=rope.rotary_dim, dim=0)
+        apart[to] = float((moved - second).norm())
+    best, next_best = sorted(apart, key=apart.__getitem__)[:2]
+    return best if apart[best] < apart[next_best] / 2 else None
+
+
+def _query(model: Checkpoint) -> Tensor | None:
+    """Return the query weights of the first layer as stored, in float32; None without weights."""
+    if model.path is not None and model.arch in PERMUTED:
+        file, name = GGUFFile(model.path), "blk.0.attn_q.weight"
+        return file.read(name).float() if name in file.tensors else None
+    with ExitStack() as files:
+        for path in sorted(model.path.glob("*.safetensors")) if model.path is not None else ():
+            opened = open_safetensors(path, files)
+            for key in opened.keys():  # noqa: SIM118
+                if f".{key}".endswith(".layers.0.self_attn.q_proj.weight"):
+                    return Tensor.float(opened.get_tensor(key)).clone()
+    return None
+
+
+def _layers(model: Checkpoint) -> list[Layer]:
+    """Return each layer; [] if the config does not state their types."""
+    if model.positions is not None:
+        return list(zip(model.positions.ropes, model.positions.sliding_windows, strict=True))
+    text, family = text_part(model.config), family_of(model.config)
+    flags = text.get((family and family.flags) or "no_rope_layers") or ()
+    types = text.get("layer_types") or [None] * len(flags)
+    rotates = [*flags, *[True] * (len(types) - len(flags))]
+    return [_at(model, label) if flag else (None, None) for label, flag in zip(types, rotates, strict=False)]
+
+
+def _at(model: Checkpoint, label: str | None) -> Layer:
+    """Return the layers of a type, or with a label of `Checkpoint.ropes`."""
+    family = family_of(model.config)
+    name = family.block_of.get(label or "", label) if family else label
+    rope = model.ropes.get(name, model.ropes.get(None) if attends(label) else None)
+    return rope, window_of_layer_type(text_part(model.config), label) if rope else None

@@ -1,0 +1,238 @@
+"""Two configs or checkpoints: what differs, and from which distance, by independent float64 angles."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from ropewalk.audit.compare import Difference, compare, open_base
+from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.checkpoints.load import save
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from tests.diagnosis.models import ROPE, tiny_decoder
+from tests.layers.families import make
+from tests.layers.material import write_gguf
+from tests.rope.models import CONFIGS, fixture, fixture_names
+
+
+def opened(folder: Path, fields: dict[str, Any], name: str = "b.json") -> Checkpoint:
+    """The checkpoint of a config."""
+    (folder / name).write_text(json.dumps(fields))
+    return Checkpoint.open(folder / name)
+
+
+def changed(folder: Path, name: str, **fields: Any) -> list[Difference]:
+    """A published config against itself with other fields; a field of None is lost."""
+    changed = {key: value for key, value in {**fixture(name), **fields}.items() if fields.get(key, "") is not None}
+    return compare(Checkpoint.open(CONFIGS / f"{name}.json"), opened(folder, changed))
+
+
+def ladder(theta: float, dim: int) -> np.ndarray:
+    """theta^(-2i/dim) (Su et al. 2021, section 3.2.2)."""
+    return np.array([math.exp(-2 * i / dim * math.log(theta)) for i in range(dim // 2)])
+
+
+def llama3(freqs: np.ndarray, factor: float, low: float, high: float, length: int) -> np.ndarray:
+    """Llama 3.1's rule by wavelengths, as Meta's `apply_scaling`."""
+    waves = 2 * np.pi / freqs
+    smooth = (length / waves - low) / (high - low)
+    between = (1 - smooth) * freqs / factor + smooth * freqs
+    return np.where(waves < length / high, freqs, np.where(waves > length / low, freqs / factor, between))
+
+
+def first_quarter_turn(one: np.ndarray, other: np.ndarray, longest: int) -> int | None:
+    """The first distance, tried in turn, at which the angle between the two rotations of a pair is a quarter turn."""
+    distances = np.arange(1, longest, dtype=np.float64)
+    apart = np.abs(np.outer(distances, one) - np.outer(distances, other)).max(axis=1)
+    late = np.flatnonzero(apart >= np.pi / 2)
+    return int(distances[late[0]]) if len(late) else None
+
+
+def brief(found: list[Difference]) -> list[tuple[str, str, int | None]]:
+    return [(each.code, each.severity, each.tokens) for each in found]
+
+
+@pytest.mark.parametrize("name", fixture_names())
+def test_a_config_is_the_same_as_itself(name: str, tmp_path: Path) -> None:
+    """Every published config, and its copy in a different folder."""
+    assert changed(tmp_path, name) == []
+
+
+def test_a_lost_scaling(tmp_path: Path) -> None:
+    """Llama 3.1 without its rule: the fast pairs stay, so the first tokens are right, and the later ones are not."""
+    plain = ladder(500_000.0, 128)
+    expected = first_quarter_turn(plain, llama3(plain, 8.0, 1.0, 4.0, 8192), 8192)
+    found = changed(tmp_path, "llama_3_1_8b", rope_scaling=None)
+    assert brief(found) == [("frequencies", "error", expected)]
+    assert (
+        "pair 32 differs by a quarter turn: A rotates it by 0.0005248 radians per token, B by 0.001414"
+        in found[0].message
+    )
+
+
+def test_a_lost_theta(tmp_path: Path) -> None:
+    """Qwen 3 with its class's 10,000 in the place of 1,000,000; a length that was lost with it is only a limit."""
+    expected = first_quarter_turn(ladder(1e6, 128), ladder(1e4, 128), 40960)
+    found = changed(tmp_path, "qwen3_0_6b", rope_theta=10_000.0, max_position_embeddings=32768)
+    assert brief(found) == [("frequencies", "error", expected), ("length", "warning", 32768)]
+
+
+@pytest.mark.parametrize(("theta", "severity"), [(10_010.0, "note"), (10_100.0, "error")])
+def test_a_difference_that_no_text_reaches_does_not_matter(theta: float, severity: str, tmp_path: Path) -> None:
+    """A theta that differs by 1e-3 drifts by a quarter turn far beyond the 4,096 tokens of the model."""
+    expected = first_quarter_turn(ladder(1e4, 128), ladder(theta, 128), 100_000)
+    assert brief(changed(tmp_path, "llama_2_7b", rope_theta=theta)) == [("frequencies", severity, expected)]
+    assert expected is not None
+    assert (expected < 4096) == (severity == "error")
+
+
+def test_rounding_is_no_difference(tmp_path: Path) -> None:
+    """A theta as float32, as GGUF files store it."""
+    fields, theta = fixture("llama_2_7b"), 123_456.789
+    one, other = ({**fields, "rope_theta": each} for each in (theta, float(np.float32(theta))))
+    assert one != other
+    assert compare(opened(tmp_path, one, "a.json"), opened(tmp_path, other)) == []
+
+
+def test_a_lost_attention_factor(tmp_path: Path) -> None:
+    """YaRN's 0.1 ln 4 + 1 on queries and on keys."""
+    found = changed(
+        tmp_path,
+        "qwen2_5_7b_yarn",
+        rope_scaling={**fixture("qwen2_5_7b_yarn")["rope_scaling"], "attention_factor": 1.0},
+    )
+    assert brief(found) == [("factor", "error", 1)]
+    assert f"multiplies logits by {(0.1 * math.log(4) + 1) ** -2:.4g} of A's" in found[0].message
+
+
+def test_a_lost_partial_rotation(tmp_path: Path) -> None:
+    """StableLM with all features rotated."""
+    found = changed(tmp_path, "stablelm_3b", partial_rotary_factor=1.0)
+    assert brief(found) == [("width", "error", 1)]
+    assert "A rotates 20 of 80 features of a head, B 80 of 80 features" in found[0].message
+
+
+def test_frequencies_that_depend_on_the_length(tmp_path: Path) -> None:
+    """Dynamic NTK is plain RoPE up to the trained length, so its loss shows in longer texts only."""
+    found = changed(tmp_path, "internlm2_5_7b_dynamic", rope_scaling=None)
+    assert [each.code for each in found] == ["frequencies"]
+    theta = 1e6 * (2 * 65536 / 32768 - 1) ** (128 / 126)  # transformers' rule at 65,536 tokens
+    assert found[0].tokens == first_quarter_turn(ladder(1e6, 128), ladder(theta, 128), 65536)
+    assert found[0].message.endswith("in texts of 65,536 tokens.")
+
+
+def test_the_longer_of_two_lists_of_factors(tmp_path: Path) -> None:
+    """LongRoPE's long factors lost: texts of up to 4,096 tokens use the short ones."""
+    rule = fixture("phi_3_5_mini")["rope_scaling"]
+    found = changed(tmp_path, "phi_3_5_mini", rope_scaling={**rule, "long_factor": rule["short_factor"]})
+    one, other = (ladder(1e4, 96) / np.array(rule[key]) for key in ("long_factor", "short_factor"))
+    assert brief(found) == [("frequencies", "error", first_quarter_turn(one, other, 131072))]
+    assert found[0].message.endswith("in texts of 131,072 tokens.")
+
+
+def test_several_axes_differ_for_images_only(tmp_path: Path) -> None:
+    """M-RoPE's sections lost: text is rotated alike."""
+    fields = fixture("qwen2_vl_7b")
+    found = changed(tmp_path, "qwen2_vl_7b", rope_scaling={**fields["rope_scaling"], "mrope_section": [24, 24, 16]})
+    assert brief(found) == [("axes", "warning", None)]
+
+
+def test_layers_are_grouped(tmp_path: Path) -> None:
+    """The layers of each type by number, where both configs state them, else by their type."""
+    types = {"layer_types": [*["sliding_attention"] * 5, "full_attention"] * 2, "num_hidden_layers": 12}
+    gemma = {**fixture("gemma_3_1b"), **types}
+    one = opened(tmp_path, gemma, "a.json")
+    found = compare(one, opened(tmp_path, {**gemma, "rope_local_base_freq": 1e6}))
+    assert [(each.code, each.layer_type) for each in found] == [("frequencies", "layer 0, 1, 2, 3, 4, 6, 7, 8, 9, 10")]
+    found = compare(one, opened(tmp_path, {**gemma, "layer_types": [*types["layer_types"][:-1], "sliding_attention"]}))
+    assert [(each.code, each.layer_type) for each in found] == [("frequencies", "layer 11"), ("window", "layer 11")]
+    assert [each.tokens for each in found][1] == 512
+    assert {each.layer_type for each in changed(tmp_path, "gemma_3_1b", rope_theta=1e5)} == {"full_attention"}
+
+
+def test_layers_without_rotation(tmp_path: Path) -> None:
+    """SmolLM 3 with rotation in every layer."""
+    flags = fixture("smollm3_3b")["no_rope_layers"]
+    found = changed(tmp_path, "smollm3_3b", no_rope_layers=[1] * len(flags))
+    assert brief(found) == [("layers", "error", 1)]
+    assert found[0].layer_type == "layer " + ", ".join(str(n) for n, rotates in enumerate(flags) if not rotates)
+    assert found[0].message.endswith("they rotate only in B.")
+
+
+def test_our_own_form_is_compared_by_layer(tmp_path: Path) -> None:
+    """A folder that no family describes: a rope, none, and a different one."""
+    other = RopeConfig(8, interleaved=False, theta=1e6, max_position_embeddings=16)
+    for name, ropes in (("a", (ROPE, None, other)), ("b", (ROPE, ROPE, other))):
+        save(tiny_decoder(ropes, num_hidden_layers=3), tmp_path / name)
+    a, b = Checkpoint.open(tmp_path / "a"), Checkpoint.open(tmp_path / "b")
+    assert compare(a, a) == []
+    assert [(each.code, each.layer_type) for each in compare(a, b)] == [("layers", "layer 1")]
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_0])
+def test_a_gguf_file_and_its_origin(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+    """Interleaved pairs with permuted rows are the same function; unpermuted rows and a lost rule are not."""
+    model = make("llama-llama3", hidden_size=64, intermediate_size=64)
+    model.save_pretrained(tmp_path / "folder")
+    folder, state = Checkpoint.open(tmp_path / "folder"), model.state_dict()
+    plain = make(
+        "llama", hidden_size=64, intermediate_size=64, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
+    )
+    divisors = ladder(5e5, 16) / llama3(ladder(5e5, 16), 8.0, 1.0, 4.0, 32)
+    extra = {"rope_freqs.weight": torch.from_numpy(divisors.astype(np.float32))}
+    right = write_gguf(tmp_path / "right.gguf", model.config, state, kind=kind, extra=extra)
+    assert compare(folder, Checkpoint.open(right)) == compare(Checkpoint.open(right), folder) == []
+    wrong = write_gguf(tmp_path / "wrong.gguf", model.config, state, kind=kind, extra=extra, permute=False)
+    found = compare(folder, Checkpoint.open(wrong))
+    assert brief(found) == [("pairing", "error", 1)]
+    assert "the query rows of B are in the same order" in found[0].message
+    lost = write_gguf(tmp_path / "lost.gguf", plain.config, state, kind=kind)
+    assert [each.code for each in compare(folder, Checkpoint.open(lost))] == ["frequencies"]
+    unseen = compare(Checkpoint.open(tmp_path / "folder" / "config.json"), Checkpoint.open(right))
+    assert brief(unseen) == [("pairing", "note", None)]
+
+
+def test_rows_that_were_permuted_for_nothing(tmp_path: Path) -> None:
+    """Two Hugging Face folders of one pairing, whose converter permuted the rows anyway."""
+    from ropewalk.rope.pairing import convert_pairing
+
+    model = make("llama")
+    model.save_pretrained(tmp_path / "a")
+    query = model.model.layers[0].self_attn.q_proj.weight
+    query.data.copy_(convert_pairing(query.data, to="interleaved", head_dim=8, dim=0))
+    model.save_pretrained(tmp_path / "b")
+    found = compare(Checkpoint.open(tmp_path / "a"), Checkpoint.open(tmp_path / "b"))
+    assert brief(found) == [("pairing", "error", 1)]
+    assert "were permuted for pairs (0,1), (2,3)" in found[0].message
+
+
+def test_a_pairing_that_only_weights_could_settle(tmp_path: Path) -> None:
+    """A Llama under the name of a class that pairs neighbours."""
+    fields = fixture("llama_2_7b")
+    found = compare(
+        Checkpoint.open(CONFIGS / "llama_2_7b.json"),
+        opened(tmp_path, {**fields, "model_type": "cohere", "rope_theta": 1e4}),
+    )
+    assert [(each.code, each.severity) for each in found] == [("pairing", "warning")]
+
+
+def test_an_adapter_has_the_rope_of_its_base(tmp_path: Path) -> None:
+    """The folder of an adapter stands for the base that it names."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "adapter").mkdir()
+    base = opened(tmp_path / "base", fixture("llama_2_7b"), "config.json")
+    adapter = tmp_path / "adapter" / "adapter_config.json"
+    adapter.write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    found = open_base(str(tmp_path / "adapter"))
+    assert (found.name, compare(found, base)) == ("adapter, an adapter of base", [])
+    adapter.write_text("{}")
+    with pytest.raises(RopeError, match="no such file or folder"):
+        open_base(str(tmp_path / "adapter"))
