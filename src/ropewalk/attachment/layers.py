@@ -136,6 +136,12 @@ def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
 _KEPT = ("partial_rotary_factor",)
 
 
+def attention_keys(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a block that a class reads in attention, whatever the rule: Ministral 3 scales its queries."""
+    keys = ("llama_4_scaling_beta", TRAINED_KEY)
+    return {key: block[key] for key in keys if keys[0] in block and key in block}
+
+
 def rope_fields(
     fields: Mapping[str, Any],
     labels: Sequence[str | None],
@@ -188,7 +194,10 @@ def rope_fields(
     kept = {label: {key: block[key] for key in _KEPT if key in block} for label, block in before.items()}
     for blocks in (named, divided):
         for stated_length in dict.fromkeys(maxima) if None not in blocks.values() else ():
-            whole = {str(one): kept[one] | with_mscales(block or {}, stated_length) for one, block in blocks.items()}
+            whole = {
+                str(one): kept[one] | with_mscales(block or {}, stated_length) | attention_keys(before[one])
+                for one, block in blocks.items()
+            }
             written: dict[str, Any] = {**stated, **whole} if nested else next(iter(whole.values()))
             at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and key in fields}
             found = {"rope_parameters": written, "max_position_embeddings": stated_length, **at_the_top}

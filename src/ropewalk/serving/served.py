@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ropewalk.attachment.layers import attends, rope_fields
+from ropewalk.attachment.layers import attends, attention_keys, rope_fields
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.sources import is_hub_name
@@ -84,6 +84,7 @@ class Served:
         fixed = family is not None and family.fixed
         # Phi-3's class requires the fraction in a new block, also if it is 1.0
         kept = {} if family is None or family.partial is None or family.mla else {"partial_rotary_factor": 1.0}
+        kept |= attention_keys(fields.get("rope_parameters") or {})
         named = Path(model).exists() or is_hub_name(str(model))
         return cls(
             given=str(model),
