@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 
@@ -21,12 +23,14 @@ from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.gguf_keys import gguf_rope
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.config import ropes_of_layer_types
-from ropewalk.rope.frequencies import same_rope
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.frequencies import inverse_frequencies, same_rope
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import ServeConfig, serve_config
 from ropewalk.serving.served import Served
 from tests.readers.random_models import folder_of, random_model
+from tests.serving import engine_ropes
+from tests.serving.engine_ropes import Reading
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
@@ -119,31 +123,76 @@ def overridden(config: Any, keys: dict[str, Any]) -> Any:
     return config
 
 
+def told(folder: Path, engine: str, source: Served, block: Any, stated: int, steps: tuple[str, ...]) -> Any:
+    """The language model's config after the override of the command; of the block where a folder is written."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    text = config.get_text_config()
+    words = shlex.split(steps[0]) if steps else []
+    if "--hf-overrides" in words:
+        return overridden(config, json.loads(words[words.index("--hf-overrides") + 1])).get_text_config()
+    if "--json-model-override-args" in words:  # 0.5.23's utils/hf_transformers/config.py, lines 404 to 424
+        keys = json.loads(words[words.index("--json-model-override-args") + 1])
+        block = {
+            **text.rope_parameters,
+            **next(keys[key] for key in ("rope_scaling", "rope_parameters") if key in keys),
+        }
+        stated = keys.get("max_position_embeddings", stated)
+    text.rope_parameters, text.max_position_embeddings = block, stated
+    text.rope_theta = block.get("rope_theta")  # `extend apply` writes it outside of the block too
+    return text
+
+
+def as_measured(reading: Reading, rope: RopeConfig, length: int) -> bool:
+    """Whether an engine's numbers are those of the rope at a length, to float32 of the block's theta."""
+    found = inverse_frequencies(rope, seq_len=length)
+    wanted = found.inv_freq.sum(0).numpy()
+    close = reading.inv_freq.shape == wanted.shape and np.allclose(reading.inv_freq, wanted, rtol=1e-6, atol=0)
+    factor = math.isclose(reading.factor, found.attention_factor, rel_tol=1e-6)
+    return close and factor and reading.axes == (len(found.inv_freq) > 1)
+
+
+OF_TRANSFORMERS = {
+    "vllm": ("olmo3", "gpt_neox", "smollm3", "starcoder2"),
+    "sglang": ("gpt_neox", "smollm3", "modernbert"),
+}
+"""Families without a class in the engine, which takes that of transformers."""
+READINGS = {"vllm": engine_ropes.vllm, "sglang": engine_ropes.sglang}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("folder", NAMES, indirect=True)
-def test_the_override_gives_the_measured_ropes(folder: Path) -> None:
-    """Put into the config of transformers' class, it gives each layer type the rope that `attach` measures."""
+@pytest.mark.parametrize("engine", READINGS)
+@pytest.mark.parametrize(("folder", "name"), [(name, name) for name in NAMES], indirect=["folder"])
+def test_the_override_gives_the_measured_ropes(engine: str, folder: Path, name: str) -> None:
+    """The classes of the engine and of transformers compute from it what `attach` measures; if refused, they do not."""
+    row = next(one for one in ANSWERS if (one["config"], one["engine"]) == (name, engine))
+    source = Served.open(folder, None)
+    reach = Reach(source.trained, 4 * source.trained)
     for method in ("yarn", "ntk", "llama3", "resonance"):
-        try:
-            found = serve_config(folder, "vllm", method=method)
-        except RopeError:
+        found = tried(folder, engine, method)
+        refused = row.get(method) in ("ramp", "deepseek", "theta only", "one axis")
+        if isinstance(found, ServeConfig):
+            block, steps = found.block, found.steps
+        elif refused:
+            under = source.under(method, reach)
+            assert not isinstance(under, str)
+            block, steps = under[0], ()
+        else:
             continue
-        source = Served.open(folder, None)
-        reach = Reach(source.trained, 4 * source.trained)
-        words = shlex.split(found.steps[0])
-        try:
-            config = transformers.AutoConfig.from_pretrained(folder)
-        except KeyError as error:  # "su" of the first Phi-3 needs its own code
-            pytest.skip(str(error))
-        keys = json.loads(words[words.index("--hf-overrides") + 1])
-        text = overridden(config, keys).get_text_config()
+        if name == "phi_3_5_vision_su":
+            pytest.skip("its config needs its own code")
+        text = told(folder, engine, source, block, reach.target, steps)
         ropes = ropes_of_layer_types(text)
         assert text.max_position_embeddings == reach.target
-        wanted = METHODS[method].positions(source.own, reach).ropes
-        for label, rope in zip(source.labels, wanted, strict=True):
+        for label, rope in zip(source.labels, METHODS[method].positions(source.own, reach).ropes, strict=True):
+            if rope is None:
+                continue
             read = ropes[label] if label in ropes else ropes.get(None)
-            assert (rope is None) or (read is not None and read.interleaved == rope.interleaved)
-            assert rope is None or same_rope(read, rope, [1, source.trained, source.trained + 1, reach.target])
+            assert read is not None
+            assert read.interleaved == rope.interleaved
+            assert same_rope(read, rope, [1, source.trained, source.trained + 1, reach.target])
+            if text.model_type not in OF_TRANSFORMERS[engine]:
+                reading = READINGS[engine](text, label, rope.head_dim)
+                assert as_measured(reading, rope, reach.target) != refused, (method, label)
 
 
 def tried(folder: Path, engine: str, method: str) -> ServeConfig | RopeError:

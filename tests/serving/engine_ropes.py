@@ -1,0 +1,121 @@
+"""The frequencies that vLLM 0.33.0 and SGLang 0.5.23 compute from a config, written anew from their sources.
+
+vLLM: model_executor/layers/rotary_embedding/ (`get_rope` and its classes) and the model classes that change its block.
+SGLang: srt/layers/rotary_embedding/ (`get_rope`) and the model classes, which choose theta, fraction and block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ONLY_THETA = ("gemma2", "stablelm", "starcoder2")
+
+
+class Reading(NamedTuple):
+    """An engine's inverse frequencies (radians per token, float64), factor of queries and keys, and several axes."""
+
+    inv_freq: np.ndarray
+    factor: float
+    axes: bool
+
+
+def mscale(scale: float, by: float = 1.0) -> float:
+    return 1.0 if scale <= 1 else 0.1 * by * math.log(scale) + 1.0
+
+
+def ladder(base: float, dim: int) -> np.ndarray:
+    return base ** -(np.arange(0, dim, 2) / dim)
+
+
+def yarn(base: float, dim: int, block: Mapping[str, Any], original: float, truncate: bool = True) -> np.ndarray:
+    """`YaRNScalingRotaryEmbedding._compute_inv_freq`."""
+
+    def place(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = place(block.get("beta_fast", 32)), place(block.get("beta_slow", 1))
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0, 1)
+    plain = ladder(base, dim)
+    return plain / block["factor"] * ramp + plain * (1 - ramp)
+
+
+def llama3(base: float, dim: int, block: Mapping[str, Any]) -> np.ndarray:
+    plain = ladder(base, dim)
+    waves = 2 * math.pi / plain
+    low, high, original = block["low_freq_factor"], block["high_freq_factor"], block["original_max_position_embeddings"]
+    smooth = 0.0 if low == high else (original / waves - low) / (high - low)
+    middle = (1 - smooth) * plain / block["factor"] + smooth * plain
+    slow = np.where(waves > original / low, plain / block["factor"], middle)
+    return np.where(waves < original / high, plain, slow)
+
+
+def of_block(
+    block: Mapping[str, Any], length: int, base: float, dim: int, *, factor_from_block: bool, positions: int = 1
+) -> Reading:
+    """`get_rope` of both. `length`: its `max_position`; `positions`: vLLM's `mrope_positions_factor`."""
+    rule, axes = block.get("rope_type", "default"), "mrope_section" in block
+    if rule == "default":
+        return Reading(ladder(base, dim), 1.0, axes)
+    original = block.get("original_max_position_embeddings", length)
+    if rule == "linear":
+        return Reading(ladder(base, dim) / block["factor"], 1.0, False)
+    if rule == "llama3":
+        return Reading(llama3(base, dim, block), 1.0, False)
+    if rule in ("yarn", "deepseek_yarn"):
+        first, second = block.get("mscale"), block.get("mscale_all_dim")
+        if factor_from_block and rule == "yarn" and block.get("attention_factor") is not None:
+            factor = block["attention_factor"]
+        elif rule == "deepseek_yarn":
+            factor = mscale(block["factor"], first or 1.0) / mscale(block["factor"], second or 0.0)
+        else:
+            both = bool(first and second)
+            factor = (
+                mscale(block["factor"], first) / mscale(block["factor"], second) if both else mscale(block["factor"])
+            )
+        truncate = block.get("truncate", True) if rule == "yarn" else True
+        ramp_length = original * (positions if axes else 1)
+        return Reading(yarn(base, dim, block, ramp_length, truncate), factor, axes)
+    if rule == "longrope":
+        scale = length / original
+        usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        divisors, factor = np.asarray(block["long_factor"]), block.get("long_mscale", usual)
+        return Reading(ladder(base, dim) / divisors, factor, False)
+    raise ValueError(rule)
+
+
+def vllm(config: Any, label: str | None, head: int) -> Reading:
+    """The rope of a layer type of a language model's config, after the overrides, for prompts of its whole length."""
+    block = dict(config.rope_parameters)
+    block = block if "rope_type" in block else dict(block[label])
+    kind = str(config.model_type)
+    if kind == "gpt_oss":  # models/gpt_oss.py, 111
+        keys = ("rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+        block = {**{key: block[key] for key in keys}, "rope_type": "yarn", "truncate": block.get("truncate", True)}
+    if kind.startswith("deepseek") and block["rope_type"] != "default":  # models/deepseek_v2.py, 1115
+        block["rope_type"] = "deepseek_yarn"
+    dim = int(head * block.get("partial_rotary_factor", 1.0))
+    positions = 1 if kind.startswith(("qwen3_vl", "qwen3_5")) else 4  # models/qwen3_vl.py, 1818
+    length, theta = config.max_position_embeddings, block["rope_theta"]
+    return of_block(block, length, theta, dim, factor_from_block=True, positions=positions)
+
+
+def sglang(config: Any, label: str | None, head: int) -> Reading:
+    """The same of SGLang."""
+    block = dict(config.rope_parameters)
+    block = block if "rope_type" in block else dict(block[label])
+    kind, base, length = str(config.model_type), block["rope_theta"], config.max_position_embeddings
+    fraction = block.get("partial_rotary_factor", 1.0)  # as the config classes of transformers 5.19 keep it outside
+    if kind == "qwen3_next":  # models/qwen3_next.py, 640
+        base = config.rope_theta
+    if kind in ONLY_THETA:
+        block = {"rope_type": "default"}
+    if kind.startswith("deepseek") and block["rope_type"] != "default":  # models/deepseek_v2.py, 2065
+        block["rope_type"] = "deepseek_yarn"
+    return of_block(block, length, base, int(head * fraction), factor_from_block=False)
