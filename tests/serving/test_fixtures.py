@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from ropewalk import serving
@@ -308,6 +309,38 @@ def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any
         found = serve_config(tmp_path / "out", engine)
         assert found.length == 128
         assert "override" not in " ".join(found.steps)
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+def test_yarn_on_qwen3_5_from_end_to_end(factor: int, tmp_path: Path) -> None:
+    """Attached, written and served it is one rope, with M-RoPE's sections and the rotated fraction, in every engine."""
+    source = folder_of("qwen3_5_text", tmp_path / "source", **QWEN)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    trained = model.config.max_position_embeddings
+    target = factor * trained
+    ids = torch.arange(target).remainder(61).add(1)[None]
+    with torch.no_grad():
+        plain = model(ids).logits
+        handle = attach(model, "yarn", target=target)
+        attached = model(ids).logits
+    assert (plain - attached).abs().max() > 1e-4
+    serving.apply(source, tmp_path / "longer", serving.ApplySettings(method="yarn", target=target))
+    written = json.loads((tmp_path / "longer" / "config.json").read_text())
+    own = QWEN["rope_parameters"]
+    assert written["rope_parameters"] == own | {
+        "rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": trained,
+    }  # fmt: skip
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "longer", dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert (loaded(ids).logits - attached).abs().max() < 1e-3 * attached.abs().max()
+    rope = next(one for one in handle.positions.ropes if one is not None)
+    for engine, steps in (("vllm", 1), ("sglang", 1), ("transformers", 0), ("llama.cpp", 3), ("ollama", 3)):
+        found = serve_config(source, engine, method="yarn", target=target)
+        assert (found.block, found.length, len(found.steps)) == (written["rope_parameters"], target, steps)
+        assert serve_config(tmp_path / "longer", engine).length == target
+        if engine in READINGS:
+            text = told(source, engine, Served.open(source, None), found.block, target, found.steps)
+            assert as_measured(READINGS[engine](text, None, rope.head_dim), rope, target)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma2", "starcoder2", "deepseek_v3"])

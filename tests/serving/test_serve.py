@@ -15,6 +15,7 @@ import transformers
 from ropewalk import RopeConfig
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
+from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.rope.config import ropes_of_layer_types
@@ -248,6 +249,30 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="unknown whether the model was trained"):
         serve_config(scaled, "vllm", method="yarn", target=TARGET)
     assert serve_config(scaled, "vllm", method="yarn", target=TARGET, trained_length=4).block["factor"] == 16.0
-    made = gguf_of(source, tmp_path / "x.gguf")
-    with pytest.raises(RopeError, match="but the model is a"):
-        serve_config(made, "vllm", method="yarn")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
+def test_a_file_for_an_engine_that_loads_folders(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first step, with the user's path, method and target, is run: it writes the folder that the next serves."""
+    (tmp_path / "a folder").mkdir()
+    gguf_of(checkpoint(tmp_path / "source"), tmp_path / "a folder" / "x.gguf")
+    monkeypatch.chdir(tmp_path)
+    found = serve_config("a folder/x.gguf", engine, method="yarn", target=TARGET, length=48)
+    words = shlex.split(found.steps[0])
+    assert words[:4] == ["ropewalk", "extend", "apply", "a folder/x.gguf"]
+    with pytest.raises(SystemExit) as ended:
+        main(words[1:])
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    written = json.loads((tmp_path / "longer" / "config.json").read_text())
+    assert written["rope_parameters"] == found.block
+    assert written["max_position_embeddings"] == found.length == 48
+    told = found.steps[1] if engine != "transformers" else (found.file or ("", ""))[1]
+    assert "longer" in told
+    assert "override" not in told
+    assert same_rope(
+        RopeConfig.from_hf(written),
+        METHODS["yarn"].rope(RopeConfig.from_hf(tmp_path / "source"), REACH),
+        [1, TRAINED, TARGET],
+    )

@@ -360,11 +360,10 @@ class _Plan:
         model = shlex.quote(source.name)
         if self.engine in READS_GGUF:
             return self._of_file()
-        if source.arch is not None:
-            raise _Refused(
-                "it needs a Hugging Face folder, but the model is a .gguf file",
-                f"Pass the folder, or write one: {self._apply('DIR')}",
-            )
+        if source.arch is not None:  # a .gguf file: its weights and the rope become a folder
+            folder = dataclasses.replace(source, arch=None, name="longer", given="longer")
+            steps, file = dataclasses.replace(self, source=folder, changed=False).steps()
+            return (self._apply("longer"), *steps), file
         if self.engine == "vllm":
             flag = f" --hf-overrides {_quoted(self._override('rope_parameters'))}" if self.changed else ""
             return (f"vllm serve {model} --max-model-len {length}{flag}",), None
