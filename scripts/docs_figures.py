@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ropewalk as rw
+from ropewalk.atomic_io import write_output
 from ropewalk.figures.style import (
     OTHER,
     QUIET,
     SHADE,
     length_ticks,
     look_of,
-    picture_files,
+    render,
     style,
-    write_figure,
 )
 from ropewalk.methods import Look
 from ropewalk.statistics import mean_and_interval
@@ -219,9 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.names) - set(FIGURES):
         parser.error(f"unknown figure: {', '.join(sorted(unknown))}")
     for name in options.names or FIGURES:
-        files = picture_files(options.out / name, "docs_figures", new_folder=True)
-        write_figure(FIGURES[name](), files)
-        print(*files, sep="\n")
+        figure = FIGURES[name]()
+        for kind in ("png", "svg"):
+            write_output(options.out / f"{name}.{kind}", render(figure, kind))
+            print(options.out / f"{name}.{kind}")
     return 0
 
 

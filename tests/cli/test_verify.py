@@ -18,6 +18,8 @@ from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
 from tests.verification.test_log import log_of
 
+LISTED = {"data": [{"id": "m"}]}
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
@@ -34,13 +36,12 @@ def run(*arguments):
 
 
 def test_a_server_is_verified(small, tmp_path, cache, capsys, monkeypatch):  # noqa: F811
-    """Print a table and lines of progress, write a record and a figure, save predictions in the user's cache."""
-    pytest.importorskip("matplotlib")
+    """Print a table and lines of progress, write a record, save predictions in the user's cache."""
     monkeypatch.setenv("COLUMNS", "120")
     save(small, tmp_path / "small")
-    record, drawn = tmp_path / "verify.json", tmp_path / "misfits.svg"
+    record = tmp_path / "verify.json"
     with serving(OurEngine(small)) as url:
-        assert run(tmp_path / "small", "--engine", url, "--json", record, "--figure", drawn) == 0
+        assert run(tmp_path / "small", "--engine", url, "--json", record) == 0
         printed, progress = capsys.readouterr()
         assert len(list(cache.glob("ropewalk/verify/*/results/*.jsonl"))) == 1
         state = tmp_path / "here"
@@ -52,8 +53,6 @@ def test_a_server_is_verified(small, tmp_path, cache, capsys, monkeypatch):  # n
     assert found["verdict"]["sentence"] in " ".join(printed.split())
     assert f"{found['requests']} requests" in printed
     assert [line.split()[:2] for line in printed.splitlines() if line.strip().startswith("as expected")]
-    assert "as expected" in drawn.read_text()
-    assert "misfit (nats)" in drawn.read_text()
     lines = progress.splitlines()
     assert " hypotheses, 12 to 64 requests" in lines[0]
     assert "our predictions for 192 tokens take at most about" in lines[1]
@@ -80,16 +79,18 @@ def test_progress_off_a_terminal(capsys, monkeypatch):
 
 
 def test_bad_input_is_a_message(tmp_path, capsys):
-    """Status 2: an unknown engine, a figure of another kind, no server, a malformed answer, a folder as --json."""
+    """Status 2: an unknown engine, a malformed answer, a server of chat only, a folder as --json."""
     assert run("tiny", "--engine", "onnx") == 2
     assert "unknown engine" in capsys.readouterr().err
-    assert run("tiny", "--engine", "http://127.0.0.1:9", "--figure", tmp_path / "x.pdf") == 2
-    assert "a .png or .svg" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
     assert "the path of the file is a folder" in capsys.readouterr().err
     with serving(None, lambda path, body, headers: (200, {"choices": [None], "data": [{"id": "m"}]})) as url:
         assert run("tiny", "--engine", url) == 2
-    assert "returns no log-probabilities" in capsys.readouterr().err
+    assert "returns no log-probabilities" in (told := capsys.readouterr().err)
+    assert "--from-log" in told
+    with serving(None, lambda path, body, headers: (404, "no such path") if "compl" in path else (200, LISTED)) as url:
+        assert run("tiny", "--engine", url) == 2
+    assert "use one with /v1/completions" in capsys.readouterr().err
 
 
 def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch):  # noqa: F811
@@ -114,8 +115,7 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
             assert "Applies theta 100000 instead of plain RoPE" in " ".join(tables[columns].split())
             assert max(map(len, tables[columns].splitlines())) <= columns
             assert tables[columns].count("hypothesis  ") == 1
-    assert "log-likelihood" in tables[120]
-    assert "log-likelihood" not in tables[50]
+    assert "prompts" in tables[120]
     assert tables[50].count("±") == tables[120].count("±") > 5  # every hypothesis is there, with its lean
 
 

@@ -25,7 +25,6 @@ from ropewalk.verification.faulty_positions import (
 from ropewalk.verification.golden import Golden
 from ropewalk.verification.questions import STEPS
 from ropewalk.verification.verify import our_side
-from tests.verification.fake_server import answer, serving
 from tests.verification.test_verify import under
 
 MORE = pytest.mark.thorough
@@ -145,24 +144,6 @@ def test_padding_that_is_counted(sign, name, verify):
     found = verify(rw.load("tiny").float(), Pads(rw.load("tiny").float(), sign))
     assert found.outcome.kind == "other", found.outcome.sentence
     assert found.outcome.applied == (f"positions too {name} by the padding of a batch",)
-
-
-@pytest.mark.parametrize(("accepted", "said"), [(2, True), (14, False)])
-def test_a_draft_model_without_the_scaling(accepted, said, verify):
-    """llama.cpp reports drafted and accepted tokens; the rates after short and long prompts are compared."""
-    model = rw.load("tiny").float()
-
-    def handler(path, body, headers):
-        if path != "/v1/completions" or body["max_tokens"] == 1:
-            return None
-        status, content = answer(OurEngine(model), path, body, "llama.cpp")
-        n = len(body["prompt"])
-        return status, {**content, "timings": {"draft_n": 16, "draft_n_accepted": accepted if n > 128 else 15}}
-
-    with serving(OurEngine(model), handler) as url:
-        found = verify(model, url)
-    assert found.outcome.kind == "as expected"
-    assert ("accepted in 94% of the cases after short prompts and in 12% after 256" in str(found)) == said
 
 
 @pytest.mark.parametrize(

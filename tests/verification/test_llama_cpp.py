@@ -9,6 +9,7 @@ import pytest
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.verification.adapters import llama_cpp_server
+from ropewalk.verification.verify import our_side
 from tests.layers.material import gguf_of
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
@@ -44,9 +45,25 @@ def test_what_a_server_was_started_with(tiny, options, expect, kind, name):
     assert found.standings[0].misfit < 5e-3
 
 
+YARN_2 = {"rope_scaling_type": 2, "rope_freq_scale": 0.5}
+SERVERS = [
+    ({}, None, "as expected"),
+    (YARN_2 | {"yarn_orig_ctx": 8192}, "yarn:2", "as expected"),
+    ({"rope_scaling_type": 1, "rope_freq_scale": 0.5}, "pi:2", "as expected"),
+    ({"rope_freq_base": 50_000.0}, None, "other"),
+    (YARN_2 | {"yarn_orig_ctx": 4096}, "yarn:2", "other"),
+    (YARN | {"yarn_orig_ctx": 8192}, "yarn:2", "other"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(FILE is None, reason="ROPEWALK_TEST_GGUF is not set")
-def test_quantised_weights():
-    """Started by its name, from a file of a few bits a weight: as expected, and not YaRN."""
-    assert rw.verify(FILE, "llama.cpp", up_to=512).outcome.kind == "as expected"
-    assert rw.verify(FILE, "llama.cpp", up_to=512, expect="yarn:4").outcome.kind == "other"
+@pytest.mark.parametrize(("options", "expect", "kind"), SERVERS)
+def test_quantised_weights(options, expect, kind, tmp_path_factory):
+    """SmolLM2 in few bits a weight, at defaults: no server is left undecided by its noise."""
+    state = tmp_path_factory.getbasetemp() / "quantised"
+    side = our_side(FILE, expect=expect, state=state)
+    with llama_cpp_server(FILE, side.tokenizer, options=options) as engine:
+        found = rw.verify(FILE, engine, expect=expect, state=state)
+    assert found.outcome.kind == kind, found.outcome.sentence
+    assert found.residual < 0.15

@@ -81,11 +81,9 @@ def test_too_little_to_decide(small, tmp_path):
         '{"input_ids": [1, 2], "logprobs": [null, "-1"]}',
         '{"input_ids": [1, 2], "logprobs": [null, NaN]}',
         '{"input_ids": [1, 2], "logprobs": [null, 5.0]}',
-        '{"input_ids": [1, 2], "logprobs": [-1.0, null]}',
         '{"input_ids": [], "logprobs": []}',
         "[]",
         "no json",
-        "",
     ],
 )
 def test_a_file_that_is_no_log(tmp_path, line):
@@ -97,9 +95,12 @@ def test_a_file_that_is_no_log(tmp_path, line):
     assert '"logprobs": [null, -1.25]' in str(refused.value)
 
 
-def test_tokens_of_another_model(small, tmp_path):
-    """A token beyond the vocabulary."""
+@pytest.mark.parametrize(
+    "line", ["", '{"input_ids": [1, 2], "logprobs": [-1, null]}', '{"input_ids": [9999], "logprobs": [0]}']
+)
+def test_a_log_that_shows_nothing(small, tmp_path, line):
+    """No line, no log-probability after a first token, and a token beyond the vocabulary."""
     path = tmp_path / "log.jsonl"
-    path.write_text('{"input_ids": [1, 99999], "logprobs": [null, -1.0]}')
-    with pytest.raises(RopeError, match="does not have"):
+    path.write_text(line)
+    with pytest.raises(RopeError, match="no log-probability after a first token"):
         verify_log(small, path)

@@ -13,10 +13,13 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
-from ropewalk.verification.engine import NextTokens, NoAnswer, OurEngine, TooLong
+from ropewalk.verification.engine import NextTokens, NoAnswer, NoEngine, OurEngine, TooLong
 from ropewalk.verification.faulty_positions import ClampedPositions, RestartedPositions
 from ropewalk.verification.hypotheses import expected_positions
+from ropewalk.verification.outcome import Probe
+from ropewalk.verification.predictions import Prediction
 from ropewalk.verification.questions import DECODING
+from ropewalk.verification.verify import Check, our_side
 from tests.verification.fake_server import serving
 
 
@@ -179,11 +182,13 @@ class Noisy(OurEngine):
 
 
 def test_noise_is_estimated(small, verify):
-    """At 0.1 nats plain is still told from all that differs by more; the noise is measured."""
+    """At 0.1 nats plain is still told from all that differs by more; the noise is measured in three ways."""
     found = verify(small, Noisy(small, 0.1))
-    assert found.outcome.kind in ("as expected", "undecided")
+    assert found.outcome.kind == "as expected"
     assert found.outcome.applied[0] == "plain RoPE (theta 10000)"
     assert 0.04 < found.noise < 0.16
+    assert 0.06 < found.residual < 0.1
+    assert 0.06 < found.repeated < 0.18
 
 
 @pytest.mark.parametrize("theta", [10_700.0, pytest.param(14_000.0, marks=MORE), pytest.param(27_000.0, marks=MORE)])
@@ -192,6 +197,33 @@ def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
     found = verify(small, under(small, rope={"theta": theta}))
     assert found.outcome.kind == "none"
     assert found.exit_status == 1
+
+
+@pytest.mark.parametrize(
+    ("apart", "kind"), [(0.02, "as expected"), (0.4, "other")], ids=["below the noise", "above the noise"]
+)
+def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, kind):
+    """Answers with an error of 0.1 nats around a hypothesis so far from the expected one, which they also fit."""
+    check = Check(our_side(small), NoEngine("noisy"))
+    first, other = check.first.name, "theta 12500"
+    check.alive = {name: check.all[name] for name in (first, other)}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(16):
+        theirs = -torch.rand(20, generator=generator).double() * 9
+        ours = theirs + apart * torch.randn(20, generator=generator)
+        given = theirs + 0.1 * torch.randn(20, generator=generator)
+        tops = {first: ours, other: theirs}
+        predictions = {name: Prediction(list(enumerate(top.tolist()))) for name, top in tops.items()}
+        check.questions.append(Probe(200, dict(enumerate(given.tolist())), predictions))
+    check.noise = 0.08
+    assert check._best() == other
+    check._refute()
+    outcome = check._outcome()
+    assert outcome.kind == kind
+    if kind == "as expected":
+        assert [effect.name for effect in outcome.hidden] == [other]
+        assert "theta 12500 (its effect, 0.016 nats, is below the engine's noise, 0.079 nats)" in outcome.sentence
+        assert outcome.needs is None, "the trained length has been asked"
 
 
 def test_other_weights_are_none_of_these(small, verify):

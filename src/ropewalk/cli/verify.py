@@ -85,10 +85,6 @@ def verify(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file.", rich_help_panel=OUTPUT)
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw the misfit of each hypothesis into this .svg or .png.", rich_help_panel=OUTPUT),
-    ] = None,
 ) -> None:
     """Determine which rotary embedding an engine applies to a model.
 
@@ -100,7 +96,6 @@ def verify(
     from rich.console import Console
 
     from ropewalk.atomic_io import check_output, write_output
-    from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.verification.golden import Golden, write_golden
     from ropewalk.verification.log import verify_log
     from ropewalk.verification.verify import verify as run
@@ -109,8 +104,6 @@ def verify(
     for file in (write, json_file):
         if file is not None:
             check_output(file)
-    if figure is not None:
-        picture_files(figure, "verify")
     progress = None if sys.stderr.isatty() else _Lines()
     asking: dict[str, Any] = {"served_name": served_name, "max_tokens": max_tokens, "progress": progress}
     predicting: dict[str, Any] = {
@@ -129,17 +122,13 @@ def verify(
         verification = Golden.read(golden).check(engine, model=model, **asking)
     else:
         verification = run(model, engine, **predicting, **asking)
-    document = verification.to_json()
     print_verification(Console(), verification)
     if (needs := verification.outcome.needs) is not None:
         longer = {"up_to": needs} if golden is None and needs > verification.outcome.up_to else {}
         print(f"Next: {command_line(context, changed=longer | {'max_tokens': max(max_tokens, needs)})}")
     if json_file is not None:
+        document = verification.to_json()
         write_output(json_file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    if figure is not None:
-        from ropewalk.figures.results import misfits
-
-        write_figure(misfits(document), picture_files(figure, "verify"))
     raise typer.Exit(verification.exit_status)
 
 
@@ -224,11 +213,9 @@ def print_verification(console: Console, verification: Verification) -> None:
     rows = {}
     for standing in [standing for standing in verification.standings if standing.misfit is not None][:SHOWN]:
         lean = "" if standing.lean is None else f"{standing.lean:+.2f} ±{standing.lean_half or 0.0:.2f}"
-        rows[standing.name] = [
-            f"{standing.misfit:.4f}", f"{standing.log_likelihood or 0.0:.1f}", lean, str(standing.questions)
-        ]  # fmt: skip
-    heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean", ""), ("prompts", "")]
-    for columns in ((0, 1, 2, 3), (0, 2, 3), (0, 2)) if rows else ():  # as many as fit; `--json` has all
+        rows[standing.name] = [f"{standing.misfit:.4f}", lean, str(standing.questions)]
+    heads = [("misfit (nats)", ""), ("lean", ""), ("prompts", "")]
+    for columns in ((0, 1, 2), (0, 1)) if rows else ():  # as many as fit; `--json` has all
         least = len(columns) == 2
         width = max(8, console.width - 34) if least else 1000  # of the names next to two columns of numbers
         cells = {fill(name, width): [row[column] for column in columns] for name, row in rows.items()}

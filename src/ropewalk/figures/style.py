@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.atomic_io import check_output, write_output
-from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Look
 from ropewalk.optional import need
 
@@ -121,40 +118,6 @@ def render(figure: Figure, kind: str) -> bytes:
         metadata = {"Date": None, "Creator": "ropewalk"} if kind == "svg" else {"Software": "ropewalk"}
         figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
-
-
-KINDS = ("png", "svg")
-
-
-def picture_files(out: Path, command: str, *, new_folder: bool = False) -> list[Path]:
-    """Return the files to write a picture to: `out`, or a .png and a .svg file if it has no ending.
-
-    Call it before any work. A number is not an ending ("v1.2").
-
-    **Arguments:**
-    - `command`: the command's name in the error.
-    - `new_folder`: allow a folder that does not exist yet.
-
-    **Raises:** `RopeError` for any other ending, for a file that cannot be written, or if matplotlib is missing.
-    """
-    need("matplotlib", extra="figures")
-    ending = out.suffix[1:].lower()
-    if ending and not ending.isdigit() and ending not in KINDS:
-        raise RopeError(
-            f"{command}: a figure must be a .png or .svg file.",
-            facts={"file": str(out)},
-            cure="Use one of these endings, or none to write both files.",
-        )
-    files = [out] if ending in KINDS or not out.name else [out.with_name(f"{out.name}.{kind}") for kind in KINDS]
-    for path in files:
-        check_output(path, new_folder=new_folder)
-    return files
-
-
-def write_figure(figure: Figure, files: list[Path]) -> None:
-    """Write the figure into each file, in the format of its ending; render all before writing the first."""
-    for path, content in [(path, render(figure, path.suffix[1:].lower())) for path in files]:
-        write_output(path, content)
 
 
 def mark_trained_length(axes: Axes, trained_length: int, last: float, *, below: bool = False) -> None:

@@ -26,10 +26,10 @@ from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_o
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import NextTokens, TokenizerTexts
+from ropewalk.verification.engine import NextTokens, NoEngine, TokenizerTexts
 from ropewalk.verification.hypotheses import HORIZON, Hypothesis
 from ropewalk.verification.outcome import Verification
-from ropewalk.verification.predictions import Prediction
+from ropewalk.verification.predictions import Prediction, distance
 from ropewalk.verification.questions import OurSide, PromptQuestion, different
 from ropewalk.verification.verify import MAX_TOKENS, Check, our_side
 from ropewalk.version import __version__
@@ -39,6 +39,7 @@ TOKENS = 24  # tokens of a question whose log-probabilities are written: the lik
 OWN = 12  # of these, the likeliest under the expected hypothesis
 UNIT = 1e-3  # nats: log-probabilities are whole multiples
 LEAST = -32_767  # units: the smallest log-probability that is written
+CLOSE = 0.3  # nats from the expected prediction: hypotheses for which the longest prompts are computed
 NONE = -1  # the row of a hypothesis without a prediction
 Kind = Literal["single", "round", "confirming", "decoding"]
 
@@ -339,20 +340,24 @@ class _Writer:
         """Yield each question with its predictions."""
         side, progress = self.side, self.progress
         yield from self._written("single", 0, side.single(progress))
-        check = Check(side, _NoEngine(), max_tokens=max(side.up_to, 2), progress=progress)
-        first, done = side.first.name, 0
+        check = Check(side, NoEngine("none"), max_tokens=max(side.up_to, 2), progress=progress)
+        first, done, names = side.first.name, 0, list(side.all)
         for number, span in enumerate(check.rounds()):
             if span[1] <= done:
                 break
             done = span[1]
-            yield from self._written("round", number, side.questions(number, span, side.all, first, progress))
+            questions = side.questions(number, span, names, first, progress)
+            yield from self._written("round", number, questions)
+            if number:  # a check ends before if an engine does not apply what is expected, or something similar
+                pairs = {n: [distance(q.predictions[first], q.predictions[n]) for q in questions] for n in names}
+                names = [name for name in names if np.mean(pairs[name]) < CLOSE]
         yield from self._written("confirming", 0, side.confirming(side.up_to, progress, ends=True))
         yield from self._written("decoding", 0, side.decoding(progress))
 
     def _written(self, kind: Kind, number: int, questions: Sequence[PromptQuestion]) -> Iterator[dict[str, Any]]:
         """Yield questions as entries of the document; those of one round share a passage."""
         for question in sorted(questions, key=lambda one: -len(one.input_ids)):
-            names = list(question.predictions) if kind != "round" else list(self.side.all)
+            names = list(question.predictions)
             tokens = self._tokens(question.predictions)
             values = np.stack([_columns(question.predictions[name], tokens) for name in names])
             units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
@@ -379,7 +384,7 @@ class _Writer:
                 "rows": rows,
                 "nats": base64.b64encode(unique.tobytes()).decode(),
             }
-            if kind != "round":
+            if names != list(self.side.all):
                 entry["names"] = names
             yield entry
 
@@ -396,19 +401,6 @@ class _Writer:
     @cached_property
     def _clear(self) -> set[int]:
         return set(self.texts.by_text.values())
-
-
-class _NoEngine:
-    """The engine of a check that only plans its rounds."""
-
-    name = "none"
-
-    def token_ids(self, text: str) -> None:
-        """Return None."""
-
-    def ask(self, input_ids: Sequence[int]) -> Any:
-        """Raise: a plan asks nothing."""
-        raise AssertionError("a plan asks nothing")
 
 
 def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 from ropewalk.atomic_io import as_path, parse_object, read_text
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, shown
-from ropewalk.verification.engine import LEAST, MOST
+from ropewalk.verification.engine import LEAST, MOST, NoEngine
 from ropewalk.verification.outcome import Probe, Verification
 from ropewalk.verification.predictions import Prediction
 from ropewalk.verification.questions import OurSide
@@ -53,12 +53,6 @@ def read_log(path: str | Path) -> list[Logged]:
                 cure=CURE,
             )
         sequences.append(Logged(tuple(ids), (None, *values[1:])))
-    if not any(map(_last, sequences)):
-        raise RopeError(
-            "verify: the log contains no log-probability after a first token.",
-            facts={"file": str(file), "sequences": len(sequences)},
-            cure=CURE,
-        )
     return sequences
 
 
@@ -91,37 +85,25 @@ def verify_log(
     """
     begun = time.monotonic()
     log = sorted(read_log(path), key=_last)[-SEQUENCES:]
-    side = our_side(model, up_to=min(max_tokens, _last(log[-1])), **options)
-    largest = max(max(sequence.input_ids) for sequence in log)
-    if largest >= side.tokenizer.vocab_size:
+    longest = min(max_tokens, _last(log[-1])) if log else 0
+    side = our_side(model, up_to=longest or None, **options)
+    largest = max((max(sequence.input_ids) for sequence in log), default=0)
+    if not longest or largest >= side.tokenizer.vocab_size:
         raise RopeError(
-            "verify: the log contains a token that the model does not have.",
-            facts={"token": largest, "vocabulary": side.tokenizer.vocab_size},
-            cure="Pass the checkpoint that wrote the log.",
+            "verify: the log contains no log-probability after a first token, or a token that the model does not have.",
+            facts={"log-probabilities": longest, "largest": largest, "vocabulary": side.tokenizer.vocab_size},
+            cure=CURE,
         )
     with shown("verify", progress) as bar:
         found = _LogCheck(side, log, bar).run()
     return replace(found, seconds=time.monotonic() - begun)
 
 
-class _Log:
-    """The engine of a check that sends no prompts."""
-
-    name = "the log"
-
-    def token_ids(self, text: str) -> None:
-        """Return None."""
-
-    def ask(self, input_ids: Sequence[int]) -> Any:
-        """Raise: a log answers no prompts."""
-        raise AssertionError("a log answers no prompts")
-
-
 class _LogCheck(Check):
     """A check whose answers are blocks of logged tokens; each round takes longer beginnings of the sequences."""
 
     def __init__(self, side: OurSide, log: Sequence[Logged], progress: Progress) -> None:
-        super().__init__(side, _Log(), max_tokens=side.up_to, progress=progress)
+        super().__init__(side, NoEngine("the log"), max_tokens=side.up_to, progress=progress)
         self.log, self.ours, self._after_one = log, side.predictions, list[float]()
 
     @property
@@ -145,7 +127,7 @@ class _LogCheck(Check):
 
     def _probes(self, sequence: Logged, done: int, last: int) -> Iterator[Probe]:
         """Yield the blocks of the tokens after the first `done`, up to token `last`, with our predictions."""
-        known = [i for i in range(max(1, done), last + 1) if i <= _last(sequence) and sequence.logprobs[i] is not None]
+        known = [i for i in range(done + 1, last + 1) if i <= _last(sequence) and sequence.logprobs[i] is not None]
         if not known:
             return
         ids, losses = sequence.input_ids[: known[-1] + 1], {}

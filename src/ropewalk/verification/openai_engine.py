@@ -99,7 +99,6 @@ class OpenAIEngine:
             )
         self._top, self._wants_ids, self._takes_ids, self._takes_top_k = TOP, True, True, True
         self._by_text = False
-        self.drafts: list[tuple[int, int, int]] = []
 
     @property
     def name(self) -> str:
@@ -136,16 +135,9 @@ class OpenAIEngine:
         return NextTokens(top, by_text=self._by_text)
 
     def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
-        """Return generated tokens, always the likeliest, and the likeliest tokens at each place.
-
-        The server's counts for a draft model are added to `drafts`: tokens of the prompt, drafted, accepted.
-        """
+        """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
         steps = []
-        content = self._completion(input_ids, tokens, beside)
-        match content:
-            case {"timings": {"draft_n": int() as drafted, "draft_n_accepted": int() as accepted}} if drafted > 0:
-                self.drafts.append((len(input_ids), drafted, accepted))
-        for token, top in self._places(content):
+        for token, top in self._places(self._completion(input_ids, tokens, beside)):
             NextTokens(top)
             steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top, self._by_text))
         return steps
@@ -207,7 +199,7 @@ class OpenAIEngine:
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
-                cure="Use an engine that supports `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
+                cure="Use an engine with `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang), or --from-log FILE.",
             )
         return content
 
@@ -347,7 +339,8 @@ class OpenAIEngine:
         cures = {
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
-            404: "Pass the model's name on this server as --served-name; its /v1/models lists them.",
+            404: "Pass the model's name on this server as --served-name; its /v1/models lists them. A server that only "
+            "chats applies a template: use one with /v1/completions, or --from-log.",
         } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
         cure = cures.get(answer.status, "See the server's own log.")
         if answer.status in RETRIED and answer.retry_after:

@@ -63,23 +63,6 @@ def misfit(questions: Sequence[Probe], name: str) -> float:
     return float(np.mean(each)) if each else math.nan
 
 
-def likelihoods(questions: Sequence[Probe], names: Sequence[str]) -> dict[str, float]:
-    """Return the log-likelihood of each hypothesis in nats, relative to the best.
-
-    Errors follow Laplace's distribution, with one draw for each question (the errors of an answer's tokens are
-    dependent) and the best scale for each hypothesis, so the likelihood is (mean misfit)^-questions. A hypothesis that
-    was refuted early is compared over the questions it shares with the best.
-    """
-    best = min(names, key=lambda name: misfit(questions, name))
-    values = {}
-    for name in names:
-        shared = [question for question in questions if name in question.predictions]
-        ratio = max(misfit(shared, name), 1e-9) / max(misfit(shared, best), 1e-9)
-        values[name] = -len(shared) * math.log(ratio)
-    top = max(values.values())
-    return {name: value - top for name, value in values.items()}
-
-
 @dataclass(frozen=True)
 class Lean:
     """The position of answers on the line from one hypothesis (0) to another (1).
@@ -150,8 +133,13 @@ class Effect:
     nats: float
     noise: float
 
+    @property
+    def hidden(self) -> bool:
+        """Return whether the noise hides it."""
+        return self.nats < self.noise
+
     def __str__(self) -> str:
-        if not self.nats < self.noise:
+        if not self.hidden:
             return self.name
         return f"{self.name} (its effect, {self.nats:.2g} nats, is below the engine's noise, {self.noise:.2g} nats)"
 
@@ -222,7 +210,7 @@ class HypothesisFit:
     """The fit of one hypothesis to the answers.
 
     - `misfit`: the mean absolute difference in nats.
-    - `log_likelihood`: in nats, relative to the best.
+    - `ratio`: its misfit divided by that of the best over the same prompts.
     - `lean`, `lean_half`: the position of the answers from the best (0) to it (1), and half its interval.
     - `questions`: the number of prompts with its predictions.
     - `differs_from`: the length in tokens of the shortest prompt at which it differs from the best.
@@ -230,7 +218,7 @@ class HypothesisFit:
 
     name: str
     misfit: float | None
-    log_likelihood: float | None
+    ratio: float | None
     lean: float | None
     lean_half: float | None
     questions: int

@@ -43,7 +43,6 @@ from ropewalk.verification.outcome import (
     Probe,
     Verification,
     lean,
-    likelihoods,
     misfit,
 )
 from ropewalk.verification.predictions import Predictions
@@ -64,7 +63,6 @@ ROUNDS = 4
 NOISE = 3.0  # the largest misfit of a right hypothesis, in units of the error on single tokens
 LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
 OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
-DRAFTED, DRAFTED_TOKENS, LEAST_DRAFTED = 4, 16, 24  # prompts, generated tokens, drafted tokens for a rate
 EXACT = 1e-3  # nats: a smaller misfit is rounding
 TWICE = 2.0  # times the best misfit: a hypothesis with a larger one is refuted
 
@@ -235,7 +233,7 @@ class Check:
             if first > last:
                 return
             yield first, last
-            if last >= self.up_to and all(map(self._hidden, self._open())):
+            if last >= self.up_to and all(self._effect(name, self._best()).hidden for name in self._open()):
                 return  # longer prompts are not what the verdict covers
             needed = min(self._needs(name) for name in self._open())
             if needed > last:  # shorter prompts cannot decide
@@ -370,8 +368,7 @@ class Check:
                 return dataclasses.replace(outcome, kind="none", detail=detail)
             if leans:
                 agrees = agrees is not False and all(one.refuted for one in leans)
-        outcome = dataclasses.replace(outcome, decoding=agrees)
-        return dataclasses.replace(outcome, detail=f"{outcome.detail} {self._drafted()}".strip())
+        return dataclasses.replace(outcome, decoding=agrees)
 
     def _generated(
         self, engine: Generates, questions: Sequence[PromptQuestion], *, beside: bool
@@ -399,41 +396,6 @@ class Check:
             ]
             if answers:
                 yield answers
-
-    def _drafted(self) -> str:
-        """Return a sentence if a draft model's tokens are accepted much less after long prompts; else an empty text.
-
-        Wrong drafts cost time but change no token. A draft model without the target's scaling fails at long lengths.
-        """
-        if not getattr(self.engine, "drafts", None):
-            return ""
-        for kind in (
-            self._short_prompts(),
-            self.side.confirming(min(self.up_to, self.limit), self.progress, ends=False),
-        ):
-            for question in kind[:DRAFTED]:
-                try:
-                    self.engine.generate(question.input_ids, DRAFTED_TOKENS)  # type: ignore[attr-defined]
-                except (NoAnswer, TooLong):
-                    continue
-                self.requests += 1
-        rates = {}
-        for long in (False, True):
-            told = [one for one in self.engine.drafts if (one[0] > self.up_to // 2) == long]  # type: ignore[attr-defined]
-            drafted, accepted = sum(one[1] for one in told), sum(one[2] for one in told)
-            if drafted < LEAST_DRAFTED:
-                return ""
-            rates[long] = accepted / drafted
-        if rates[True] > 0.5 * rates[False]:
-            return ""
-        return (
-            f"The draft model's tokens are accepted in {rates[False]:.0%} of the cases after short prompts and in "
-            f"{rates[True]:.0%} after {self.up_to:,} tokens. Check whether it has the target's scaling."
-        )
-
-    def _short_prompts(self) -> Sequence[PromptQuestion]:
-        questions = self.side.decoding(self.progress)
-        return [one for one in questions if len(one.input_ids) <= self.up_to // 2 and len(one.generated) == 1]
 
     @property
     def _longest(self) -> int:
@@ -504,18 +466,12 @@ class Check:
             if {one, other} <= question.predictions.keys() and not self._same(one, other, question.tokens)
         ]
 
-    def _effect(self, name: str) -> Effect:
-        """Return the effect of a hypothesis, and the engine's noise where it acts."""
-        best = self._best()
+    def _effect(self, name: str, best: str) -> Effect:
+        """Return the effect of a hypothesis in place of `best`, and the engine's noise where it acts."""
         telling = self._telling(best, name)
         apart = [np.abs(np.subtract(*(one.predictions[n].of(one.ids) for n in (best, name)))).mean() for one in telling]
         noise = max(misfit(telling, best), self.repeated or 0.0)
         return Effect(name, float(np.mean(apart)) if len(apart) >= 3 else math.nan, noise)
-
-    def _hidden(self, name: str) -> bool:
-        """Return whether a hypothesis changes the answers by less than the engine's noise."""
-        effect = self._effect(name)
-        return effect.nats < effect.noise
 
     def _same(self, one: str, other: str, tokens: int) -> bool:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
@@ -534,10 +490,10 @@ class Check:
     def _outcome(self) -> EngineVerdict:
         """Return the conclusion from the answers so far."""
         best, left = self._best(), self._open()
-        if self.first.name in left and (self.all[best].minor or self._hidden(self.first.name)):
+        if self.first.name in left and (self.all[best].minor or self._effect(self.first.name, best).hidden):
             left = left - {self.first.name} | {best}
             best = self.first.name
-        hidden = {name for name in left if self.all[name].minor or self._hidden(name)}
+        hidden = {name for name in left if self.all[name].minor or self._effect(name, best).hidden}
         applied = (best, *sorted(left, key=lambda name: misfit(self.questions, name)))
         named = tuple(self.expected if name == self.first.name else name for name in applied)
 
@@ -564,19 +520,16 @@ class Check:
         if best == self.first.name and left <= hidden:
             hidden |= {name for name in self.alive if self.all[name].minor}
             grows = any(getattr(self.all[name], "by_frequencies", False) for name in hidden)
-            effects = tuple(self._effect(name) for name in self.alive if name in hidden)
-            return outcome("as expected", hidden=effects, needs=length if grows else None)
+            effects = tuple(self._effect(name, best) for name in self.alive if name in hidden)
+            return outcome(
+                "as expected", hidden=effects, needs=length if grows and (length or 0) > self.up_to else None
+            )
         return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
         """Return the result with the fit of every hypothesis, the likeliest first."""
-        predicted = [name for name in self.all if any(name in question.predictions for question in self.questions)]
-        likely = likelihoods(self.questions, predicted) if predicted else {}
         best = self._best()
-        standings = [self._standing(name, best, likely.get(name)) for name in self.all]
-        standings.sort(
-            key=lambda standing: -1e9 if standing.log_likelihood is None else standing.log_likelihood, reverse=True
-        )
+        standings = sorted((self._standing(name, best) for name in self.all), key=lambda one: one.ratio or math.inf)
         return Verification(
             model=self.side.model,
             engine=self.engine.name,
@@ -592,14 +545,15 @@ class Check:
             seconds=0.0,
         )
 
-    def _standing(self, name: str, best: str, likely: float | None) -> HypothesisFit:
+    def _standing(self, name: str, best: str) -> HypothesisFit:
         """Return the fit of one hypothesis, compared with the best."""
         predicted = [question for question in self.questions if name in question.predictions]
         leaning = self._lean(best, name) if predicted and name != best else None
+        ratio = max(misfit(predicted, name), 1e-9) / max(misfit(predicted, best), 1e-9) if predicted else None
         return HypothesisFit(
             name=name,
             misfit=misfit(self.questions, name) if predicted else None,
-            log_likelihood=likely,
+            ratio=ratio,
             lean=None if leaning is None else leaning.share,
             lean_half=None if leaning is None else leaning.half,
             questions=len(predicted),
