@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
 
-_FIRST_LINES = 10
 EVERY_SECONDS = 10.0  # between two lines of `LinesProgress`
 
 
@@ -52,15 +50,12 @@ class SilentProgress:
 
 
 class ProgressBar:
-    """Show a bar on a terminal and lines elsewhere, on standard error; use it in a `with` block.
+    """Show rich's bar on standard error, a terminal's or a notebook's; use it in a `with` block.
 
-    - `name`: the command, which begins each line.
-    - `total`: the total of all pieces of work, in the unit of `begin` and `advance`; None shows a bar for each piece.
-    - `every`: off a terminal, print a line for the first ten pieces and then for each `every`-th one.
-    - `lines`: False if the command prints its own lines, so that pieces print none off a terminal.
+    `name` is the bar's description before work begins. The bar disappears at the end of the block.
     """
 
-    def __init__(self, name: str, *, total: int | None = None, every: int = 1, lines: bool = True) -> None:
+    def __init__(self, name: str) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -71,7 +66,7 @@ class ProgressBar:
             TimeRemainingColumn,
         )
 
-        self.name, self.total, self.every, self.lines = name, total, every, lines
+        self.name, self._in_stage = name, False
         self.console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -81,11 +76,9 @@ class ProgressBar:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
             redirect_stdout=False,  # rich would send it to standard error
         )
-        self._task = self._bar.add_task(name, total=total)
-        self._line, self._pieces = "", 0
+        self._task = self._bar.add_task(name, total=None)
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()
@@ -96,22 +89,17 @@ class ProgressBar:
     ) -> None:
         self._bar.stop()
 
+    def expect(self, tokens: int) -> None:
+        """Begin a stage of several pieces, which share one bar with this total."""
+        self._in_stage = True
+        self._bar.reset(self._task, description=self.name, total=tokens)
+
     def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work of `tokens` tokens (or steps, files, rows); 0 if the number is unknown."""
-        if self.total is not None:
+        """Begin a piece of work of `tokens` tokens; 0 if the number is unknown."""
+        if self._in_stage:
             self._bar.update(self._task, description=description)
         else:
             self._bar.reset(self._task, description=description, total=tokens or None)
-        if description != self._line and self.lines and not self.console.is_terminal:
-            self._pieces += 1
-            if self._pieces <= _FIRST_LINES or self._pieces % self.every == 0:
-                self.line(f"{self.name}: {description}")
-        self._line = description
-
-    def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces, which share one bar with this total."""
-        self.total = tokens
-        self._bar.reset(self._task, description=self.name, total=tokens)
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` more as done."""
@@ -127,44 +115,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return shell is not None and "IPKernelApp" in shell.config
-
-
-class NotebookBar:
-    """Show tqdm's bar in a notebook: a widget if ipywidgets is installed, text otherwise; use it in a `with` block.
-
-    `name` begins each line. The bar disappears at the end of the block.
-    """
-
-    def __init__(self, name: str) -> None:
-        with warnings.catch_warnings():  # tqdm warns if ipywidgets is missing
-            warnings.simplefilter("ignore")
-            from tqdm.auto import tqdm
-
-            self._bar: Any = tqdm(desc=name, total=0, unit="tokens", unit_scale=True, leave=False)
-
-    def __enter__(self) -> NotebookBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
-
-    def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces."""
-        self._bar.reset(total=tokens)
-
-    def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work."""
-        self._bar.set_description(description)
-
-    def advance(self, tokens: int) -> None:
-        """Count `tokens` more as done."""
-        self._bar.update(tokens)
-
-    def line(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._bar.write(text)
 
 
 @dataclass
@@ -238,8 +188,7 @@ class LinesProgress:
             pieces = [piece for piece in self._pieces.values() if piece.done < piece.tokens or not piece.tokens]
             if not pieces:
                 return None
-            of_total = f" of {pieces[0].tokens:,}" if pieces[0].tokens else ""
-            tokens = f": {pieces[0].done:,}{of_total} tokens" if pieces[0].tokens or pieces[0].done else ""
+            tokens = f": {pieces[0].done:,} of {pieces[0].tokens:,}" if pieces[0].tokens else ""
             others = f" (and {len(pieces) - 1} more)" if len(pieces) > 1 else ""
             left = _time_left(
                 self._stage if self._stage is not None and self._stage.tokens else pieces[0], self.clock()
@@ -279,11 +228,11 @@ def _time_left(work: _Piece, now: float) -> str:
 
 @contextmanager
 def shown(name: str, given: Progress | bool | None = None, *, lines: bool = False) -> Iterator[Progress]:
-    """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a bar.
+    """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a display.
 
-    The bar is tqdm's in a notebook and rich's if standard error is a terminal. Otherwise, or if the package is missing,
-    `lines=True` prints a line every ten seconds and `lines=False` shows nothing. `name` begins each line. Raises
-    `RopeError` if `given` is no progress.
+    The display is rich's bar if standard error is a terminal, or in a notebook with ipywidgets. Otherwise, or if rich
+    is missing, it is a line every ten seconds in a notebook and with `lines=True`, and nothing without. `name` begins
+    each line. Raises `RopeError` if `given` is no progress.
 
     >>> with shown("doctor", False) as progress:
     ...     progress.advance(10)
@@ -296,13 +245,12 @@ def shown(name: str, given: Progress | bool | None = None, *, lines: bool = Fals
                 cure="Leave it out for a bar on a terminal and in a notebook, or pass False for none.",
             )
         yield given
-    elif given is not False and in_notebook() and find_spec("tqdm"):
-        with NotebookBar(name) as bar:
+        return
+    notebook = given is not False and in_notebook()
+    if given is not False and find_spec("rich") and (sys.stderr.isatty() or (notebook and find_spec("ipywidgets"))):
+        with ProgressBar(name) as bar:
             yield bar
-    elif given is not False and sys.stderr.isatty() and find_spec("rich"):
-        with ProgressBar(name, total=0, lines=False) as on_terminal:
-            yield on_terminal
-    elif given is not False and lines:
+    elif given is not False and (lines or notebook):
         with LinesProgress(name) as on_lines:
             yield on_lines
     else:

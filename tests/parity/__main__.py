@@ -22,7 +22,7 @@ from typing import Any
 import ropewalk
 from ropewalk.atomic_io import write_whole
 from ropewalk.diagnosis.ledger import Ledger, fingerprint
-from ropewalk.progress import ProgressBar
+from ropewalk.progress import expect, shown
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
 from tests.parity.classes import Part, all_parts
@@ -92,7 +92,8 @@ def measure(kind: str, jobs: dict[str, Callable[[], dict[str, Any]]]) -> list[di
     key = _fingerprint(kind)
     ledger = Ledger(ROOT / "build" / "parity" / key, kind="parity", key=key)
     ledger.resume()
-    with ProgressBar(f"parity, {kind}", total=len(jobs), every=50) as bar:
+    with shown(f"parity, {kind}", lines=True) as bar:
+        expect(bar, len(jobs))
         for job, compute in jobs.items():
             bar.begin(job, 1)
             if job not in ledger:

@@ -104,7 +104,7 @@ def _write(writer: Any, path: Path, entries: list[_Entry], progress: Progress | 
     kinds, shown = need("gguf").GGMLQuantizationType, progress or SilentProgress()
     for entry in entries:
         writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.source.nbytes, kinds(entry.kind))
-    shown.begin(f"writing {path.name}", sum(entry.source.nbytes for entry in entries) >> 20)
+    shown.begin(f"writing {path.name} (MiB)", sum(entry.source.nbytes for entry in entries) >> 20)
     with whole_file(path) as temporary:
         try:
             writer.write_header_to_file(temporary)

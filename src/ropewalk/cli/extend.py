@@ -51,7 +51,7 @@ def apply(
 
     The folder appears when it is complete. Weights of a .gguf source are copied into a .gguf file block by block.
     """
-    from ropewalk.progress import ProgressBar
+    from ropewalk.progress import shown
     from ropewalk.serving import apply as run
     from ropewalk.serving.runs import CHOSEN, refuse_beside_a_record
 
@@ -61,7 +61,7 @@ def apply(
     }
     if record is not None and typed:
         refuse_beside_a_record(typed)
-    with ProgressBar("extend", every=10) as progress:
+    with shown("extend", lines=True) as progress:
         done = run(model, out, settings, record=record, overwrite=overwrite, progress=progress)
     print_exported(done)
 
