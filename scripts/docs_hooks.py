@@ -13,8 +13,7 @@ import nbformat
 from mkdocs.structure.files import File
 
 import ropewalk as rw
-from ropewalk import encodings, scaling
-from ropewalk.diagnosis import processes
+from ropewalk import encodings, processes, scaling
 from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.figures.explorer import explorer_data, explorer_page
@@ -83,7 +82,7 @@ def names_of(subpackages: str) -> str:
         elif group == "encodings":
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
         elif group == "processes":
-            entries += [(f"rw.diagnosis.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
+            entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
         elif group == "record":
             entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, DoctorCallback)]
         elif group.startswith("rw_"):

@@ -86,20 +86,17 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
         ({"num_hidden_layers": "3"}, "`num_hidden_layers` must be a whole number"),
         ({"num_attention_heads": 0}, "`num_attention_heads` must be"),
         ({"rms_norm_eps": "tiny"}, "`rms_norm_eps` must be a finite number"),
-        ({"partial_rotary_factor": 0.5}, "rotate the whole head"),
+        ({"partial_rotary_factor": 0.5}, "rotates the whole head"),
         (
             {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},
             r"(?s)rope_type.*config\.json|config\.json.*rope",
         ),
         (
             {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-            "all layers of a llama model are alike",
+            "all layers of a Llama",
         ),
-        ({"model_type": "qwen2", "architectures": None, "layer_types": ["sliding_attention"] * 3}, "no window is set"),
-        ({"model_type": "qwen2", "architectures": None, "layer_types": ["full_attention"]}, "for each layer"),
-        ({"model_type": "qwen2", "architectures": None, "layer_types": 3}, "layer_types"),
+        ({"layer_types": 3}, "layer_types"),
         ({"layer_types": [["full_attention"]] * 3}, "layer_types"),
-        ({"model_type": "smollm3", "architectures": None, "no_rope_layers": [1]}, "one entry per layer"),
         ({"model_type": "ropewalk"}, "model_type ropewalk is damaged"),
     ],
 )

@@ -18,12 +18,13 @@ import ropewalk as rw
 from ropewalk.checkpoints.gguf import factors_as_rule, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.checkpoints.load import load, read_config, save
+from ropewalk.checkpoints.load import save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import generate
+from ropewalk.readers.loading import load_gguf
 from tests.checkpoints.stories import read_model, tokenizer_metadata
 from tests.layers.families import input_ids, make
 from tests.layers.material import data, smollm2, write_gguf
@@ -40,38 +41,20 @@ def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
         return model(ids).logits
 
 
-ARCHITECTURES = {
-    "llama": "llama",
-    "llama-tied": "llama",
-    "llama-biases": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "smollm3": "smollm3",
-}
+def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The transformers model of a file."""
+    return load_gguf(path, dtype)[0]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biases"])
+def test_every_layout(name: str, tmp_path: Path) -> None:
     """A GGUF as llama.cpp's converter writes it gives the logits of the transformers model that it came from."""
     theirs = make(name)
     state = {n: t for n, t in theirs.state_dict().items() if "tied" not in name or n != "lm_head.weight"}
-    path = write_gguf(tmp_path / "model.gguf", theirs.config, state, arch=ARCHITECTURES[name])
-    ours = load(path)
+    ours = load(write_gguf(tmp_path / "model.gguf", theirs.config, state))
     assert (logits(ours) - logits(theirs)).abs().max() < 1e-5
-    assert ours.config == read_config(path)
     weights = ours.state_dict()
-    assert all(torch.equal(weights[n.removeprefix("model.")], t) for n, t in state.items())  # un-permuted, bit for bit
-
-
-def test_a_saved_gguf_is_a_hugging_face_checkpoint(tmp_path: Path) -> None:
-    """GGUF in, folder out: transformers reads the folder and gives the same logits."""
-    import transformers
-
-    theirs = make("llama")
-    ours = load(write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict()))
-    save(ours, tmp_path / "folder")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
-    torch.testing.assert_close(logits(again), logits(theirs), rtol=0, atol=1e-6)
+    assert all(torch.equal(weights[name], t) for name, t in state.items())  # un-permuted, bit for bit
 
 
 def test_the_permutation_matters(tmp_path: Path) -> None:
@@ -245,8 +228,7 @@ def test_scaling_metadata(name: str, tmp_path: Path) -> None:
     case, metadata, rule = SCALINGS[name]
     theirs = make(case)
     ours = load(write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), metadata=metadata))
-    assert ours.config.ropes[0] is not None
-    assert ours.config.ropes[0].scaling == rule
+    assert rw.RopeConfig.from_hf(ours.config.to_dict()).scaling == rule
     assert (logits(ours) - logits(theirs)).abs().max() < 1e-5
 
 
@@ -277,15 +259,6 @@ def test_longrope_file(tmp_path: Path) -> None:
         assert (logits(load(path), input_ids(length)) - logits(theirs, input_ids(length))).abs().max() < 1e-5
 
 
-def test_mistral_window(tmp_path: Path) -> None:
-    """A llama file that names a sliding window is a Mistral."""
-    theirs = make("mistral-window")
-    path = write_gguf(
-        tmp_path / "m.gguf", theirs.config, theirs.state_dict(), metadata={"llama.attention.sliding_window": 16}
-    )
-    assert (logits(load(path)) - logits(theirs)).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -297,11 +270,10 @@ def test_mistral_window(tmp_path: Path) -> None:
         ({"split.count": 2}, "one part of a split GGUF"),
         ({"llama.embedding_length": 1_526_726_688}, "same width"),
         ({"llama.feed_forward_length": 1_000_000}, r"shape of a tensor differs.*ffn_up"),
-        ({"llama.feed_forward_length": 1_526_726_688}, "`intermediate_size` must be a whole number"),
         ({"llama.attention.head_count": 0}, "head_count"),
         ({"llama.rope.freq_base": "ten"}, "freq_base"),
         ({"llama.rope.freq_base": 0.0}, "must be above 0"),
-        ({"llama.block_count": 2_000_000_000}, "block_count|num_hidden_layers"),
+        ({"llama.block_count": 2_000_000_000}, "block_count"),
     ],
 )
 def test_metadata_that_is_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -317,15 +289,15 @@ def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
     theirs = make("llama")
     state = theirs.state_dict()
     path = tmp_path / "model.gguf"
-    with pytest.raises(RopeError, match=r"(?s)unknown architecture.*gemma"):
+    with pytest.raises(RopeError, match=r"(?s)supports this architecture.*gemma"):
         load(write_gguf(path, theirs.config, state, arch="gemma"))
     fewer = {name: tensor for name, tensor in state.items() if "layers.2.mlp.up" not in name}
-    with pytest.raises(RopeError, match=r"(?s)missing from the checkpoint.*layers\.2\.mlp\.up_proj\.weight"):
+    with pytest.raises(RopeError, match=r"(?s)missing or unknown.*missing_keys.*layers\.2\.mlp\.up_proj\.weight"):
         load(write_gguf(path, theirs.config, fewer))
-    with pytest.raises(RopeError, match=r"(?s)does not have.*blk\.0\.ffn_gate_exps\.weight"):
+    with pytest.raises(RopeError, match=r"(?s)unexpected_keys.*blk\.0\.ffn_gate_exps\.weight"):
         load(write_gguf(path, theirs.config, state, extra={"blk.0.ffn_gate_exps.weight": torch.zeros(2, 2)}))
     narrow = state | {"model.norm.weight": torch.zeros(31)}
-    with pytest.raises(RopeError, match=r"(?s)shape of a tensor differs.*output_norm\.weight"):
+    with pytest.raises(RopeError, match=r"(?s)mismatched_keys.*model\.norm\.weight"):
         load(write_gguf(path, theirs.config, narrow))
     path.write_bytes(b"not a model")
     with pytest.raises(RopeError, match=r"(?s)not a GGUF file.*model\.gguf"):
@@ -355,7 +327,7 @@ STORY = (
 )
 
 
-def loss(model: Decoder, ids: list[int]) -> float:
+def loss(model: Any, ids: list[int]) -> float:
     """Mean loss in nats of a text's own next tokens."""
     tokens = torch.tensor([ids])
     return float(torch.nn.functional.cross_entropy(logits(model, tokens)[0, :-1], tokens[0, 1:]))
@@ -390,11 +362,12 @@ def test_stories260k_through_gguf_and_folder(tmp_path: Path) -> None:
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     metadata = tokenizer_metadata(data("tok512.bin"))
     path = write_gguf(tmp_path / "stories.gguf", config, state, permute=False, metadata=metadata)
-    ours = load(path)
-    assert ours.tokenizer is not None
-    ids = torch.tensor([[1, *ours.tokenizer.encode(STORY)]])
-    assert ours.tokenizer.encode(STORY) == tokenizer.encode(STORY)
-    assert ours.config.ropes[0] == rw.RopeConfig(head_dim=8, interleaved=False, max_position_embeddings=512)
+    ours, own = load_gguf(path)
+    assert own is not None
+    ids = torch.tensor([[1, *own.encode(STORY)]])
+    assert own.encode(STORY) == tokenizer.encode(STORY)
+    rope = rw.RopeConfig.from_hf(ours.config.to_dict())
+    assert rope == rw.RopeConfig(head_dim=8, interleaved=False, max_position_embeddings=512)
     torch.testing.assert_close(logits(ours, ids), logits(model, ids), rtol=0, atol=1e-4)
     save(model, tmp_path / "folder", tokenizer=tokenizer)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
@@ -404,9 +377,10 @@ def test_stories260k_through_gguf_and_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_smollm2_loads_as_it_should() -> None:
     """The real file: shapes, rope and tokenizer, and 3.77 nats on Moby-Dick as ../shared/data/README.md measured."""
-    model = load(smollm2())
+    model, tokenizer = load_gguf(smollm2())
     assert model.num_parameters() == 134_515_008
-    assert model.config.ropes[0] == rw.RopeConfig(64, interleaved=False, theta=1e5, max_position_embeddings=8192)
-    assert model.tokenizer is not None
+    rope = rw.RopeConfig.from_hf(model.config.to_dict())
+    assert rope == rw.RopeConfig(64, interleaved=False, theta=1e5, max_position_embeddings=8192)
+    assert tokenizer is not None
     text = data("moby_dick.txt").read_text(encoding="utf-8")[30_000:40_000]
-    assert loss(model, model.tokenizer.encode(text)[:1024]) == pytest.approx(3.77, abs=0.01)
+    assert loss(model, tokenizer.encode(text)[:1024]) == pytest.approx(3.77, abs=0.01)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
+from ropewalk.readers.loading import load_gguf
 from tests.layers.families import make
 from tests.layers.material import write_gguf
 
@@ -57,7 +57,7 @@ def test_truncation_anywhere_is_named(small: bytes, tmp_path_factory: pytest.Tem
     path = tmp_path_factory.mktemp("cut") / "cut.gguf"
     path.write_bytes(small[: end % len(small)])
     with pytest.raises(RopeError, match=r"cut\.gguf"):
-        load(path)
+        load_gguf(path)
 
 
 @given(st.lists(st.tuples(st.integers(0, HEADER), st.integers(0, 255)), min_size=1, max_size=3))
@@ -72,7 +72,7 @@ def test_damage_is_never_a_traceback(
     path = tmp_path_factory.mktemp("damage") / "damaged.gguf"
     path.write_bytes(bytes(changed))
     with suppress(RopeError):
-        load(path)
+        load_gguf(path)
 
 
 def test_versions_and_byte_order(small: bytes, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_versions_and_byte_order(small: bytes, tmp_path: Path) -> None:
     for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
         path.write_bytes(small[:4] + version + small[8:])
         with pytest.raises(RopeError, match="unknown GGUF version"):
-            load(path)
+            load_gguf(path)
 
 
 @pytest.mark.parametrize("depth", [9, 5000])

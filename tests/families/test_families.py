@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-import ropewalk as rw
-from ropewalk.checkpoints.load import read_config, write_config
-from ropewalk.families import DECODERS, FAMILIES, REFUSED, Condition, Family, family_name
-from ropewalk.families.family import HALF, DecoderShape, FamilyTable, Indexer
+from ropewalk.families import FAMILIES, REFUSED, Condition, Family, family_name
+from ropewalk.families.family import HALF, FamilyTable, Indexer
 
 
 def test_every_row_is_plain_data() -> None:
@@ -19,7 +17,7 @@ def test_every_row_is_plain_data() -> None:
 
     def check(value: Any, where: str) -> None:
         if is_dataclass(value) and not isinstance(value, type):
-            assert isinstance(value, Family | DecoderShape | Condition | Indexer), where
+            assert isinstance(value, Family | Condition | Indexer), where
             for field in fields(value):
                 check(getattr(value, field.name), f"{where}.{field.name}")
         elif isinstance(value, dict | tuple):
@@ -73,26 +71,3 @@ def test_a_condition_on_a_block() -> None:
     plain = Condition("", rope_types=("linear",))
     blocks = [None, {}, {"type": "linear"}, {"rope_type": "yarn"}, [1]]
     assert [plain.holds(block) for block in blocks] == [True, False, True, False, True]
-
-
-SIZES = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-def test_a_decoder_family_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A family that our decoder can express is read and written once its row is there."""
-    llama = DECODERS["llama"]
-    shape = DecoderShape("NewForCausalLM", {**llama.defaults, "num_key_value_heads": 1}, qkv_bias=True, qk_norm=True)
-    config = {"model_type": "new", "architectures": ["NewForCausalLM"], **SIZES}
-    with pytest.raises(rw.RopeError, match="unknown architecture"):
-        read_config(config)
-    monkeypatch.setitem(FAMILIES, "new", Family(interleaved=False, theta=777.0, decoder=shape))
-    monkeypatch.setitem(DECODERS, "new", shape)
-    read = read_config(config)
-    assert (read.ropes[0].theta, read.kv_heads, read.attention_bias, read.qk_norm) == (777.0, 1, True, True)  # type: ignore[union-attr]
-    assert write_config(read)["model_type"] == "new"
-
-
-def test_decoders_are_rows_of_the_table() -> None:
-    """Every decoder's shape stands in its family's row."""
-    assert list(DECODERS) == ["llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3"]
-    assert all(FAMILIES[name].decoder is shape for name, shape in DECODERS.items())

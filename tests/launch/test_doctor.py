@@ -25,7 +25,7 @@ CODE = """
 import json, sys
 import ropewalk as rw
 settings = json.loads(sys.argv[1])
-with rw.diagnosis.processes.joined() as launch:
+with rw.processes.joined() as launch:
     state = sys.argv[2].replace("RANK", str(launch.rank))
     text = [("whale", open(sys.argv[3]).read())]
     found = rw.doctor("tiny", text=text, state=state, progress=False, windows=2, **settings)
@@ -81,7 +81,7 @@ def test_the_numbers_of_one_process(text, alone, tmp_path, folder):
 def test_a_launch_that_was_killed_resumes(text, alone, tmp_path):
     """torchrun ends both ranks when rank 1 dies; the same command with resume=True measures only what is missing."""
     dies = CODE.replace(
-        "with rw.diagnosis.processes",
+        "with rw.processes",
         """
 from ropewalk.diagnosis import plan
 def check(*_):
@@ -89,7 +89,7 @@ def check(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if __import__("os").environ["RANK"] == "1":
     plan._check_finite = check
-with rw.diagnosis.processes""",
+with rw.processes""",
     )
     (tmp_path / "dies.py").write_text(dies)
     (tmp_path / "code.py").write_text(CODE)

@@ -1,4 +1,4 @@
-"""Tiny random models of each family, made by transformers: the oracle of the checkpoint tests."""
+"""Tiny random Llamas, made by transformers: the oracle of the checkpoint tests."""
 
 from __future__ import annotations
 
@@ -36,61 +36,30 @@ LONGROPE = {
     "factor": 4.0,
 }
 
-# name -> (family, what differs from SIZES)
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-multi-query": ("Llama", {"num_key_value_heads": 1}),
-    "llama-head-dim": ("Llama", {"head_dim": 16}),
-    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
-    "llama-llama3": ("Llama", {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}),
-    "llama-yarn": ("Llama", {"rope_parameters": {**YARN, "rope_theta": 1e4}}),
-    "llama-longrope": ("Llama", {"rope_parameters": {**LONGROPE, "rope_theta": 1e4}}),
-    "llama-dynamic": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "max_position_embeddings": 32},
-    ),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-window": ("Mistral", {"sliding_window": 16}),
-    "ministral": (
-        "Ministral",
-        {"head_dim": 16, "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"] * 2},
-    ),
-    "qwen2": ("Qwen2", {}),
-    "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
-    "qwen2-yarn": ("Qwen2", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "qwen3-windows": (
-        "Qwen3",
-        {
-            "head_dim": 16,
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "layer_types": ["full_attention", "sliding_attention"] * 2,
-        },
-    ),
-    "smollm2": ("Llama", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}),
-    "smollm3": ("SmolLM3", {}),
-    "smollm3-layers": (
-        "SmolLM3",
-        {
-            "no_rope_layers": [0, 1, 1, 0],
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "attention_bias": True,
-            "tie_word_embeddings": False,
-        },
-    ),
+# name -> what differs from SIZES
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {"tie_word_embeddings": True},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-multi-query": {"num_key_value_heads": 1},
+    "llama-head-dim": {"head_dim": 16},
+    "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    "llama-llama3": {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+    "llama-yarn": {"rope_parameters": {**YARN, "rope_theta": 1e4}},
+    "llama-longrope": {"rope_parameters": {**LONGROPE, "rope_theta": 1e4}},
+    "llama-dynamic": {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        "max_position_embeddings": 32,
+    },
+    "smollm2": {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}},
 }
 
 
 def make(name: str, **changes: Any) -> Any:
     """A transformers model of the case, float32, with weights large enough that every mistake shows."""
-    family, differences = CASES[name]
-    config = getattr(transformers, f"{family}Config")(**SIZES | differences | changes)
+    config = transformers.LlamaConfig(**SIZES | CASES[name] | changes)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for tensor_name, tensor in model.named_parameters():
             if tensor.ndim == 1:

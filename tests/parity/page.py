@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ropewalk.families import DECODERS
-
 HEAD = """# Models
 
 ropewalk has a table of model families: which features form a pair, how many rotate, which theta and scaling apply,
@@ -21,10 +19,8 @@ exactly it was reproduced.
 classes and {causal_refused} families are refused with a reason{others}.** A refused config raises `RopeError`; it is
 never read as something else.
 
-Two libraries can compute a model:
-
-- ropewalk's own decoder computes {decoders}. SmolLM2 has the type `llama`.
-- transformers computes every other family (`pip install '.[transformers]'` in a clone), with ropewalk's rotation.
+transformers computes every family (`pip install '.[transformers]'` in a clone), with ropewalk's rotation. Our own
+`Decoder`, of the lesson and of training from scratch, has Llama's layout.
 
 A family is the `model_type` of a config. A model whose name is not listed often has the type of a different one:
 Llama 3.1 is `llama`, and Ministral 3 is `ministral3`. Families whose code is stored with their weights (ChatGLM,
@@ -70,7 +66,6 @@ def page(record: Path, random: Path) -> str:
         causal=causal["exact"],
         families=causal.total(),
         causal_refused=causal["refused"],
-        decoders=", ".join(f"`{name}`" for name in sorted(DECODERS)),
         others="".join(f", {words}" for words in rest if not words.startswith("0 ")),
         before=median(before for before, _ in moved),
         after=median(after for _, after in moved),

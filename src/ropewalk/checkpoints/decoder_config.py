@@ -1,19 +1,20 @@
-"""config.json of decoders: Hugging Face's families as in transformers 5.23, and ropewalk's own format."""
+"""config.json of decoders: Llama's, and ropewalk's own format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.families import DECODERS, FAMILIES, DecoderShape, Trained
+from ropewalk.families import Trained
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.encodings import ENCODINGS, EncodingConfig
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.scaling import rule_from_dict
-from ropewalk.rope.values import MOST_SIZE, MOST_TOKENS, as_whole, is_number
+from ropewalk.rope.values import MOST_SIZE, as_whole, is_number
 
 NATIVE = "ropewalk"
 _OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
@@ -108,34 +109,44 @@ def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
 
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_DEFAULT_LENGTH: int = DECODERS["llama"].defaults["max_position_embeddings"]  # for a RopeConfig without a length
+_LLAMA: dict[str, Any] = {  # LlamaConfig's values of keys that a config.json leaves out
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "head_dim": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "residual_dropout": 0.0,  # our own key
+}
 
 
 def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
-    """Return a DecoderConfig from the contents of a config.json; `where` names the file in errors."""
-    model_type = config.get("model_type")
-    if model_type == NATIVE:
+    """Return a DecoderConfig from a config.json of Llama or of ropewalk; `where` names the file in errors.
+
+    A config's own code (`auto_map`) is never run.
+    """
+    if config.get("model_type") == NATIVE:
         return config_from_native(config, where)
-    shape = _shape(config, where)
-    settings = {**shape.defaults, **config}
+    _check_llama(config, where)
+    settings = {**_LLAMA, **config}
     _check_known(settings, where)
     sizes: dict[str, Any] = {name: _whole(settings, name, where) for name in _SIZES}
-    layers = sizes["num_hidden_layers"]
-    heads = settings["num_key_value_heads"]
-    bias = bool(settings["attention_bias"]) if shape.qkv_bias is None else shape.qkv_bias
+    heads, bias = settings["num_key_value_heads"], bool(settings["attention_bias"])
     return DecoderConfig(
         **sizes,
         num_key_value_heads=sizes["num_attention_heads"]
         if heads is None
         else _whole(settings, "num_key_value_heads", where),
         head_dim=None if settings["head_dim"] is None else _whole(settings, "head_dim", where),
-        rope=_ropes(settings, FAMILIES[str(model_type)].theta, layers, where),
-        sliding_window=_windows(settings, shape, layers, where),
+        rope=_rope(settings, where),
         norm_eps=_number(settings, "rms_norm_eps", where),
-        qk_norm=shape.qk_norm,
         attention_bias=bias,
-        output_bias=bias and shape.qkv_bias is None,
-        mlp_bias=bool(settings["mlp_bias"]) and shape.mlp_bias,
+        output_bias=bias,
+        mlp_bias=bool(settings["mlp_bias"]),
         tie_word_embeddings=bool(settings["tie_word_embeddings"]),
         attention_dropout=_number(settings, "attention_dropout", where),
         residual_dropout=_number(settings, "residual_dropout", where),
@@ -144,20 +155,13 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
 
 
 def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
-    """Return an equivalent config.json: of the first family that can express it, else in ropewalk's own form.
-
-    A family can express it if loading the written config gives an equal one.
-    """
+    """Return an equivalent config.json: Llama's if loading it gives an equal config, else ropewalk's own form."""
     stated = _stated(config)
-    for model_type in DECODERS:
-        written = _write(stated, model_type)
-        if written is None:
-            continue
-        try:
+    written = _write(stated)
+    if written is not None:
+        with suppress(RopeError):  # Llama cannot express it
             if _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
                 return written
-        except RopeError:  # this family cannot express it
-            continue
     return config_to_native(config)
 
 
@@ -173,35 +177,24 @@ def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
     return replace(rope, interleaved=False) if rope is not None and whole else rope
 
 
-def _shape(config: Mapping[str, Any], where: str) -> DecoderShape:
-    """Return the shape of a config's family; raise `RopeError` for an unknown architecture.
-
-    A config's own code (`auto_map`) is never run, so known families with such code are accepted.
-    """
+def _check_llama(config: Mapping[str, Any], where: str) -> None:
+    """Raise `RopeError` for another architecture than Llama's, whole or without its head."""
     model_type, architectures = config.get("model_type"), config.get("architectures")
-    shape = DECODERS.get(model_type) if isinstance(model_type, str) else None
-    if shape is None or (architectures and architectures != [shape.architecture]):
-        # A bare base model's architecture ("LlamaModel") has the same weights without a head.
-        base = shape is not None and architectures == [shape.architecture.removesuffix("ForCausalLM") + "Model"]
-        if shape is None or not base:
-            own = config.get("auto_map")
-            rule = "load: unknown architecture."
-            if own:
-                rule = "load: unknown architecture, and ropewalk never runs the code named in the config."
-            raise RopeError(
-                rule,
-                facts={"file": where, "model_type": model_type, "architectures": architectures}
-                | ({"auto_map": own} if own else {}),
-                cure=f"Choose a known one: {', '.join(f'{k} ({f.architecture})' for k, f in DECODERS.items())}.",
-            )
-    return shape
+    if model_type != "llama" or (architectures and architectures not in (["LlamaForCausalLM"], ["LlamaModel"])):
+        own = {"auto_map": config["auto_map"]} if config.get("auto_map") else {}
+        raise RopeError(
+            "load: unknown architecture: rw.Decoder has Llama's layout"
+            + (", and ropewalk never runs the code named in the config." if own else "."),
+            facts={"file": where, "model_type": model_type, "architectures": architectures, **own},
+            cure="Load it with transformers, and pass the model to rw.attach or rw.doctor.",
+        )
 
 
 def _check_known(settings: Mapping[str, Any], where: str) -> None:
     """Raise `RopeError` for keys that would change the computation and are not supported."""
     if settings["hidden_act"] not in ("silu", "swish"):
         raise RopeError(
-            "load: the feed-forward of these families must be gated by silu.",
+            "load: the feed-forward must be gated by silu.",
             facts={"file": where, "hidden_act": settings["hidden_act"]},
             cure="Use the model's own code for a different function.",
         )
@@ -210,107 +203,42 @@ def _check_known(settings: Mapping[str, Any], where: str) -> None:
             raise RopeError(
                 f"load: the config's `{key}` is not supported.",
                 facts={"file": where, key: settings[key]},
-                cure="Use weights without quantisation or experts; GGUF files are dequantised.",
+                cure="Load it with transformers.",
             )
+    kinds = settings.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
+        raise RopeError(
+            "load: all layers of a Llama attend to all earlier tokens, but `layer_types` differ.",
+            facts={"file": where, "layer_types": kinds},
+            cure="Remove `layer_types`, or load the model with transformers.",
+        )
     block = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     for holder in (settings, block if isinstance(block, Mapping) else {}):
         fraction = holder.get("partial_rotary_factor")
         # p-RoPE's fraction is the share of pairs that rotate in the whole head; transformers' rule has that meaning
         if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
             raise RopeError(
-                "load: these families rotate the whole head, but the config rotates a part.",
+                "load: Llama rotates the whole head, but the config rotates a part.",
                 facts={"file": where, "partial_rotary_factor": fraction},
                 cure="Use the model's own code; RopeConfig.from_hf supports the rope itself.",
             )
 
 
-def _ropes(
-    settings: Mapping[str, Any], theta: float, layers: int, where: str
-) -> RopeConfig | tuple[RopeConfig | None, ...]:
-    """Return the rope of every layer, or one for all."""
+def _rope(settings: Mapping[str, Any], where: str) -> RopeConfig:
+    """Return the rope of every layer."""
     config = dict(settings)
-    block = config.get("rope_parameters") or config.get("rope_scaling")
-    if config.get("rope_theta") is None and not (isinstance(block, Mapping) and block.get("rope_theta") is not None):
-        config["rope_theta"] = theta
     if config["head_dim"] is None:
         config.pop("head_dim")
     try:
-        rope = RopeConfig.from_hf(config)
+        return RopeConfig.from_hf(config)
     except RopeError as error:
         raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
-    if "no_rope_layers" not in settings:
-        return rope
-    return tuple(rope if rotates else None for rotates in _rotating_layers(settings, layers, where))
 
 
-def _rotating_layers(settings: Mapping[str, Any], layers: int, where: str) -> list[bool]:
-    """Return whether each layer of a SmolLM3 rotates; by default all but every fourth."""
-    flags = settings["no_rope_layers"]
-    if flags is None:
-        interval = _whole(settings, "no_rope_layer_interval", where)
-        return [(layer + 1) % interval != 0 for layer in range(layers)]
-    if not isinstance(flags, list) or len(flags) < layers:
-        raise RopeError(
-            "load: `no_rope_layers` needs one entry per layer: 1 with rope, 0 without.",
-            facts={"file": where, "no_rope_layers": flags, "num_hidden_layers": layers},
-            cure="Correct it, or remove it so that no_rope_layer_interval applies.",
-        )
-    return [bool(flag) for flag in flags[:layers]]
-
-
-def _windows(
-    settings: Mapping[str, Any], shape: DecoderShape, layers: int, where: str
-) -> int | tuple[int | None, ...] | None:
-    """Return the sliding window of every layer, or one for all."""
-    kinds = settings.get("layer_types")
-    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise RopeError(
-            "load: `layer_types` must be a list of names, one per layer.",
-            facts={"file": where, "layer_types": kinds},
-            cure="Correct the list in config.json.",
-        )
-    if shape.windows != "by layer type":
-        if kinds and len(set(kinds)) > 1:
-            raise RopeError(
-                f"load: all layers of a {settings['model_type']} model are alike, but `layer_types` differ.",
-                facts={"file": where, "layer_types": kinds},
-                cure="Remove `layer_types`, or make all entries equal.",
-            )
-        if settings.get("sliding_window") is None or shape.windows == "none":
-            return None
-        return _whole(settings, "sliding_window", where, most=MOST_TOKENS)
-    window = settings["sliding_window"] if settings["use_sliding_window"] else None
-    if kinds is None and window is not None:
-        if "no_rope_layers" in shape.defaults:
-            rotating = _rotating_layers(settings, layers, where)
-            kinds = ["full_attention" if rotates else "sliding_attention" for rotates in rotating]
-        else:
-            first = _whole(settings, "max_window_layers", where, least=0)
-            kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    kinds = kinds or ["full_attention"] * layers
-    if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise RopeError(
-            "load: `layer_types` must contain full_attention or sliding_attention for each layer.",
-            facts={"file": where, "layer_types": kinds, "num_hidden_layers": layers},
-            cure="Correct the list in config.json.",
-        )
-    if "sliding_attention" not in kinds:
-        return None
-    if window is None:
-        raise RopeError(
-            "load: `layer_types` has sliding layers, but no window is set or used.",
-            facts={"file": where, **{key: settings[key] for key in ("sliding_window", "use_sliding_window")}},
-            cure="Set sliding_window and use_sliding_window, or make every layer full_attention.",
-        )
-    size = _whole(settings, "sliding_window", where, most=MOST_TOKENS)
-    windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)
-    return windows if None in windows else size
-
-
-def _whole(settings: Mapping[str, Any], name: str, where: str, *, least: int = 1, most: int = MOST_SIZE) -> int:
-    """Return a whole number from `least` to `most`; raise `RopeError` with the key otherwise."""
-    wanted = f"a whole number from {least} to {most:,}"
-    return int(_checked(settings, name, where, lambda value: least <= (as_whole(value) or 0) <= most, wanted))
+def _whole(settings: Mapping[str, Any], name: str, where: str) -> int:
+    """Return a whole number from 1; raise `RopeError` with the key otherwise."""
+    wanted = f"a whole number from 1 to {MOST_SIZE:,}"
+    return int(_checked(settings, name, where, lambda value: 1 <= (as_whole(value) or 0) <= MOST_SIZE, wanted))
 
 
 def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
@@ -330,16 +258,14 @@ def _checked(settings: Mapping[str, Any], name: str, where: str, fits: Callable[
     return value
 
 
-def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
-    """Return a config.json of this family for `config`, possibly incomplete; None without a rope."""
-    shape, rope = DECODERS[model_type], next((rope for rope in config.ropes if rope is not None), None)
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    """Return a config.json of Llama for `config`, possibly incomplete; None without a rope."""
+    rope = next((rope for rope in config.ropes if rope is not None), None)
     if rope is None:
         return None
-    windows = set(config.sliding_windows)
-    size = next((window for window in config.sliding_windows if window is not None), None)
     written: dict[str, Any] = {
-        "architectures": [shape.architecture],
-        "model_type": model_type,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         **{name: getattr(config, name) for name in _SIZES},
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
@@ -348,23 +274,14 @@ def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
         "max_position_embeddings": rope.max_position_embeddings,
         "rope_parameters": _rope_block(rope),
         "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
         "attention_dropout": config.attention_dropout,
         "initializer_range": config.initializer_range,
         "use_cache": True,
     }
     if config.residual_dropout:
         written["residual_dropout"] = config.residual_dropout  # our own key: transformers keeps it and ignores it
-    if shape.qkv_bias is None:
-        written["attention_bias"] = config.attention_bias
-    if shape.mlp_bias:
-        written["mlp_bias"] = config.mlp_bias
-    if shape.windows == "all":
-        written["sliding_window"] = size
-    if shape.windows == "by layer type":
-        kinds = ["full_attention" if window is None else "sliding_attention" for window in config.sliding_windows]
-        written |= {"use_sliding_window": windows != {None}, "sliding_window": size, "layer_types": kinds}
-    if "no_rope_layers" in shape.defaults:
-        written["no_rope_layers"] = [int(rope is not None) for rope in config.ropes]
     return written
 
 
@@ -383,7 +300,7 @@ def _stated(config: DecoderConfig) -> DecoderConfig:
         if rope is None or rope.max_position_embeddings is not None:
             return rope
         reads_length = rope.scaling is not None and rope.scaling.reads_max_length
-        return rope if reads_length else replace(rope, max_position_embeddings=_DEFAULT_LENGTH)
+        return rope if reads_length else replace(rope, max_position_embeddings=_LLAMA["max_position_embeddings"])
 
     rope = config.rope
     return replace(config, rope=tuple(map(stated, rope)) if isinstance(rope, tuple) else stated(rope))

@@ -1,4 +1,4 @@
-"""Models from GGUF files: our Decoder, and configs of other families for transformers."""
+"""Models from GGUF files: the config, the tensors and the tokenizer for transformers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,14 +14,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ropewalk.checkpoints.decoder_config import config_from_hf
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.checkpoints.materialize import Stored, materialize
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
 from ropewalk.optional import need
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.pairing import convert_pairing
@@ -71,32 +65,9 @@ _HARMLESS: dict[str, Any] = {
 }
 
 
-def load_gguf(path: Path, dtype: torch.dtype | None = None) -> Decoder:
-    """Return a `Decoder` and its tokenizer from a GGUF file; see `load`."""
-    file = GGUFFile(path)
-    config = _config(file)
-    model = materialize(config, _stored_tensors(file, config.head_dim), dtype, str(path))
-    model.tokenizer = gguf_tokenizer(file)
-    return model
-
-
 def gguf_tokenizer(file: GGUFFile) -> TextTokenizer | None:
     """Return the tokenizer of a GGUF file, or None if it has none."""
     return tokenizer_from_metadata(file.metadata, str(file.path)) if "tokenizer.ggml.model" in file.metadata else None
-
-
-def builds_gguf(path: Path) -> bool:
-    """Return whether `load` supports a file's architecture."""
-    return GGUFFile(path).metadata.get("general.architecture") in PERMUTED
-
-
-def read_gguf_config(path: Path) -> DecoderConfig:
-    """Return the `DecoderConfig` of a GGUF file."""
-    return _config(GGUFFile(path))
-
-
-def _config(file: GGUFFile) -> DecoderConfig:
-    return config_from_hf(config_fields(file), str(file.path))
 
 
 def config_fields(file: GGUFFile) -> dict[str, Any]:
@@ -126,6 +97,7 @@ def config_fields(file: GGUFFile) -> dict[str, Any]:
         raise file.error(
             "keys, values and rotation must have the same width.", facts={key: own.get(key) for key in widths}
         )
+    _check_sizes(file, config, head_dim)
     window = own.get("attention.sliding_window")
     if window and arch == "llama":
         config["model_type"] = "mistral"
@@ -140,6 +112,28 @@ def config_fields(file: GGUFFile) -> dict[str, Any]:
         "rope_parameters": rope_parameters(own, _factors(file), head_dim, str(file.path), arch=arch),
     }
     return config
+
+
+def _check_sizes(file: GGUFFile, config: Mapping[str, Any], head_dim: int) -> None:
+    """Raise `RopeError` for sizes that the tensors do not have, before a model of these sizes is built."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    if layers > len(file.tensors):
+        raise file.error(
+            "tensors are missing from the checkpoint.", facts={"tensors": len(file.tensors), "block_count": layers}
+        )
+    shapes = {
+        "token_embd": (None, hidden),
+        "blk.0.attn_q": (config["num_attention_heads"] * head_dim, hidden),
+        "blk.0.attn_k": (config["num_key_value_heads"] * head_dim, hidden),
+        "blk.0.ffn_up": (config["intermediate_size"], hidden),
+    }
+    for name, wanted in shapes.items():
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is not None and any(size not in (None, own) for size, own in zip(wanted, tensor.shape, strict=True)):
+            raise file.error(
+                "the shape of a tensor differs from the metadata.",
+                facts={"tensor": f"{name}.weight", "file": tensor.shape, "metadata": wanted},
+            )
 
 
 def _own_keys(file: GGUFFile) -> dict[str, Any]:
@@ -172,40 +166,29 @@ def _factors(file: GGUFFile) -> dict[str, list[float]]:
 
 
 def hugging_face_tensors(file: GGUFFile, head_dim: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return the file's tensors as transformers names and orders them."""
-    stored = _stored_tensors(file, head_dim).items()
-    return {name if name.startswith("lm_head") else f"model.{name}": tensor.read(dtype) for name, tensor in stored}
-
-
-def _stored_tensors(file: GGUFFile, head_dim: int | None) -> dict[str, Stored]:
-    """Return the file's tensors, keyed by the Decoder's names, with the permutation of q and k undone."""
+    """Return the file's tensors as transformers names and orders them, with the permutation of q and k undone."""
     permuted = PERMUTED[file.metadata["general.architecture"]]
-    stored = {}
-    for name, tensor in file.tensors.items():
+    tensors = {}
+    for name in file.tensors:
         if name in ROPE_TENSORS:
             continue
         back = permuted and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name) is not None
-        read = partial(_read, file, name, head_dim if back else None)
-        stored[_our_name(name)] = Stored(name, tensor.shape, torch.float32, read)
-    return stored
+        tensor = file.read(name, dtype)
+        tensors[_name_of(name)] = convert_pairing(tensor, to="half", head_dim=head_dim, dim=0) if back else tensor
+    return tensors
 
 
-def _our_name(name: str) -> str:
-    """Return the Decoder's name of a GGUF tensor; an unknown tensor keeps its own and is reported."""
+def _name_of(name: str) -> str:
+    """Return transformers' name of a GGUF tensor; an unknown tensor keeps its own and is reported."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None:
         return name
     layer, part, kind = match.groups()
-    ours = OUTER.get(part) if layer is None else INNER.get(part)
-    if ours is None:
+    theirs = OUTER.get(part) if layer is None else INNER.get(part)
+    if theirs is None:
         return name
-    return f"{ours}.{kind}" if layer is None else f"layers.{layer}.{ours}.{kind}"
-
-
-def _read(file: GGUFFile, name: str, head_dim: int | None, dtype: torch.dtype | None) -> Tensor:
-    """Return one tensor, dequantised; with `head_dim`, its heads re-ordered from interleaved to half-split."""
-    tensor = file.read(name, dtype)
-    return tensor if head_dim is None else convert_pairing(tensor, to="half", head_dim=head_dim, dim=0)
+    outer = theirs if theirs == "lm_head" else f"model.{theirs}"
+    return f"{outer}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"
 
 
 # The rope of a file

@@ -11,14 +11,13 @@ import torch
 
 from ropewalk.atomic_io import as_path, read_json
 from ropewalk.checkpoints.classifier_files import is_classifier, read_classifier, save_classifier
-from ropewalk.checkpoints.decoder_config import NATIVE, config_from_hf, config_to_hf
+from ropewalk.checkpoints.decoder_config import config_from_hf, config_to_hf
 from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
 from ropewalk.checkpoints.materialize import FLOATS
 from ropewalk.checkpoints.sources import find, refuse_bare_weights
 from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.families import DECODERS
 from ropewalk.layers.classifier import TextClassifier
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
@@ -28,17 +27,15 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     """Load a `Decoder` or `TextClassifier` in eval mode, with its tokenizer.
 
     **Arguments:**
-    - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, a folder
-      that `save` wrote, a model of the hub as OWNER/NAME, or the built-in "tiny".
+    - `source`: a folder in Llama's layout (config.json and model.safetensors, single or sharded), a folder that `save`
+      wrote, a model of the hub as OWNER/NAME, or the built-in "tiny". transformers loads all others.
     - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several), except that float32
-      replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both. GGUF files, which are
-      dequantised, give float32.
+      replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both.
 
-    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and folders written by `save`. Weights are
-    half-split as in Hugging Face's files; the permutation of q and k in a GGUF file is undone. Weights are
-    memory-mapped. A tensor that needs no conversion is never copied. Others are converted one by one, so the peak
-    memory is little more than one copy. Do not overwrite a file in place while it is mapped; `save` never does. Nothing
-    is unpickled, and code of a checkpoint (`auto_map`) is never run: the model is that of its family.
+    Weights are half-split as in Hugging Face's files. They are memory-mapped. A tensor that needs no conversion is
+    never copied. Others are converted one by one, so the peak memory is little more than one copy. Do not overwrite a
+    file in place while it is mapped; `save` never does. Nothing is unpickled, and a checkpoint's own code (`auto_map`)
+    is never run.
 
     **Raises:** `RopeError`, with the name of the file or tensor, if it is missing, truncated, unexpected or of a wrong
     shape, or if the architecture is unknown.
@@ -59,10 +56,7 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
     """Load a language model like `load`, but in the stored dtype by default; raise `RopeError` for a classifier."""
     path = find(source)
     _check_dtype(dtype)
-    if path.is_file():
-        from ropewalk.checkpoints.gguf import load_gguf
-
-        return load_gguf(path, dtype)
+    _refuse_gguf(path)
     content = read_json(path / "config.json")
     if is_classifier(content):
         raise RopeError(
@@ -73,18 +67,13 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
     return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
 
 
-def builds(path: Path) -> bool:
-    """Return whether `load` supports the family of a checkpoint (a folder or a .gguf file).
-
-    >>> builds(find("tiny"))
-    True
-    """
-    if path.is_file():
-        from ropewalk.checkpoints.gguf import builds_gguf
-
-        return builds_gguf(path)
-    content = read_json(path / "config.json")
-    return content.get("model_type") in (NATIVE, *DECODERS) or is_classifier(content)
+def _refuse_gguf(path: Path) -> None:
+    if path.is_file() and path.suffix != ".json":
+        raise RopeError(
+            "load: rw.Decoder reads folders, and this is a file.",
+            facts={"file": str(path)},
+            cure="transformers computes it: ropewalk.readers.loading.load_gguf(path) returns its model and tokenizer.",
+        )
 
 
 def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
@@ -113,10 +102,10 @@ def save(
     - `folder`: created, or replaced in one step if it contains only a checkpoint.
     - `tokenizer`: saved in the same folder; defaults to `model.tokenizer`.
 
-    A decoder's interleaved heads are written half-split, as in Hugging Face's families: the same function with its
-    rows in a different order. A decoder that no family can express (LayerNorm, ReLU, two thetas, partial rotary, a
-    rope without a Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` supports and
-    transformers does not. Weights keep their dtype.
+    A decoder's interleaved heads are written half-split, as in Llama: the same function with its
+    rows in a different order. A decoder that Llama cannot express (LayerNorm, ReLU, windows, two thetas, partial
+    rotary, a rope without a Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` supports
+    and transformers does not. Weights keep their dtype.
 
     **Raises:** `RopeError` if the folder contains other files.
 
@@ -145,7 +134,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
-    """Return the `DecoderConfig` of a checkpoint without its weights: a folder, config.json, .gguf, "tiny", or dict.
+    """Return the `DecoderConfig` of a checkpoint without its weights: a folder, config.json, "tiny", or dict.
 
     **Raises:** `RopeError` for a missing or damaged config, or an unknown architecture.
 
@@ -156,18 +145,15 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderCo
     if isinstance(source, Mapping):
         return config_from_hf(source, "the dict that was passed")
     path = find(source)
-    if path.is_file() and path.suffix != ".json":
-        from ropewalk.checkpoints.gguf import read_gguf_config
-
-        return read_gguf_config(path)
+    _refuse_gguf(path)
     path = path if path.is_file() else path / "config.json"
     return config_from_hf(read_json(path), str(path))
 
 
 def write_config(config: DecoderConfig) -> dict[str, Any]:
-    """Return an equivalent config.json: for the first Hugging Face family that can express it, else for "ropewalk".
+    """Return an equivalent config.json: of Llama if it can express it, else of "ropewalk".
 
-    Families are half-split, so an interleaved config becomes `model_type` "ropewalk"; `save` re-orders the weights.
+    Llama is half-split, so an interleaved config becomes `model_type` "ropewalk"; `save` re-orders the weights.
 
     >>> from ropewalk import RopeConfig
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,

@@ -16,7 +16,6 @@ from ropewalk.checkpoints.classifier_files import CLASSIFIER
 from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.sources import find
-from ropewalk.families import DECODERS
 from ropewalk.layers.precision import is_slow, memory_for, name_of
 from ropewalk.rotation.backends.widened import slow_dtype
 
@@ -39,7 +38,7 @@ def stored_dtype(path: Path) -> torch.dtype | None:
     if "quantization_config" in config:
         return None
     named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
-    own = (*DECODERS, NATIVE, CLASSIFIER)
+    own = ("llama", NATIVE, CLASSIFIER)
     if config.get("model_type") not in own and isinstance(named, torch.dtype):
         return named
     dtypes = {_DTYPES.get(entry["dtype"]) for entry in _tensors(path)}

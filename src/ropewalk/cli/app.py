@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from ropewalk.diagnosis.processes import Launch, joined
 from ropewalk.errors import RopeError
 from ropewalk.optional import install_command
+from ropewalk.processes import Launch, joined
 
 if TYPE_CHECKING:
     import typer

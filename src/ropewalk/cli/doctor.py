@@ -41,8 +41,8 @@ def doctor(
 
     from ropewalk.atomic_io import check_output
     from ropewalk.diagnosis.prepare import prepare
-    from ropewalk.diagnosis.processes import current
     from ropewalk.diagnosis.run import RunInterrupted
+    from ropewalk.processes import current
     from ropewalk.progress import shown
 
     if json_file is not None:

@@ -21,8 +21,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ropewalk.atomic_io import finite, remove_folder, write_json
-from ropewalk.diagnosis.processes import current, from_all
 from ropewalk.errors import RopeError
+from ropewalk.processes import current, from_all
 
 HEAD, RESULTS, LOCK = "ledger.json", "results", ".lock"
 FORMAT = 1

@@ -24,7 +24,6 @@ from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
 from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Plan, asked_tokens, make_plan, window_of
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
-from ropewalk.diagnosis.processes import current, from_first
 from ropewalk.diagnosis.run import SAFETY, DoctorRun, doctor_command, runs_in
 from ropewalk.diagnosis.scaling import ScalingReading, settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
@@ -33,6 +32,7 @@ from ropewalk.diagnosis.workers import fitting_workers
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
+from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Prefix, Reader

@@ -18,7 +18,6 @@ from ropewalk.diagnosis.forms import form_of
 from ropewalk.diagnosis.ledger import Ledger
 from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, asked_tokens, run_jobs
-from ropewalk.diagnosis.processes import from_first, share_of
 from ropewalk.diagnosis.record import Diagnosis, LookBack, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails
 from ropewalk.diagnosis.scaling import ScalingReading
@@ -27,6 +26,7 @@ from ropewalk.diagnosis.windows import LOOKS
 from ropewalk.diagnosis.wording import attach_call, headline, python_call, reasons, windows_in_words
 from ropewalk.diagnosis.workers import fitting_workers
 from ropewalk.layers.precision import chosen_dtype
+from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader

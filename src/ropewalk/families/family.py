@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Mrope = Literal["contiguous", "interleaved", "ernie", "alternating"]
-Windows = Literal["none", "all", "by layer type"]
 Block = Mapping[str, Any]
 
 
@@ -46,26 +45,6 @@ class Indexer:
     interleaved: bool
     last: bool = False
     layer_type: str | None = None
-
-
-@dataclass(frozen=True)
-class DecoderShape:
-    """The facts about a family that our decoder needs.
-
-    - `architecture`: class of the causal model.
-    - `defaults`: values of keys that a config.json leaves out.
-    - `qkv_bias`: whether q, k and v have a bias; None: `attention_bias` decides, also for the output projection.
-    - `mlp_bias`: the class has that key.
-    - `qk_norm`: queries and keys are normalised before rotation.
-    - `windows`: the layers that see at most `sliding_window` tokens.
-    """
-
-    architecture: str
-    defaults: Mapping[str, Any]
-    qkv_bias: bool | None = None
-    qk_norm: bool = False
-    mlp_bias: bool = False
-    windows: Windows = "none"
 
 
 @dataclass(frozen=True)
@@ -133,7 +112,6 @@ class Family:
       features; None: no indexer, or one that is not described.
     - `looked_up`: path, inside its module, of a tensor `[positions, rotary_dim]` with the sines and then the cosines of
       every position, in classes without a rotary module.
-    - `decoder`: facts for our decoder; None if it cannot express the family.
     """
 
     interleaved: bool
@@ -193,7 +171,6 @@ class Family:
     holds: Mapping[str, Condition] = field(default_factory=dict)
     indexer: Indexer | None = None
     looked_up: str | None = None
-    decoder: DecoderShape | None = None
 
 
 HALF = Family(interleaved=False)

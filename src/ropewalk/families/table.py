@@ -1,4 +1,4 @@
-"""The table of model families: the rotation of each class and the shape of its decoder, as plain data."""
+"""The table of model families: the rotation of each class, as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ropewalk.families.family import (
     HALF,
     INTERLEAVED,
     Condition,
-    DecoderShape,
     FamilyTable,
     Indexer,
     two_thetas,
@@ -18,93 +17,12 @@ from ropewalk.families.family import (
 
 FAMILIES = FamilyTable()
 
-# --- those that our decoder can express
-_COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "head_dim": None,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "residual_dropout": 0.0,
-}
-_WINDOWED: dict[str, Any] = {
-    **_COMMON,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-FAMILIES.add(
-    "llama",
-    HALF,
-    decoder=DecoderShape(
-        "LlamaForCausalLM",
-        {**_COMMON, "num_key_value_heads": None, "max_position_embeddings": 2048},
-        mlp_bias=True,
-    ),
-)
-FAMILIES.add(
-    "mistral",
-    HALF,
-    sliding_window=4096,
-    windowed=True,
-    decoder=DecoderShape(
-        "MistralForCausalLM",
-        {**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-        qkv_bias=False,
-        windows="all",
-    ),
-)
-FAMILIES.add(
-    "ministral",
-    HALF,
-    decoder=DecoderShape(
-        "MinistralForCausalLM",
-        {
-            **_WINDOWED,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "use_sliding_window": True,
-            "max_window_layers": 0,
-        },
-        qkv_bias=False,
-        windows="by layer type",
-    ),
-)
-FAMILIES.add("qwen2", HALF, decoder=DecoderShape("Qwen2ForCausalLM", _WINDOWED, qkv_bias=True, windows="by layer type"))
-FAMILIES.add(
-    "qwen3",
-    HALF,
-    head_dim=128,
-    decoder=DecoderShape("Qwen3ForCausalLM", {**_WINDOWED, "head_dim": 128}, qk_norm=True, windows="by layer type"),
-)
-FAMILIES.add(
-    "smollm3",
-    HALF,
-    theta=2_000_000.0,
-    decoder=DecoderShape(
-        "SmolLM3ForCausalLM",
-        {
-            **_WINDOWED,
-            "num_key_value_heads": 4,
-            "sliding_window": None,
-            "tie_word_embeddings": True,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-        },
-        mlp_bias=True,
-        windows="by layer type",
-    ),
-)
-
 # --- half-split pairs over the whole head
+FAMILIES.add("mistral", HALF, sliding_window=4096, windowed=True)
+FAMILIES.add("qwen3", HALF, head_dim=128)
+FAMILIES.add("smollm3", HALF, theta=2_000_000.0)
 FAMILIES.add(
-    "qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
+    "llama ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
     "chameleon eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
     "moshi voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "

@@ -170,6 +170,7 @@ def _loaded(
     try:
         with quietly():
             options |= {"config": config, "local_files_only": True, "output_loading_info": True}
+            options["ignore_mismatched_sizes"] = True  # they are named below
             if tensors is None:
                 model, report = kit.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
             else:

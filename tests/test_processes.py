@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from ropewalk.diagnosis.processes import Launch, current, from_all, from_first, joined, share_of
 from ropewalk.errors import RopeError
+from ropewalk.processes import Launch, current, from_all, from_first, joined, share_of
 from tests.launch.ranks import environment, free_port, run_all
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -45,7 +45,7 @@ import torch.distributed as dist
 from pathlib import Path
 from ropewalk.errors import RopeError
 from ropewalk.diagnosis.ledger import Ledger
-from ropewalk.diagnosis.processes import from_all, from_first, joined, share_of
+from ropewalk.processes import from_all, from_first, joined, share_of
 closing = dist.destroy_process_group
 def slowly():  # rank 1 joins again before rank 0 has left the first group
     time.sleep(os.environ["RANK"] == "0")
