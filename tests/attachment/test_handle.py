@@ -162,6 +162,16 @@ def test_blocks_by_layer_type(tmp_path):
     assert (outputs_of(loaded, IDS) - expected).abs().max() <= 1e-3
 
 
+def test_an_unknown_family_is_refused_with_its_class_and_file():
+    """Who reads the refusal can look at the code."""
+    model = small_model("llama")
+    model.config.__class__ = type("Unheard", (type(model.config),), {"model_type": "unheard_of"})
+    with pytest.raises(rw.RopeError, match=r"pairing of this model is unknown") as refused:
+        rw.attach(model)
+    assert refused.value.facts["class"] == "LlamaForCausalLM"
+    assert refused.value.facts["file"].endswith("models/llama/modeling_llama.py")
+
+
 @torch.no_grad()
 def test_what_a_config_cannot_say_is_refused(tmp_path):
     """Methods in attention, and ropes that differ where a config has one; nothing is written."""

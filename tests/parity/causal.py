@@ -67,6 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what else single families need
     "gemma4_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
     "granitemoehybrid": {"position_embedding_type": "rope", "layer_types": ["mamba", "attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 24},
     "zaya": {"num_experts_per_tok": 1},
     "bailing_hybrid": {"layer_group_size": 2},

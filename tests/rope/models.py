@@ -16,7 +16,11 @@ import ropewalk as rw
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 # Rotary modules whose annotation names the composite config, or that borrow another family's modeling file.
-_BORROWED = {"iquestcoder": "llama", "internlm3": "llama"}
+_BORROWED = {
+    **dict.fromkeys(("iquestcoder", "internlm3", "exaone"), "llama"),
+    "sarvam_moe": "glm4_moe",
+    "sarvam_mla": "deepseek_v3",
+}
 _CLASSES = {"qwen3_omni_moe_text": "Qwen3OmniMoeThinkerTextRotaryEmbedding"}
 
 
@@ -44,9 +48,9 @@ def transformers_config(fields: dict[str, Any]) -> Any:
 
 def modeling(config: Any) -> Any:
     """The modeling file that belongs to a transformers config."""
+    family = type(config).__module__.rpartition(".configuration_")[2]
     name = type(config).__module__.replace("configuration_", "modeling_")
-    for family, borrowed in _BORROWED.items():
-        name = name.replace(family, borrowed)
+    name = name.replace(family, _BORROWED.get(family, family))
     return importlib.import_module(name)
 
 

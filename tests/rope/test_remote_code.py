@@ -31,7 +31,6 @@ CASES: list[tuple[str, dict[str, Any], int, int, str, float, int | None]] = [
     ("baichuan", {**WIDTHS, "max_position_embeddings": 4096}, 128, 128, "half", 1e4, 4096),
     ("bailing_moe", {**WIDTHS, "head_dim": 64, "rope_theta": 6e5}, 64, 64, "half", 6e5, None),
     ("deepseek", {"hidden_size": 2048, "num_attention_heads": 16, "rope_theta": 1e4}, 128, 128, "half", 1e4, None),
-    ("exaone", {**WIDTHS, "num_layers": 32, "rope_theta": 5e5}, 128, 128, "half", 5e5, None),
     ("minicpm", {"hidden_size": 2304, "num_attention_heads": 36}, 64, 64, "half", 1e4, None),
     ("qwen", {**QWEN, "use_dynamic_ntk": False}, 128, 128, "half", 1e4, 32768),
     ("llada", {"d_model": 4096, "n_heads": 32, "rope": True, "rope_theta": 5e5, "max_sequence_length": 4096},
@@ -42,6 +41,14 @@ CASES: list[tuple[str, dict[str, Any], int, int, str, float, int | None]] = [
     ("chatglm", {**CHATGLM, "seq_length": 131_072, "rope_ratio": 500}, 128, 64, "interleaved", 5e6, 131_072),
     ("kimi_k2", KIMI, 64, 64, "interleaved", 5e4, 131_072),
 ]  # fmt: skip
+SARVAM = {**WIDTHS, "head_dim": 576, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+# Of transformers 5.24, whose model_type is not its class's: Llama, GLM-4-MoE, DeepSeek-V3
+NEWER: list[tuple[str, dict[str, Any], int, int, str, float, int | None]] = [
+    ("exaone", {**WIDTHS, "num_layers": 32}, 128, 128, "half", 5e5, None),
+    ("sarvam_moe", {**WIDTHS, "head_dim": 64}, 64, 64, "half", 8e6, None),
+    ("sarvam_moe", {**WIDTHS, "head_dim": 64, "partial_rotary_factor": 0.5}, 64, 32, "half", 8e6, None),
+    ("sarvam_mla", {**SARVAM, "max_position_embeddings": 131_072}, 64, 64, "interleaved", 1e4, 131_072),
+]
 
 
 def turned_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -58,8 +65,8 @@ def turned_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("model_type", "fields", "head_dim", "width", "pairing", "theta", "longest"),
-    CASES,
-    ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)],
+    CASES + NEWER,
+    ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES + NEWER)],
 )
 def test_what_the_published_code_computes(
     model_type: str, fields: dict[str, Any], head_dim: int, width: int, pairing: str, theta: float, longest: int | None
@@ -87,6 +94,24 @@ def test_scaling_of_remote_code() -> None:
     deepseek = rw.RopeConfig.from_hf({"model_type": "deepseek_v3", **KIMI, "rope_scaling": yarn})
     assert kimi == deepseek
     assert rw.RotaryEmbedding(kimi).attention_factor == 1.0
+    sarvam = rw.RopeConfig.from_hf(
+        {"model_type": "sarvam_mla", **KIMI, "rope_scaling": {**yarn, "type": "deepseek_yarn"}}
+    )
+    assert sarvam == deepseek
+
+
+def test_layers_of_families_of_5_24() -> None:
+    """Dory has two thetas, Lara Mini rotates only layers with a window, and both have other layers between them."""
+    dory = {"model_type": "dory", "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"]}
+    ropes = rw.rope.config.ropes_of_layer_types(dory)
+    assert {label: (rope.head_dim, rope.theta) for label, rope in ropes.items() if rope} == {
+        "sliding_attention": (256, 1e4),
+        "full_attention": (256, 1e7),
+    }
+    lara = {"model_type": "lara_mini", "layer_types": ["linear_attention", "sliding_attention", "full_attention"]}
+    assert rw.RopeConfig.from_hf(lara, layer_type="sliding_attention").head_dim == 128
+    with pytest.raises(rw.RopeError, match="no rotation"):
+        rw.RopeConfig.from_hf(lara, layer_type="full_attention")
 
 
 @pytest.mark.rejects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,14 +43,11 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
 
     **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
-    ropes = ropes_of_layer_types(config, alpha=alpha_of(model, config))
-    family = FAMILIES.get(family_name(str(config.model_type)) or "")
-    if family is not None and family.looked_up is not None:
-        raise RopeError(
-            f"attach: the attention of {config.model_type} looks up the tables itself, so they cannot be replaced.",
-            facts={"model": type(model).__name__, "tensor": family.looked_up},
-            cure="Use the model without attaching it.",
-        )
+    try:
+        ropes = ropes_of_layer_types(config, alpha=alpha_of(model, config))
+    except RopeError as error:
+        facts = {**error.facts, "class": type(model).__name__, "file": inspect.getfile(type(model))}
+        raise RopeError(error.rule, facts=facts, cure=error.cure) from error
     modules = [
         _module_with_forward(name, module, ropes)
         for name, module in model.named_modules()
@@ -57,7 +55,7 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
     ]
     if not modules:
         raise RopeError(
-            f"attach: this {config.model_type} has no rotary module with tables.",
+            f"attach: this {config.model_type} has no rotary module whose tables can be replaced.",
             facts={"model": type(model).__name__},
             cure="Use the model without attaching it.",
         )

@@ -7,7 +7,6 @@ SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies if the re
     "bailing_moe": "inclusionAI/Ming modeling_bailing_moe.py@22f8315",
     "chatglm": "THUDM/LongAlign modeling_chatglm.py@21d6e84; rope_ratio: vllm-project/vllm models/chatglm.py@028aedf",
     "deepseek": "mindspore-lab/mindnlp models/deepseek/modeling_deepseek.py@4842e87",
-    "exaone": "ml-explore/mlx-lm models/exaone.py@1205638",
     "internlm": "yangulei/internlm-20b modeling_internlm.py@5d2ec53",
     "internlm2": "IntMeGroup/HarmonyIQA modeling_internlm2.py@79a7bf6",
     "kimi_k2": "MoonshotAI/Kimi-K2 docs/deploy_guidance.md: DeepSeek-V3's code under a different model_type",

@@ -38,7 +38,7 @@ FAMILIES.add("gemma2 vaultgemma", HALF, **_ALTERNATES, head_dim=256, sliding_win
 FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
 FAMILIES.add("mixtral phimoe", HALF, theta=1_000_000.0, windowed=True)
 FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
-FAMILIES.add("evolla", HALF, theta=500_000.0)
+FAMILIES.add("evolla exaone", HALF, theta=500_000.0)
 FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
 FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
 FAMILIES.add("esm", HALF, fixed=True, top_thetas=(), switch=("position_embedding_type", "rotary", "absolute"))
@@ -80,6 +80,7 @@ FAMILIES.add(
     switch=("use_mem_rope", True, False),
 )
 FAMILIES.add("granitemoehybrid", HALF, switch=("position_embedding_type", "rope", None))
+FAMILIES.add("lara_mini", HALF, **ALTERNATING, head_dim=128, sliding_window=512)
 FAMILIES.add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, nope_needs_window=True)
 FAMILIES.add("kolibri1", HALF, **ALTERNATING, head_dim=128, sliding_window=513, nope_needs_window=True)
 FAMILIES.add("afmoe", HALF, **ALTERNATING, head_dim=128)
@@ -102,7 +103,7 @@ _LLAMA3 = {
 }
 MINISTRAL = ("llama_4_scaling_beta", "max_position_embeddings")
 FAMILIES.add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
-FAMILIES.add("apertus", HALF, theta=12_000_000.0, block={**_LLAMA3, "factor": 8.0, "rope_theta": 12_000_000.0})
+FAMILIES.add("apertus apertus1p5_text", HALF, theta=12e6, block={**_LLAMA3, "factor": 8.0, "rope_theta": 12e6})
 FAMILIES.add("cwm", HALF, theta=1_000_000.0, head_dim=128, block={**_LLAMA3, "factor": 16.0, "rope_theta": 1_000_000.0})
 FAMILIES.add(
     "higgs_audio_v2",
@@ -139,6 +140,7 @@ _NEOX = replace(HALF, fraction_keys=("rotary_pct",), top_thetas=("rotary_emb_bas
 FAMILIES.add("gpt_neox", _NEOX, partial=0.25)
 FAMILIES.add("stablelm", HALF, partial=0.25)
 FAMILIES.add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
+FAMILIES.add("sarvam_moe", HALF, partial=1.0, theta=8_000_000.0, head_dim=64)
 FAMILIES.add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
 FAMILIES.add(
     "nemotron3_5_transcribe_asr_audio",
@@ -220,6 +222,7 @@ FAMILIES.add("deepseek_v2", MLA)
 FAMILIES.add("deepseek_v32", MLA, indexer=Indexer(interleaved=False))
 FAMILIES.add("glm_moe_dsa", MLA, indexer=Indexer(interleaved=True))
 FAMILIES.add("deepseek_v3 axk1 youtu", MLA, reads_flag=True)
+FAMILIES.add("sarvam_mla", MLA, reads_flag=True, meanings={"deepseek_yarn": ("yarn", None)})
 FAMILIES.add("glm4_moe_lite", MLA, reads_flag=True, partial=1.0)
 FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
 FAMILIES.add("longcat_flash", MLA, theta=10_000_000.0, partial=1.0, slice_of=("head_dim",), sizes={"head_dim": 64})
@@ -310,6 +313,7 @@ _MODERNBERT = replace(
     sliding_window=128,
 )
 FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
+FAMILIES.add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
 FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
 FAMILIES.add("gemma4_text gemma4_unified_text diffusion_gemma_text", _GEMMA4)
 FAMILIES.add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
@@ -486,7 +490,7 @@ _LONGROPE = "it is not known whether its LongRoPE also scales queries and keys"
 _STEPS = "beyond seq_length its frequencies change in steps (for shorter texts set `use_dynamic_ntk` to false)"
 _TWO_POSITIONS = "ChatGLM-6B rotates each half of a head by different positions"
 _DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio; later models multiply theta by it"
-FAMILIES.add("internlm2 deepseek bailing_moe exaone", HALF)
+FAMILIES.add("internlm2 deepseek bailing_moe", HALF)
 FAMILIES.add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not supported", values=(None,))})
 FAMILIES.add(
     "minicpm", HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), Condition(_LONGROPE, rope_types=_PLAIN))
