@@ -19,6 +19,7 @@ from tests.parity.record import reason, rounded
 SHIFT, TOLERANCE, NEW, LARGEST = 1_000_000, 1e-4, 4, 100_000_000
 IDS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(1))
 _FUNCTIONS = ("codegen", "gptj", "roformer")  # families whose rotation is a function and no class
+_BORROWED = ("exaone", "sarvam_mla", "sarvam_moe")  # families with another family's class
 _MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 SMALL: dict[str, Any] = {  # what every family is shrunk to, where its config has the key
     **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "ffn_hidden_size", "d_model"), 64),
@@ -109,7 +110,7 @@ def causal_families() -> tuple[str, ...]:
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    folders = {part.folder for part in rotary_classes()} | {*_FUNCTIONS}
+    folders = {part.folder for part in rotary_classes()} | {*_FUNCTIONS, *_BORROWED}
     rotary = [name for name in NAMES if model_type_to_module_name(name) in folders]
     return tuple(name for name in rotary if f"{name}_text" not in rotary)
 

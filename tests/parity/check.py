@@ -49,7 +49,7 @@ def check(part: Part) -> dict[str, Any]:
 SIZES = {  # what a config states however little it states
     *("model_type", "vocab_size", "patch_size", "depth", "num_hidden_layers", "layer_types", "num_heads"),
     *("hidden_size", "embed_dim", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads"),
-    *("max_position_embeddings", "max_sequence_length"),
+    *("max_position_embeddings", "max_sequence_length", "n_positions"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ pytest.importorskip("transformers")
 if not RECORD.exists() or not PAGE.exists():
     pytest.skip("the source distribution has neither record nor page", allow_module_level=True)
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+NEWEST = version("transformers") == RECORDED["transformers"]  # an older one lacks rows, and has no others
 ROW_OF = {Part(row["folder"], row["class"], row["config"]): row for row in RECORDED["classes"]}
+ROW_OF = {part: row for part, row in ROW_OF.items() if NEWEST or part in all_parts()}
 
 
 def test_the_page_is_made_from_the_record() -> None:
@@ -33,7 +36,8 @@ def test_the_page_is_made_from_the_record() -> None:
 def test_every_rotary_class_has_its_row() -> None:
     """Exact or refused with a reason: none that differs, none that is missing."""
     status = by_class(RECORDED["classes"])
-    assert set(status) == {part.name for part in rotary_classes()}
+    own = {part.name for part in rotary_classes()}
+    assert set(status) == own or (not NEWEST and own < set(status))
     assert set(status.values()) <= {"exact", "refused"}
     assert all(row["reason"] for row in RECORDED["classes"] if row["status"] == "refused")
 
@@ -107,7 +111,7 @@ def test_a_wrong_default_differs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_record_of_random_configs() -> None:
     """At least 2,000 configs for the newest and for the oldest transformers, and none that differs."""
     runs = json.loads(RANDOM.read_text(encoding="utf-8"))["runs"]
-    assert [run["transformers"].rpartition(".")[0] for run in runs] == ["5.23", "5.17"]
+    assert [run["transformers"].rpartition(".")[0] for run in runs] == ["5.24", "5.23", "5.17"]
     for run_ in runs:
         assert run_["drawn"] - run_["not built"] >= 2_000
         assert (run_["differs"], run_["sides"]["file: equal"] > 1_500) == ([], True)
@@ -132,7 +136,7 @@ def test_a_difference_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- causal language models under attach
 
-CAUSAL = {row["family"]: row for row in RECORDED["causal"]}
+CAUSAL = {row["family"]: row for row in RECORDED["causal"] if NEWEST or row["family"] in causal_families()}
 FAST = ("llama", "cohere2", "gptj")
 
 

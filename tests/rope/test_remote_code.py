@@ -109,7 +109,8 @@ def test_layers_of_families_of_5_24() -> None:
         "full_attention": (256, 1e7),
     }
     lara = {"model_type": "lara_mini", "layer_types": ["linear_attention", "sliding_attention", "full_attention"]}
-    assert rw.RopeConfig.from_hf(lara, layer_type="sliding_attention").head_dim == 128
+    ropes = rw.rope.config.ropes_of_layer_types(lara)
+    assert [label for label, rope in ropes.items() if rope] == ["sliding_attention"]
     with pytest.raises(rw.RopeError, match="no rotation"):
         rw.RopeConfig.from_hf(lara, layer_type="full_attention")
 

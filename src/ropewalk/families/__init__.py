@@ -1,10 +1,9 @@
 """Model families: facts about their rotation and training that no config.json states.
 
 The pairing of features, the handling of partial rotation and the defaults of a config depend on a model's class. The
-tables list them by `model_type`, as implemented in transformers 5.23 and measured by `make parity`. `SOURCES` names the
+tables list them by `model_type`, as implemented in transformers 5.24 and measured by `make parity`. `SOURCES` names the
 code of models that transformers does not contain. Unknown families are never guessed. To add a family, add a row.
-`trained` states the scalings and lengths of the training,
-`unread` the keys that `from_hf` does not use.
+`trained` states the scalings and lengths of the training, `unread` the keys that `from_hf` does not use.
 """
 
 from ropewalk.families.family import Condition, Family

@@ -282,7 +282,7 @@ def _rotates(fields: Mapping[str, Any], family: Family, label: str) -> bool:
     windowed = fields.get("sliding_window", family.sliding_window) is not None
     if family.rope_needs_window and not windowed:
         return False
-    return label not in family.nope or (family.nope_needs_window and not windowed)
+    return label not in (*family.nope, *_NOT_ATTENTION) or (family.nope_needs_window and not windowed)
 
 
 def _no_name(layer_type: object, types: object) -> RopeError:
