@@ -3,7 +3,7 @@
     python scripts/mutate.py --count 120 [--seed 1] [--packages rope,rotation] [--out build/mutate]
 
 Needs pytest-cov. The first step runs the tests once with coverage, to know which tests execute which line; each change
-then runs only those (at most 60), in a copy of the checkout. Results are appended to OUT/SEED.jsonl; the same
+then runs only those (at most 40), in a copy of the checkout. Results are appended to OUT/SEED.jsonl; the same
 command resumes.
 """
 
@@ -19,6 +19,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from coverage.numbits import numbits_to_nums
@@ -30,7 +31,7 @@ SWAPS = {
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or,
     ast.Or: ast.And, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-MOST_TESTS = 60
+MOST_TESTS = 40
 SECONDS = 240
 
 
@@ -67,28 +68,23 @@ def changed(source: str, number: int) -> tuple[str, int, str]:
     return ast.unparse(tree), node.lineno, words  # type: ignore[attr-defined]
 
 
-def run(words: list[str], folder: Path, **more: str) -> int:
+# Run pytest without the finder of the editable installation, which would import the checkout instead of the copy.
+START = """
+import sys
+sys.meta_path = [one for one in sys.meta_path if "ScikitBuild" not in type(one).__name__]
+import pytest, ropewalk
+assert "/copy/src/" in ropewalk.__file__, ropewalk.__file__
+sys.exit(pytest.main())
+"""
+
+
+def run(words: list[str], folder: Path, seconds: float = SECONDS) -> int:
     """Run pytest in a checkout; return its exit status, 1 if it takes too long."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow and not thorough",
-        *words,
-    ]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not thorough"]
+    command = [sys.executable, "-c", START, *options, *words]
     try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env={**environ, **more},
-            capture_output=True,
-            timeout=float(more.get("SECONDS", SECONDS)),
-        ).returncode
+        return subprocess.run(command, cwd=folder, env=environ, stdout=subprocess.DEVNULL, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         return 1
 
@@ -120,7 +116,10 @@ def main() -> None:
         ignored = shutil.ignore_patterns(".git", ".venv", "build", "node_modules", "__pycache__")
         shutil.copytree(ROOT, copy, ignore=ignored)
         folders = [f"tests/{name}" for name in packages if (copy / "tests" / name).is_dir()]
-        run([*folders, "--cov=ropewalk", "--cov-context=test", "--cov-report="], copy, SECONDS="7200")
+        kernels = find_spec("ropewalk._kernels")
+        if kernels is not None and kernels.origin:
+            shutil.copy(kernels.origin, copy / "src" / "ropewalk")
+        run([*folders, "--cov=ropewalk", "--cov-context=test", "--cov-report="], copy, seconds=7200)
         shutil.copy(copy / ".coverage", given.out / "coverage")
     tests = lines_of_tests(given.out / "coverage")
     files = [file for name in packages for file in sorted((copy / "src/ropewalk" / name).rglob("*.py"))]

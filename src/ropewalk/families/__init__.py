@@ -8,8 +8,7 @@ code of models that transformers does not contain. Unknown families are never gu
 
 from ropewalk.families.family import Condition, Family
 from ropewalk.families.refused import NO_ROTATION, REFUSED
-from ropewalk.families.sources import SOURCES
-from ropewalk.families.table import FAMILIES
+from ropewalk.families.table import FAMILIES, SOURCES
 from ropewalk.families.trained import Trained, trained_as
 from ropewalk.families.unread import described, unread_keys
 

@@ -24,8 +24,7 @@ from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.of_layers import Positions
-from ropewalk.serving.card import card
-from ropewalk.serving.job import Exported, Model, SourceModel, check_out, export, reach_of
+from ropewalk.serving.job import Exported, Model, SourceModel, card, check_out, export, reach_of
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.settings import ApplySettings
 from ropewalk.serving.writable import in_dtype
