@@ -186,22 +186,6 @@ def test_wrong_positions_of_a_token_generated_after_chunks(by, verify):
     assert "misses the answers after tokens generated after long prompts" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "on"),
-    [
-        ("the full layers' rope on all layers", (1, 1)),
-        ("the sliding layers' rope on all layers", (0, 0)),
-        ("the ropes of full and sliding layers exchanged", (1, 0)),
-    ],
-)
-def test_ropes_of_the_wrong_layers(name, on, verify):
-    """A model with a rope for its sliding layers and one for its full layers, as Gemma 3."""
-    ropes = PLAIN, dataclasses.replace(PLAIN, theta=1e6)
-    model = model_of(ropes, sliding_window=(200, None))
-    found = verify(model, OurEngine(model.with_positions(rope=tuple(ropes[one] for one in on))))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
-
-
 class Coarse(OurEngine):
     """An engine with keys and values in few bits, in blocks of 32 features: a benign difference."""
 
@@ -295,6 +279,28 @@ def test_a_wrong_part_of_the_head():
     wrong = given(reader.positions.ropes[0], powers(32, 8))
     found = golden.check(TransformersEngine(reader.under(reader.positions.with_rope(wrong)).model))
     assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "theta's exponents over the whole head")
+
+
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        ("the full layers' rope on all layers", (1, 1)),
+        ("the sliding layers' rope on all layers", (0, 0)),
+        ("the ropes of full and sliding layers exchanged", (1, 0)),
+    ],
+)
+def test_ropes_of_the_wrong_layers(name, on):
+    """Gemma 3 has a rope for its sliding layers and one for its full layers."""
+    model = small_model("gemma3_text", vocab_size=260, max_position_embeddings=256, sliding_window=64)
+    reader = TransformersReader(model, TextTokenizer.bytes(), "small")
+    sliding, full = (
+        next(rope for rope, window in zip(reader.positions.ropes, reader.positions.sliding_windows, strict=True)
+             if (window is None) == wanted)
+        for wanted in (False, True)
+    )  # fmt: skip
+    wrong = tuple((sliding, full)[on[int(window is None)]] for window in reader.positions.sliding_windows)
+    found = golden_of(model, up_to=128).check(TransformersEngine(reader.under(reader.positions.with_rope(wrong)).model))
+    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
 
 
 @pytest.mark.parametrize(("family", "wrong"), [("phi3", interleaved), ("glm4", half)], ids=lambda x: str(x)[:8])
