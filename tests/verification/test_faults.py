@@ -303,6 +303,20 @@ def test_ropes_of_the_wrong_layers(name, on):
     assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
 
 
+@MORE
+def test_sliding_layers_that_are_scaled():
+    """Scaling on full layers alone is expected; an engine puts it on all."""
+    model = small_model("gemma3_text", vocab_size=260, max_position_embeddings=256, sliding_window=64)
+    reader = TransformersReader(model, TextTokenizer.bytes(), "small")
+    layers = list(zip(reader.positions.ropes, reader.positions.sliding_windows, strict=True))
+    scaled = [dataclasses.replace(rope, scaling=YaRN(4.0, 256), max_position_embeddings=1024) for rope, _ in layers]
+    full = tuple(own if window else new for (own, window), new in zip(layers, scaled, strict=True))
+    right, wrong = (reader.under(reader.positions.with_rope(ropes)) for ropes in (full, tuple(scaled)))
+    golden = Golden.of(our_side(right, up_to=128, trained_length=256))
+    assert golden.check(TransformersEngine(right.model)).outcome.kind == "as expected"
+    assert golden.check(TransformersEngine(wrong.model)).outcome.applied == ("scaling on all layers",)
+
+
 @pytest.mark.parametrize(("family", "wrong"), [("phi3", interleaved), ("glm4", half)], ids=lambda x: str(x)[:8])
 @MORE
 def test_the_other_pairing_of_a_foreign_family(family, wrong, monkeypatch):

@@ -327,21 +327,6 @@ def test_over_http(small, verify):
     assert document["requests"] == found.requests
 
 
-@MORE
-def test_sliding_layers_that_are_scaled(small, verify):
-    """Scaling on full layers alone is expected; an engine puts it on all."""
-    scaled = dataclasses.replace(small.config.ropes[0], scaling=YaRN(4.0, 256))
-    plain = small.config.ropes[0]
-    config = dataclasses.replace(small.config, rope=(plain, scaled), sliding_window=(32, None))
-    model = type(small)(config)
-    model.load_state_dict(small.state_dict())
-    model.tokenizer = small.tokenizer
-    model.eval()
-    assert verify(model, OurEngine(model), trained_length=256).outcome.kind == "as expected"
-    found = verify(model, OurEngine(model.with_positions(rope=(scaled, scaled))), trained_length=256)
-    assert found.outcome.applied == ("scaling on all layers",)
-
-
 @pytest.mark.parametrize("expect", ["yarn:0.5", "yarn", "yarn:x", '{"rope_type": '])
 def test_expectations_that_are_none(expect):
     """A message each."""
