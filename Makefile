@@ -20,12 +20,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 test: $(READY)
 	$(PYTEST) -m "not slow and not thorough"
 
-# The tests that `make test` leaves out: the costly ones, and those of the lower subpackages with shape checks.
+# The tests that `make test` leaves out: the costly ones, and those of the lower subpackages with shape checks. Compilers,
+# other processes and wrong calls are tested without them.
 test-rest: test-shapes
 	$(PYTEST) -m "thorough and not slow"
 
 test-shapes: $(READY)
-	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/layers
+	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/layers --ignore=tests/rotation/backends \
+	  $(addprefix --ignore=tests/layers/test_,$(addsuffix .py,classifier decoder_traced distributed generate parity_transformers training))
 
 test-all: test test-rest
 
