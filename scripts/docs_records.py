@@ -66,6 +66,15 @@ def agreement() -> str:
     return table(heads, rows)
 
 
+def answers() -> str:
+    """Return the doctor's answers about SmolLM2 on texts that are not in the repository, with their times."""
+    rows = [
+        [case, f"{one['characters']:,}", one["answer"], f"{one['seconds']:,}", f"{one['processor_seconds']:,}"]
+        for case, one in document("doctor-answers.json").items()
+    ]
+    return table(["text", "characters", "answer", "seconds", "processor seconds"], rows)
+
+
 def power() -> str:
     """Return the share of simulated runs that show a method."""
     rows = [
@@ -282,7 +291,7 @@ def golden() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "agreement": agreement, "power": power,
+    "chance": chance, "agreement": agreement, "answers": answers, "power": power,
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-faults": verify_faults,
