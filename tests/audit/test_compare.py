@@ -225,7 +225,7 @@ def test_a_pairing_that_only_weights_could_settle(tmp_path: Path) -> None:
 
 
 def test_an_adapter_has_the_rope_of_its_base(tmp_path: Path) -> None:
-    """The folder of an adapter stands for the base that it names."""
+    """For the folder of an adapter, the base model that it names is compared."""
     (tmp_path / "base").mkdir()
     (tmp_path / "adapter").mkdir()
     base = opened(tmp_path / "base", fixture("llama_2_7b"), "config.json")

@@ -93,7 +93,7 @@ def test_a_method_that_is_worse_from_the_start_is_given_up() -> None:
 
 
 def test_crop_processes_the_last_tokens_only() -> None:
-    """At each sampled place a fresh window of the trained length, of which the end is scored."""
+    """Each sampled block has its own window of the trained length, and the window's end is scored."""
     reader = StandIn(lambda position: float(position))
     found = _read_cropped(reader, TOLD, DESIGN, 0, lambda tokens: None)  # type: ignore[arg-type]
     steps = DESIGN.crop_steps(0)

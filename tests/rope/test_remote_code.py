@@ -42,7 +42,7 @@ CASES: list[tuple[str, dict[str, Any], int, int, str, float, int | None]] = [
     ("kimi_k2", KIMI, 64, 64, "interleaved", 5e4, 131_072),
 ]  # fmt: skip
 SARVAM = {**WIDTHS, "head_dim": 576, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
-# Of transformers 5.24, whose model_type is not its class's: Llama, GLM-4-MoE, DeepSeek-V3
+# Families of transformers 5.24 with the class of a different family: Llama, GLM-4-MoE, DeepSeek-V3
 NEWER: list[tuple[str, dict[str, Any], int, int, str, float, int | None]] = [
     ("exaone", {**WIDTHS, "num_layers": 32}, 128, 128, "half", 5e5, None),
     ("sarvam_moe", {**WIDTHS, "head_dim": 64}, 64, 64, "half", 8e6, None),

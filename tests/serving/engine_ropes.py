@@ -1,4 +1,4 @@
-"""The frequencies that vLLM 0.33.0 and SGLang 0.5.23 compute from a config, written anew from their sources.
+"""The frequencies that vLLM 0.33.0 and SGLang 0.5.23 compute from a config, implemented again from their sources.
 
 vLLM: model_executor/layers/rotary_embedding/ (`get_rope` and its classes) and the model classes that change its block.
 SGLang: srt/layers/rotary_embedding/ (`get_rope`) and the model classes, which choose theta, fraction and block.

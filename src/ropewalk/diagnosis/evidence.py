@@ -110,7 +110,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowReading:
-    """What one method gave in one window.
+    """The results of one method in one window.
 
     - `loss`: the mean of the counted tokens of each block in nats; None where it was not computed.
     - `answers`: of each fact, the log-probability of its four choices in nats; empty: not asked. `control`: the same

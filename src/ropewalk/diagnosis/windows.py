@@ -16,7 +16,7 @@ LOOKS = (1, 2, 4, 8)
 """Numbers of windows after which a run looks at its results."""
 MOST_WINDOWS = LOOKS[-1]
 BLOCK = 64  # most positions of a block
-CROP_TOKENS = 512  # least tokens that crop scores in a window, if there are so many
+CROP_TOKENS = 512  # tokens that crop scores in a window, at least, unless fewer lie beyond
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -466,7 +466,7 @@ class LivePrefix:
         return other
 
 
-# Questions and their continuations as trees of tokens, many of which go through a model in one forward
+# Questions and their continuations as trees of tokens: one forward computes many of them
 
 Process = Callable[[list[int], list[int], Tensor, Tensor], Tensor]
 """From tokens, their parents, nodes and targets to the log-probability of each target after its node, float32."""

@@ -135,7 +135,7 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What an engine does with a rope: "applied", "differs" or "lost", the reason, its source, and all caveats."""
+    """How an engine treats a rope ("applied", "differs" or "lost"), with the reason, its source, and all caveats."""
 
     state: Literal["applied", "differs", "lost"]
     reason: str | None
