@@ -82,7 +82,13 @@ def power() -> str:
          f"{one['told_from_15_points_less']:.2f}"]
         for one in document("facts.json")["power"]
     ]  # fmt: skip
-    heads = ["the method finds", "far facts in a window", "windows", "shown to work", "distinguished from 15 points less"]
+    heads = [
+        "the method finds",
+        "far facts in a window",
+        "windows",
+        "shown to work",
+        "distinguished from 15 points less",
+    ]
     return table(heads, rows)
 
 
