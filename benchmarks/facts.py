@@ -6,6 +6,8 @@
   questions about far facts are asked as in the doctor. `tiny` reads 200 windows with facts of each kind, SmolLM2 eight.
   Runs of eight windows are drawn from them, and looked at after 1, 2, 4 and 8.
 - Agreement: the doctor on 30 disjoint stretches of Moby-Dick, each for itself.
+- Effect: what facts change in YaRN's loss beyond, less crop's, in windows of SmolLM2, and the share of a reading's time
+  that its questions take.
 - Power: of simulated answers, the share of runs in which a method that finds 30 to 60 % is told from chance, and in
   which one that finds 15 points more is told from another.
 
@@ -16,10 +18,12 @@ FOLDER holds bleak_house.txt and moby_dick.txt. Each part is saved when it is do
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ import ropewalk as rw
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
+from ropewalk.diagnosis.plan import make_plan
 from ropewalk.diagnosis.windows import LOOKS, Design
 from ropewalk.readers.adapters import open_reader
 from ropewalk.statistics import t_quantile
@@ -89,6 +94,40 @@ def of_chance(found: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
         "variance_of_windows_over_binomial": float(right.var(ddof=1) / (asked * 0.25 * 0.75)),
         "runs_with_a_false_works": false / RUNS,
     }
+
+
+def effect(source: str, text: str, *, windows: int, target: int) -> dict[str, Any]:
+    """Read the same text with and without facts, under yarn and crop; return losses beyond and seconds."""
+    reader = open_reader(source, name=source, dtype=torch.float32, device=torch.device("cpu"))
+    tokenizer, trained = reader.tokenizer, reader.trained_length
+    assert tokenizer is not None
+    assert trained is not None
+    ids, teller = tokenizer.encode(text), Teller(KINDS["numbers"], tokenizer.encode, lambda ids: tokenizer.decode(ids))
+    layout, design = teller.layout(trained, target), Design(trained_length=trained, target=target, windows=windows)
+    plan = make_plan(reader, design, ["yarn", "crop"])
+    rows = []
+    for number in range(windows):
+        body = ids[number * target :][:target]
+        told = teller.tell(layout, body, seed=(8, number))
+        bare = dataclasses.replace(told, ids=np.array(body), counted=np.arange(target) > 0)
+        row: dict[str, Any] = {"tokens_of_facts": 1 - float(told.counted.mean())}
+        for name, window in (("with_facts", told), ("without", bare)):
+            began = time.perf_counter()
+            yarn = reader.under(plan.positions["yarn"]).window_losses(torch.from_numpy(window.ids))
+            row[f"seconds_{name}"] = time.perf_counter() - began
+            apart: list[float] = []
+            for first, end in design.crop_steps(number):
+                part = torch.from_numpy(window.ids[end - trained : end])
+                crop = reader.under(plan.positions["crop"]).window_losses(part, first=trained - (end - first))
+                apart += (yarn[first - 1 : end - 1] - crop)[window.counted[first:end]].tolist()
+            row[f"beyond_{name}"] = float(np.mean(apart))
+        began = time.perf_counter()
+        asking = {layout.asked_at: lambda prefix, told=told: prefix.ask(told.questions)}
+        reader.under(plan.positions["yarn"]).window_losses(torch.from_numpy(told.ids), asking=asking)
+        row["seconds_with_questions"] = time.perf_counter() - began
+        rows.append(row)
+        print(f"effect: {number + 1} of {windows} windows", flush=True)
+    return {"model": source.rpartition("/")[2], "target": target, "windows": rows}
 
 
 def agreement(text: str, engine: str) -> dict[str, Any]:
@@ -157,6 +196,7 @@ def main() -> None:
     if given.smollm2:
         parts |= {f"blind_smollm2_{kind}": lambda kind=kind: blind(given.smollm2, bleak, kind, windows=8, target=16384)
                   for kind in KINDS}  # fmt: skip
+        parts["effect_smollm2"] = lambda: effect(given.smollm2, bleak, windows=2, target=16384)
     for name, part in parts.items():
         if name not in record:
             record |= {"generator": "ropewalk", name: part(), "environment": environment()}
