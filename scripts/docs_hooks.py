@@ -37,6 +37,7 @@ def on_files(files: Any, *, config: Any) -> Any:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
+    files.append(File.generated(config, "explorer/clocks.html", content=explorer_page({"only": "clocks"})))
     for lesson in NOTEBOOKS["pages"]():
         made = nbformat.writes(NOTEBOOKS["notebook"](lesson))
         files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))

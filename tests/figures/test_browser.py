@@ -123,9 +123,7 @@ def test_a_readers_own_files(chromium, address, tmp_path):
     field.fill(
         '{"head_dim": 64, "rope_scaling": {"rope_type": "linear", "factor": 8}, "max_position_embeddings": 2048}'
     )
-    watched.page.locator("#methods .caption").get_by_text(
-        "pasted: linear multiplies the slowest pair by 0.125"
-    ).wait_for()
+    watched.page.locator("#methods .caption").get_by_text("0.125 (pasted: linear)").wait_for()
     field.fill('{"head_dim": 64, "rope_scaling": {"rope_type": "unheard-of"}}')
     watched.page.locator("#methods .note.wrong").get_by_text("does not compute").wait_for()
     watched.assert_quiet()

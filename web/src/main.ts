@@ -19,7 +19,9 @@ const observer = new IntersectionObserver(
   { rootMargin: "800px 0px" },
 );
 
-for (const [index, picture] of PICTURES.entries()) {
+const shown = PICTURES.filter(({ id }) => data.only === undefined || id === data.only);
+document.body.classList.toggle("embedded", data.only !== undefined);
+for (const [index, picture] of shown.entries()) {
   contents.append(h("li", {}, h("a", { href: `#${picture.id}` }, picture.title)));
   const section = sectionOf(picture, index + 1);
   main.append(section);
@@ -64,6 +66,7 @@ function showTarget(): void {
   if (target === null) return;
   mount(target);
   target.scrollIntoView();
+  target.focus({ preventScroll: true }); // the next Tab reaches its first control
   for (const item of contents?.querySelectorAll("a") ?? []) {
     item.toggleAttribute("aria-current", item.getAttribute("href") === `#${state.picture}`);
   }

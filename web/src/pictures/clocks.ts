@@ -14,12 +14,11 @@ export const clocks: Picture = {
   id: "clocks",
   title: "The wall of clocks",
   tryThis:
-    "Each clock shows the angle of one pair of features; the number below it is the pair’s. Drag the position: the first " +
-    "hand turns once in about six tokens, the last hardly moves. Then raise theta, the base of the frequencies.",
+    "Each clock shows the angle of one pair of features; the number below it is the pair’s. Drag across the clocks to move " +
+    "the token: the first hand turns once in about six tokens, the last hardly moves. Then raise theta, the base of the frequencies.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 40, format: tokens });
-    const fine = controls.slider({ key: "fine", label: "Position, token by token", min: 0, max: 128, value: 0 });
     const theta = controls.slider({
       key: "theta", label: "Theta", min: 100, max: 10_000_000, value: 10_000, log: true, format: (x) => significant(x),
     });
@@ -38,7 +37,7 @@ export const clocks: Picture = {
     layout(root, [wall, text], controls.element);
     return controls.draw(() => {
       const frequencies = plain({ theta: theta.value, dim: DIM });
-      const at = position.value + fine.value;
+      const at = position.value;
       frequencies.forEach((f, pair) => faces[pair]?.show(at * f, trained.value * f < 2 * Math.PI));
       const slow = frequencies.filter((f) => wavelength(f) > trained.value).length;
       const last = wavelength(frequencies.at(-1) ?? 1);

@@ -23,7 +23,7 @@ export const drag: Picture = {
     const controls = new Controls(this.id, state);
     const query = controls.slider({ key: "m", label: "Query’s position m", min: 0, max: MOST, value: 260, format: tokens });
     const key = controls.slider({ key: "n", label: "Key’s position n", min: 0, max: MOST, value: 160, format: tokens });
-    const both = controls.slider({ key: "shift", label: "Move both by", min: 0, max: 100_000, value: 0, format: tokens });
+    const both = controls.slider({ key: "shift", label: "Added to both positions", min: 0, max: 100_000, value: 0, format: tokens });
     const theta = controls.slider({ key: "theta", label: "Theta", min: 100, max: 1e6, value: 10_000, log: true });
     const rail = railOf((what, position, by) => {
       if (what === BOTH) {

@@ -52,16 +52,15 @@ export const methods: Picture = {
       const preset = presetNamed(data, model.value);
       const shown = frequencyMethods(data, preset).filter(({ name }) => chips.value.includes(name));
       sliders.show(shown.map(({ name }) => liveRule(preset, name)?.rope_type ?? ""));
-      const { series, note } = configSeries(pasted);
+      const series = configSeries(pasted);
       const lines = [...shown.flatMap(({ name }) => methodSeries(data, preset, name, factor.value, sliders.settings(liveRule(preset, name)?.rope_type ?? ""))), ...series];
       const lowest = Math.min(1 / factor.value, ...lines.flatMap(({ points }) => points.map(([, y]) => y)).filter((y) => y > 0));
       const pairs = Math.max(2, preset.plain.length, ...series.map(({ points }) => points.length));
       const missing = chips.value.filter((name) => !shown.some((one) => one.name === name));
       const summary =
         `${preset.title}${preset.trainedLength === null ? "" : `, trained to ${tokens(preset.trainedLength)} tokens`}: ` +
-        (lines.length === 0 ? "no method is shown." : lines.map(({ label, points }) => `${label} multiplies the slowest pair by ${significant(points.at(-1)?.[1] ?? 1)}`).join("; ") + ".") +
-        (missing.length > 0 ? ` Not applicable to this model: ${missing.join(", ")}.` : "") +
-        (note ? ` ${note}` : "");
+        (lines.length === 0 ? "no method is shown." : `the slowest pair is multiplied by ${slowest(lines)}.`) +
+        (missing.length > 0 ? ` Not applicable to this model: ${missing.join(", ")}.` : "");
       ratios.update({
         summary: `Frequency ratio by pair. ${summary}`,
         x: { label: "pair, fastest first", domain: [0, pairs - 1], format: (x) => String(Math.round(x)) },
@@ -75,6 +74,13 @@ export const methods: Picture = {
   },
 };
 
+/** Return by what the lines multiply the slowest pair, each number once. */
+function slowest(lines: readonly Series[]): string {
+  const names: Record<string, string[]> = {};
+  for (const { label, points } of lines) (names[significant(points.at(-1)?.[1] ?? 1)] ??= []).push(label);
+  return Object.entries(names).map(([ratio, same]) => `${ratio} (${same.join(", ")})`).join(", ");
+}
+
 function methodSeries(data: ExplorerData, preset: Preset, name: string, factor: number, settings: Partial<Rule>): Series[] {
   const found = extended(preset, name, factor, settings);
   const method = data.methods.find((one) => one.name === name);
@@ -85,10 +91,10 @@ function methodSeries(data: ExplorerData, preset: Preset, name: string, factor: 
 }
 
 /** Return the effect of a pasted config on the frequencies of its own theta. */
-function configSeries(field: ReturnType<typeof textField>): { series: Series[]; note: string } {
+function configSeries(field: ReturnType<typeof textField>): Series[] {
   const text = field.value.trim();
   field.say("");
-  if (text === "") return { series: [], note: "" };
+  if (text === "") return [];
   try {
     const { ladder, rule, trained, factor } = readConfig(text);
     const length = (trained ?? ladder.maxLength ?? 4096) * Math.max(1, factor);
@@ -96,12 +102,11 @@ function configSeries(field: ReturnType<typeof textField>): { series: Series[]; 
     const base = plain(ladder);
     const points = found.invFreq.map((f, i): Point => [i, f / (base[i] ?? 1)]);
     const temper = found.attentionFactor === 1 ? "" : `, attention factor ${significant(found.attentionFactor, 4)}`;
-    const note = `Pasted: ${rule.rope_type}, theta ${significant(ladder.theta)}, ${ladder.dim / 2} pairs, at ${tokens(length)} tokens${temper}.`;
-    field.say(note);
-    return { series: [{ label: `pasted: ${rule.rope_type}`, color: "var(--ink)", dots: true, points }], note };
+    field.say(`${rule.rope_type}, theta ${significant(ladder.theta)}, ${ladder.dim / 2} pairs, at ${tokens(length)} tokens${temper}.`);
+    return [{ label: `pasted: ${rule.rope_type}`, color: "var(--ink)", dots: true, points }];
   } catch (error) {
     field.say(error instanceof Error ? error.message : String(error), true);
-    return { series: [], note: "" };
+    return [];
   }
 }
 
