@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -18,7 +18,9 @@ from ropewalk.errors import RopeError
 class SampleSettings:
     """One field of each kind that a command may have."""
 
-    text: tuple[Path, ...] = field(metadata={"help": "A text; repeatable."})
+    text: tuple[Path, ...] | None = field(
+        default=None, metadata={"help": "A text; repeatable.", "type": tuple[Path, ...]}
+    )
     target: int | None = field(default=None, metadata={"help": "The length wanted.", "unit": "tokens"})
     block: int = field(default=512, metadata={"help": "Tokens of a block.", "unit": "tokens"})
     windows: int = field(default=16, metadata={"help": "Windows of each text."})
@@ -26,13 +28,7 @@ class SampleSettings:
     methods: tuple[str, ...] | None = field(
         default=None, metadata={"help": "Names.", "commas": True, "option": ("--methods", "--method")}
     )
-    lengths: tuple[int, ...] = field(default=(), metadata={"help": "Lengths.", "commas": True, "unit": "tokens"})
-    seeds: tuple[int, ...] = field(default=(0, 1), metadata={"help": "Seeds.", "commas": True})
-    words: str | list[str] | None = field(default=None, metadata={"help": "Words.", "type": tuple[str, ...]})
-    scoring: Literal["choice", "generate"] = field(default="choice", metadata={"help": "How."})
     resume: bool = field(default=False, metadata={"help": "Go on."})
-    echo: bool = field(default=True, metadata={"help": "Print the prompt."})
-    progress: Any = field(default=None, metadata={"command_line": False})
 
 
 REQUIRED = ["tiny", "--text", "a.txt"]
@@ -80,12 +76,7 @@ def test_defaults_are_the_dataclass_s_own():
         (["--windows", "3"], "windows", 3),
         (["--rate", "2e-5"], "rate", 2e-5),
         (["--methods", "yarn, ntk", "--method", "pi"], "methods", ("yarn", "ntk", "pi")),
-        (["--lengths", "512,1k", "--lengths", "1.5k"], "lengths", (512, 1024, 1536)),
-        (["--seeds", "3,4"], "seeds", (3, 4)),
-        (["--words", "a,b", "--words", "c"], "words", ("a,b", "c")),
-        (["--scoring", "generate"], "scoring", "generate"),
         (["--resume"], "resume", True),
-        (["--no-echo"], "echo", False),
         (["--text", "b,c.txt"], "text", (Path("a.txt"), Path("b,c.txt"))),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else None,
@@ -102,9 +93,7 @@ def test_each_kind_of_field_is_read(arguments: list[str], name: str, value: obje
     [
         (["--target", "8x"], "--target must be a whole number of tokens"),
         (["--target", "0.3k"], "--target must be a whole number of tokens"),
-        (["--lengths", "512,,1k"], "--lengths contains an empty value"),
-        (["--seeds", "one"], "--seeds must be a whole number"),
-        (["--scoring", "guess"], "--scoring has an unknown value"),
+        (["--methods", "yarn,,pi"], "--methods contains an empty value"),
         (["--trained-length", ""], "--trained-length must be a whole number of tokens"),
     ],
 )
@@ -124,8 +113,8 @@ def test_a_command_s_own_parameters_stay():
 
 def test_the_command_is_printed_with_what_was_given():
     """A record holds the command as it was typed, without defaults."""
-    run(*REQUIRED, "--target", "8k", "--no-echo", "--resume", "--methods", "yarn,ntk")
-    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt --target 8k --methods yarn,ntk --resume --no-echo"
+    run(*REQUIRED, "--target", "8k", "--resume", "--methods", "yarn,ntk")
+    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt --target 8k --methods yarn,ntk --resume"
 
 
 def test_the_command_of_a_group_is_printed_with_its_group():
@@ -142,31 +131,20 @@ def test_the_command_of_a_group_is_printed_with_its_group():
 
 
 def test_the_help_is_the_fields_own():
-    """Names, what stands for a value, help and default; what the command line does not offer is not there."""
+    """Names, what stands for a value, help and default."""
     text = " ".join(run("--help").output.split())
     for part in (
-        "--text PATH A text; repeatable. [required]",
+        "--text PATH A text; repeatable.",
         "--target TOKENS The length wanted.",
         "--block TOKENS Tokens of a block. [default: 512]",
         "--methods, --method TEXT Names.",
-        "--seeds INTEGER Seeds. [default: 0, 1]",
         "--rate FLOAT A rate.",
         "A model. [required]",
-        "--scoring [choice|generate] How. [default: choice]",
         "--resume Go on.",
-        "--echo / --no-echo Print the prompt. [default: echo]",
         "--trained-length TOKENS Tokens trained.",
     ):
         assert part in text
     assert "--no-resume" not in text
-    assert "--progress" not in text
-
-
-def test_a_missing_option_is_a_usage_error():
-    """A field without a default must be given: status 2."""
-    result = run("tiny")
-    assert result.exit_code == 2
-    assert "--text" in result.output
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ import dataclasses
 import json
 import shlex
 import shutil
-import time
 
 import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.cli.app import main
-from ropewalk.cli.verify import _cache, _Lines
+from ropewalk.cli.verify import _cache
 from ropewalk.verification.engine import OurEngine
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
@@ -36,13 +35,13 @@ def run(*arguments):
 
 
 def test_a_server_is_verified(small, tmp_path, cache, capsys, monkeypatch):  # noqa: F811
-    """Print a table and lines of progress, write a record, save predictions in the user's cache."""
+    """Print a table, write a record, save predictions in the user's cache."""
     monkeypatch.setenv("COLUMNS", "120")
     save(small, tmp_path / "small")
     record = tmp_path / "verify.json"
     with serving(OurEngine(small)) as url:
         assert run(tmp_path / "small", "--engine", url, "--json", record) == 0
-        printed, progress = capsys.readouterr()
+        printed = capsys.readouterr().out
         assert len(list(cache.glob("ropewalk/verify/*/results/*.jsonl"))) == 1
         state = tmp_path / "here"
         assert run(tmp_path / "small", "--engine", url, "--expect", "yarn:4", "--state", state) == 1
@@ -53,9 +52,6 @@ def test_a_server_is_verified(small, tmp_path, cache, capsys, monkeypatch):  # n
     assert found["verdict"]["sentence"] in " ".join(printed.split())
     assert f"{found['requests']} requests" in printed
     assert [line.split()[:2] for line in printed.splitlines() if line.strip().startswith("as expected")]
-    lines = progress.splitlines()
-    assert " hypotheses, 12 to 64 requests" in lines[0]
-    assert "our predictions for 192 tokens take at most about" in lines[1]
 
 
 def test_without_a_cache(cache):
@@ -64,18 +60,6 @@ def test_without_a_cache(cache):
     shutil.rmtree(cache)
     cache.write_text("no folder")
     assert _cache() is None
-
-
-def test_progress_off_a_terminal(capsys, monkeypatch):
-    """Print the first piece of work after ten seconds without a line."""
-    progress = _Lines()
-    progress.begin("request 1", 0)
-    progress.line("verify: an estimate")
-    later = time.monotonic() + 11
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    progress.begin("request 2", 0)
-    progress.begin("request 3", 0)
-    assert capsys.readouterr().err == "verify: an estimate\nverify: request 2\n"
 
 
 def test_bad_input_is_a_message(tmp_path, capsys):

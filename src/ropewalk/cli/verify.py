@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from ropewalk.verification.outcome import Verification
 
 SHOWN = 12  # rows of the table; --json contains all
-QUIET = 10.0  # seconds between two lines of progress
 PROMPTS, OUTPUT = "Prompts", "Output"  # headings of options
 
 
@@ -96,6 +94,7 @@ def verify(
     from rich.console import Console
 
     from ropewalk.atomic_io import check_output, write_output
+    from ropewalk.progress import shown
     from ropewalk.verification.golden import Golden, write_golden
     from ropewalk.verification.log import verify_log
     from ropewalk.verification.verify import verify as run
@@ -104,24 +103,26 @@ def verify(
     for file in (write, json_file):
         if file is not None:
             check_output(file)
-    progress = None if sys.stderr.isatty() else _Lines()
-    asking: dict[str, Any] = {"served_name": served_name, "max_tokens": max_tokens, "progress": progress}
     predicting: dict[str, Any] = {
         "expect": expect, "up_to": up_to, "text": text, "trained_length": trained_length, "state": state or _cache(),
         "device_map": device_map,
     }  # fmt: skip
+    with shown("verify", lines=True) as progress:
+        asking: dict[str, Any] = {"served_name": served_name, "max_tokens": max_tokens, "progress": progress}
+        if write is not None:
+            begun = time.monotonic()
+            written = write_golden(str(model), write, progress=progress, **predicting)
+            seconds = time.monotonic() - begun
+        elif from_log is not None:
+            most = predicting.pop("up_to") or max_tokens
+            verification = verify_log(model, from_log, max_tokens=most, progress=progress, **predicting)
+        elif golden is not None:
+            verification = Golden.read(golden).check(engine, model=model, **asking)
+        else:
+            verification = run(model, engine, **predicting, **asking)
     if write is not None:
-        begun = time.monotonic()
-        written = write_golden(str(model), write, progress=progress, **predicting)
-        Console().print(_written(written, write, time.monotonic() - begun))
+        Console().print(_written(written, write, seconds))
         return
-    if from_log is not None:
-        most = predicting.pop("up_to") or max_tokens
-        verification = verify_log(model, from_log, max_tokens=most, progress=progress, **predicting)
-    elif golden is not None:
-        verification = Golden.read(golden).check(engine, model=model, **asking)
-    else:
-        verification = run(model, engine, **predicting, **asking)
     print_verification(Console(), verification)
     if (needs := verification.outcome.needs) is not None:
         longer = {"up_to": needs} if golden is None and needs > verification.outcome.up_to else {}
@@ -164,29 +165,6 @@ def _written(golden: Golden, path: Path, seconds: float) -> str:
         f"{len(prompts)} prompts of up to {longest:,} tokens, "
         f"{path.stat().st_size / 1000:,.0f} kB, {seconds:,.0f} s."
     )
-
-
-class _Lines:
-    """Progress on standard error if it is not a terminal: the estimates, and at most one line in ten seconds."""
-
-    def __init__(self) -> None:
-        self._printed = time.monotonic()
-
-    def expect(self, tokens: int) -> None:
-        """Ignore the size of a stage."""
-
-    def begin(self, description: str, tokens: int) -> None:
-        """Print a line if the last one is old enough."""
-        if time.monotonic() - self._printed >= QUIET:
-            self.line(f"verify: {description}")
-
-    def advance(self, tokens: int) -> None:
-        """Ignore finished work."""
-
-    def line(self, text: str) -> None:
-        """Print a line."""
-        self._printed = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
 
 
 def _cache() -> Path | None:
