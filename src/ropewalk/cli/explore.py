@@ -12,7 +12,7 @@ def explore(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help='A model to add: a config.json, a folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ] = None,

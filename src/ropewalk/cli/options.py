@@ -100,6 +100,8 @@ class Command(TyperCommand):
             heading = "Arguments" if parameter.param_type_name == "argument" else None
             heading = heading or getattr(parameter, "rich_help_panel", None) or "Options"
             record = parameter.get_help_record(ctx)
+            if record is not None and heading == "Arguments":
+                record = record[0].split(" <")[0], record[1]  # newer versions of typer add its type
             if record is not None:
                 sections.setdefault(heading, []).append(record)
         arguments = {"Arguments": sections.pop("Arguments")} if "Arguments" in sections else {}

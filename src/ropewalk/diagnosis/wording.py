@@ -71,7 +71,8 @@ def reasons(
         return (f"Its loss within {trained:,} tokens is {plain.within:.2f} nats per token; ln(vocabulary) is "
                 f"{log_vocabulary:.2f}.",)  # fmt: skip
     if decision.reason == "text":
-        return (f"Its loss is {evidence.frequencies:+.2f} nats per token from that of token frequencies.",)
+        above = f"{evidence.frequencies:.2f} nats per token above that of a"  # rules.py: never below it here
+        return (f"Its loss is {above} model that knows only how often each token occurs.",)
     control = evidence.control if target > trained else plain.near
     if decision.reason == "facts" and control is not None:
         said = f"It finds {control.found} of {control.asked} (chance {CHANCE * control.asked:g})"
