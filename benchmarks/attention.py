@@ -196,7 +196,7 @@ def rules(dtype: torch.dtype, tokens: int, seconds: float) -> dict[str, object]:
         def read() -> None:
             cache = rw.KVCache(
                 num_layers=1, batch=1, num_key_value_heads=kv_heads, head_dim=head_dim, dtype=dtype, capacity=tokens,
-                rotated=rule is None or not rule.remaps, extensions=[rule],
+                extensions=[rule],
             )  # fmt: skip
             for begin in range(0, tokens, 1024):
                 layer(x[:, begin : begin + 1024], cache=cache)

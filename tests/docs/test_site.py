@@ -78,7 +78,7 @@ def test_the_reference_has_every_public_name(site):
         assert {
             f"rw.{module}.{name}" for name in own if callable(getattr(import_module(f"ropewalk.{module}"), name))
         } <= {*heads}
-    assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.layers.stream"} <= set(heads)
+    assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.layers.fit"} <= set(heads)
     assert "rw.encodings.ALiBi" in heads
     assert "rw.positions.positions_for_rank" in heads
     assert "rw.rope.extensions.ReRoPE" in heads

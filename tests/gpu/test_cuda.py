@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.layers import documents as documents_module
+from ropewalk.layers import attend as attend_module
 from ropewalk.readers.adapters import reader_of
 from tests.layers.test_documents import ROPE, pack
 
@@ -48,7 +48,7 @@ def make(**changes: Any) -> rw.Decoder:
 def test_packed_documents_go_through_the_varlen_kernel(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 logits and gradients of packed documents: as close to float64, document by document, as twice bf16's own."""
     called = []
-    kernel = documents_module._varlen_attn()
+    kernel = attend_module._varlen_attn()
     assert kernel is not None
 
     def spy(*arguments: Any, **options: Any) -> Any:
@@ -56,7 +56,7 @@ def test_packed_documents_go_through_the_varlen_kernel(window: int | None, monke
         return kernel(*arguments, **options)
 
     monkeypatch.setattr(spy, "__signature__", inspect.signature(kernel), raising=False)
-    monkeypatch.setattr(documents_module, "_varlen_attn", lambda: spy)
+    monkeypatch.setattr(attend_module, "_varlen_attn", lambda: spy)
     exact = make(sliding_window=window).double()
     model = copy.deepcopy(exact).bfloat16()
     rows = [[50, 1, 9, 60], [11, 66, 3, 40]]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ropewalk.layers import attend, remap
+from ropewalk.layers import attend
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few queries, so that short rows have several."""
-    monkeypatch.setattr(remap, "BLOCK", 8)
     monkeypatch.setattr(attend, "OPEN_BLOCK", 5)

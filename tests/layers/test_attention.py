@@ -225,20 +225,6 @@ def test_long_windows_go_in_blocks() -> None:
     close(torch.cat(parts, 1), wanted.detach().numpy())
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_a_chunk_after_a_cache_needs_no_mask(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two joined softmaxes equal the masked one, also where one side's scores dwarf the other's."""
-    module = make(num_key_value_heads=kv_heads)
-    x = torch.randn(2, 30, HIDDEN, dtype=torch.float64)
-    x[:, 5], x[:, 25] = x[:, 5] * 40, x[:, 25] * 40
-    for split in (True, False):
-        if not split:
-            monkeypatch.setattr("ropewalk.layers.attend.splits", lambda *_: False)
-        cache = KVCache(num_layers=1, batch=2, num_key_value_heads=kv_heads, head_dim=DIM, dtype=torch.float64)
-        parts = [module(x[:, a:b], cache=cache) for a, b in ((0, 7), (7, 9), (9, 30))]
-        close(torch.cat(parts, 1), module(x).detach().numpy(), atol=1e-10)
-
-
 def test_a_model_of_ones_own_shares_a_cache() -> None:
     """Two layers on one cache: the last one counts the tokens; weights come with the cache too."""
     layers = [make(), make(num_key_value_heads=2, qk_norm=True)]

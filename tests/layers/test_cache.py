@@ -26,7 +26,10 @@ YARN = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16))
 def make(batch: int = 1, **changes: Any) -> KVCache:
     """A cache of one small layer."""
     sizes: dict[str, Any] = {"num_layers": 1, "num_key_value_heads": 2, "head_dim": 3}
-    return KVCache(batch=batch, **{**sizes, **changes})
+    step = changes.pop("step", KVCache.step)
+    cache = KVCache(batch=batch, **{**sizes, **changes})
+    cache.step = step
+    return cache
 
 
 def tokens(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,25 +125,6 @@ def test_truncate_select_reset() -> None:
             call()
 
 
-def test_replace_begins_rows_anew() -> None:
-    """Rows of another cache take the place of some rows, with their lengths and seq_len; the others stay."""
-    cache, other = (make(n, ropes=[LONG], seq_len=length, step=4) for n, length in ((3, 10), (1, 20)))
-    k, v = tokens(3, 3)
-    k2, v2 = tokens(1, 18)
-    for each, keys, values in ((cache, k, v), (other, k2, v2)):
-        layout = each.lay_out(len(keys), keys.shape[1])
-        each.write(0, keys, values, layout)
-        each.commit(layout)
-    cache.replace([1], other)
-    assert cache.lengths.tolist() == [3, 18, 3]
-    assert cache.seq_len.tolist() == [10, 20, 10]
-    stored, _ = cache.write(0, k[:, :1], v[:, :1], cache.lay_out(3, 1))
-    assert (stored[1, :, :18] == k2[0].transpose(0, 1)).all()
-    assert (stored[0, :, :3] == k[0].transpose(0, 1)).all()
-    with pytest.raises(RopeError, match="one row of the cache"):
-        cache.replace([0, 1], other)
-
-
 @pytest.mark.parametrize("rope", [DYNAMIC, DYNAMIC_PAPER, LONG, YARN])
 @pytest.mark.parametrize("seq_len", [5, 15, 16, 17, 40])
 def test_longest_at_is_where_frequencies_change(rope: RopeConfig, seq_len: int) -> None:
@@ -223,7 +207,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("case", ["rope", "extension", "rows"])
 def test_a_first_chunk_of_padding_stores_nothing(case: str) -> None:
-    """In a cache of unrotated keys, too, whose tables are empty then; the next chunk is as without it."""
+    """Under an extension, too, whose tables are empty then; the next chunk is as without it."""
     rope = RopeConfig(
         4, interleaved=False, scaling=DynamicNTK(2.0) if case == "rows" else None, max_position_embeddings=9
     )
@@ -231,7 +215,7 @@ def test_a_first_chunk_of_padding_stores_nothing(case: str) -> None:
     attention = Attention(8, 2, num_key_value_heads=1, rope=rope, extension=extension)
     seq_len = torch.tensor([12, 20]) if case == "rows" else None
     cache = KVCache(
-        num_layers=1, batch=2, num_key_value_heads=1, head_dim=4, rotated=False, ropes=(rope,), extensions=(extension,),
+        num_layers=1, batch=2, num_key_value_heads=1, head_dim=4, ropes=(rope,), extensions=(extension,),
         seq_len=seq_len,
     )  # fmt: skip
     x, mask = torch.randn(2, 3, 8), torch.tensor([[0, 1, 1], [1, 1, 1]])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.collator import IGNORED, SkipCollator
+from ropewalk.layers.training import IGNORED, SkipCollator
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from ropewalk.errors import RopeError
 from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
@@ -27,13 +25,13 @@ IDS = torch.randint(0, VOCAB, (WORLD, 13), generator=torch.Generator().manual_se
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
-def decoder(*, tied: bool, layers: int = 1, encoding: str | None = None) -> Decoder:
+def decoder(*, tied: bool, layers: int = 1) -> Decoder:
     """The same weights in every process."""
     torch.manual_seed(1)
-    rope = RopeConfig(8, interleaved=False) if encoding is None else None
+    rope = RopeConfig(8, interleaved=False)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4}
     config = DecoderConfig(
-        vocab_size=VOCAB, num_key_value_heads=2, rope=rope, encoding=encoding, tie_word_embeddings=tied,
+        vocab_size=VOCAB, num_key_value_heads=2, rope=rope, tie_word_embeddings=tied,
         qk_norm=True, initializer_range=0.2, **sizes,
     )  # fmt: skip
     return Decoder(config)
@@ -98,7 +96,7 @@ def cached(model: Decoder, row: torch.Tensor) -> torch.Tensor:
 
 
 def check_tensor_parallel(mesh: DeviceMesh) -> None:
-    """Each process has half of the heads: forward, losses and gradients, and a cache of the local heads."""
+    """Each process has half of the heads: forward, losses and gradients."""
     plain, sharded = (decoder(tied=True, layers=2).double() for _ in range(2))
     for layer in sharded.layers:
         columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
@@ -113,14 +111,6 @@ def check_tensor_parallel(mesh: DeviceMesh) -> None:
     for name in ("layers.0.self_attn.k_proj.weight", "layers.1.mlp.down_proj.weight"):
         got, expected = (model.get_parameter(name).grad for model in (sharded, plain))
         torch.testing.assert_close(whole(got), expected, **CLOSE, msg=name)
-    same_measures(sharded, plain)
-    cache = sharded.new_cache()
-    sharded(IDS[:1], cache=cache)
-    assert cache.num_key_value_heads == 1
-    alibi = decoder(tied=True, encoding="alibi")
-    parallelize_module(alibi.layers[0], mesh, {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"})
-    with pytest.raises(RopeError, match="a part of the heads"):
-        alibi(IDS)
 
 
 def check_classifier(rank: int, mesh: DeviceMesh) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
+from ropewalk.layers import attend as attend_module
 from ropewalk.layers import attention as attention_module
-from ropewalk.layers import documents as documents_module
-from ropewalk.layers.documents import attend_varlen, find_documents, varlen_kernel
-from ropewalk.layers.masks import lay_out
+from ropewalk.layers.attend import attend_varlen, varlen_kernel
+from ropewalk.layers.masks import find_documents, lay_out
 from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE
 from ropewalk.rope.scaling import DynamicNTK
 
@@ -219,7 +219,7 @@ def test_the_varlen_kernel_is_asked_for_the_same(
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[1, 7:10] = 0
     wanted = layer(x, document_ids=marks, attention_mask=mask)
-    monkeypatch.setattr(documents_module, "varlen_kernel", lambda _: kernel if grouped else without_groups)
+    monkeypatch.setattr(attend_module, "varlen_kernel", lambda _: kernel if grouped else without_groups)
     torch.testing.assert_close(layer(x, document_ids=marks, attention_mask=mask), wanted, atol=1e-12, rtol=0)
     assert len(calls) == 1
 

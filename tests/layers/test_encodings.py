@@ -12,9 +12,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from ropewalk import encodings
 from ropewalk.encodings import Places, Sizes
-from ropewalk.layers.absolute import sinusoidal_table
-from ropewalk.layers.biases import alibi_slopes, t5_bucket
 from ropewalk.layers.encoding import DistanceBias
+from ropewalk.layers.encodings import alibi_slopes, sinusoidal_table, t5_bucket
 from tests import oracle
 
 SIZES = Sizes(hidden_size=12, num_attention_heads=3, head_dim=4)

@@ -63,7 +63,6 @@ def test_softcap_and_sinks(extension: Extension, form: dict[str, Any]) -> None:
     wanted = oracle(layer, x[0].numpy(), extension)
     cache = rw.KVCache(
         num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=x.dtype, extensions=[extension],
-        rotated=not extension.remaps,
     )  # fmt: skip
     with torch.no_grad():
         parts = [layer(x[:, begin:end], cache=cache) for begin, end in ((0, 9), (9, 10), (10, 37))]

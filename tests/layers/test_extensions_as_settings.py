@@ -100,7 +100,6 @@ def test_layers_that_cannot_take_it_stay():
     config = replace(make_model(None).config, rope=(ROPE, None, ROPE), sliding_window=(None, None, 4))
     extended = Decoder(config).with_positions(extension=ReRoPE(window=3))
     assert extended.config.extensions == (ReRoPE(window=3), None, None)
-    assert extended.new_cache().rotated is False
     with pytest.raises(rw.RopeError, match="no layer"):
         Decoder(replace(config, rope=None, sliding_window=None)).with_positions(extension=ReRoPE(window=3))
 
@@ -128,10 +127,8 @@ def test_impossible_settings_are_refused(make):
 
 @pytest.mark.rejects
 def test_impossible_uses_are_refused():
-    """A cache of rotated keys, positions of one's own, both ways at once, lengths for another number of rows."""
+    """Positions of one's own, both ways at once, lengths for another number of rows."""
     model, ids = make_model(ReRoPE(window=4)), torch.randint(0, 50, (2, 6))
-    with pytest.raises(rw.RopeError, match="unrotated"):
-        model(ids, cache=model.new_cache(2, rotated=True))
     with pytest.raises(rw.RopeError, match="computes positions itself"):
         model(ids, position_ids=torch.arange(6))
     with pytest.raises(rw.RopeError, match="causal"):

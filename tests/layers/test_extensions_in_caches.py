@@ -40,7 +40,7 @@ def test_token_by_token_is_the_full_forward(extension):
     with torch.no_grad():
         full = model(ids)
         for cuts in ([41], [13, 14, 30, 41], list(range(1, 42))):
-            cache, parts, start = model.new_cache(2, rotated=False if extension is None else None), [], 0
+            cache, parts, start = model.new_cache(2), [], 0
             cache.step = 7  # so that the room grows, and the tables of its slots with it
             for end in cuts:
                 parts.append(model(ids[:, start:end], cache=cache))
@@ -77,7 +77,7 @@ def test_rows_of_unequal_length_are_each_their_own(extension):
 def test_a_cache_of_another_extension_is_refused(before):
     """What a layer gave under one is in the keys and values of the next: no other goes on, nor does the plain model."""
     ids, base = torch.randint(0, 50, (1, 9)), make_model(None)
-    cache = base.with_positions(extension=before).new_cache(rotated=False)
+    cache = base.with_positions(extension=before).new_cache()
     with torch.no_grad():
         base.with_positions(extension=before)(ids, cache=cache)
         for after in [*EXTENSIONS, None]:
@@ -90,30 +90,18 @@ def test_a_cache_of_another_extension_is_refused(before):
 
 
 def test_a_cache_knows_the_extension_of_each_layer():
-    """One layer's difference is enough; copies of rows are for the same extensions and ropes alone."""
+    """One layer's difference is enough."""
     base, ids = make_model(None), torch.randint(0, 50, (1, 5))
     mixed = base.with_positions(extension=(None, SelfExtend(group=2, window=4), None))
     cache = mixed.new_cache(2)
     assert cache.extensions == (None, SelfExtend(group=2, window=4), None)
     with pytest.raises(rw.RopeError, match="a different extension"):
         base.with_positions(extension=(None, SelfExtend(group=2, window=5), None))(ids.expand(2, -1), cache=cache)
-    for other in (
-        base.new_cache(rotated=False),
-        base.with_positions(extension=SelfExtend(group=2, window=4)).new_cache(),
-        mixed.with_positions(rope=replace(ROPE, theta=20.0)).new_cache(),
-    ):
-        with pytest.raises(rw.RopeError, match="different models"):
-            cache.replace([0], other)
-    fresh = mixed.new_cache()
-    with torch.no_grad():
-        mixed(ids, cache=fresh)
-    cache.replace([1], fresh)
-    assert cache.lengths.tolist() == [0, 5]
 
 
 def test_a_layer_alone_asks_for_its_extension():
     """A cache made by hand names them; without names it is for layers without any."""
-    sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rotated": False}
+    sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
     x = torch.randn(1, 3, 24)
     layer, plain = make_layer(ReRoPE(window=4), torch.float32), make_layer(LogN(trained_length=9), torch.float32)
     plain.set_extension(None)
@@ -208,11 +196,3 @@ def test_rows_that_agree_on_a_length_have_one():
     model, ids = make_model(ReRoPE(window=4)).with_positions(rope=DYNAMIC), torch.randint(0, 50, (2, 12))
     with torch.no_grad():
         torch.testing.assert_close(model(ids, seq_len=torch.tensor([20, 20])), model(ids, seq_len=20))
-
-
-@pytest.mark.rejects
-def test_rows_of_a_cache_of_another_kind_are_refused():
-    """Keys that are rotated do not go into a cache of keys that are not."""
-    model = make_model(None)
-    with pytest.raises(rw.RopeError, match="different models"):
-        model.new_cache(2, rotated=False).replace([0], model.new_cache(1))

@@ -15,7 +15,8 @@ from ropewalk.layers import generation as module
 from ropewalk.layers.cache import KVCache
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.generation import draws_of, generate, sample, stream
+from ropewalk.layers.generation import draws_of, generate, sample
+from ropewalk.layers.prompts import token_lists
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
 
@@ -41,57 +42,25 @@ def make(scaling: Any = None, **changes: Any) -> Decoder:
 
 
 @torch.no_grad()
-def fresh_start(model: Decoder, prompt: list[int], count: int, final: int | None = None) -> list[int]:
-    """Greedy tokens without any cache: a full forward per token, its seq_len the tokens so far, or `final`."""
+def fresh_start(model: Decoder, prompt: list[int], count: int, final: int) -> list[int]:
+    """Greedy tokens without any cache: a full forward per token."""
     tokens = list(prompt)
     for _ in range(count):
-        logits = model(torch.tensor([tokens]), seq_len=final or len(tokens))
+        logits = model(torch.tensor([tokens]), seq_len=final)
         tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("scaling", [None, YaRN(4.0, TRAINED), LONG, PHIMOE])
+@pytest.mark.parametrize("scaling", [None, YaRN(4.0, TRAINED), LONG, PHIMOE, DynamicNTK(2.0)])
 def test_batches_equal_fresh_starts(scaling: Any) -> None:
-    """Unequal prompts together, passing the LongRoPE switch at different steps: every token is a fresh start's."""
+    """Unequal prompts together: each row's frequencies are those of prompt + max_new_tokens, as in a fresh start."""
     model = make(scaling)
-    wanted = [fresh_start(model, prompt, 18) for prompt in PROMPTS]
+    wanted = [fresh_start(model, prompt, 18, final=len(prompt) + 18) for prompt in PROMPTS]
     assert len({tuple(w[-9:]) for w in wanted}) > 1
     assert generate(model, PROMPTS, max_new_tokens=18) == wanted
     assert [generate(model, [prompt], max_new_tokens=18)[0] for prompt in PROMPTS] == wanted
-
-
-def test_dynamic_ntk_is_fixed_at_the_final_length() -> None:
-    """Dynamic NTK: each row's frequencies are those of its own prompt + max_new_tokens, from the first token on."""
-    model = make(DynamicNTK(2.0))
-    wanted = [fresh_start(model, prompt, 16, final=len(prompt) + 16) for prompt in PROMPTS[:3]]
-    assert generate(model, PROMPTS[:3], max_new_tokens=16) == wanted
-    fixed = [fresh_start(model, prompt, 16, final=60) for prompt in PROMPTS[:3]]
-    assert fixed != wanted
-    assert generate(model, PROMPTS[:3], max_new_tokens=16, seq_len=60) == fixed
-
-
-def test_the_longrope_switch_changes_something() -> None:
-    """Staying on the short side would give other tokens, and a fixed seq_len on the long side gives its own."""
-    model = make(LONG)
-    prompt = PROMPTS[2]
-    followed = generate(model, prompt, max_new_tokens=25)[0]
-    assert followed == fresh_start(model, prompt, 25)
-    assert followed != fresh_start(model, prompt, 25, final=TRAINED)
-    assert generate(model, prompt, max_new_tokens=25, seq_len=99)[0] == fresh_start(model, prompt, 25, final=99)
-
-
-def test_the_switch_recomputes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is recomputed at its switch alone, not at every token."""
-    calls = []
-    original = module._prefill
-
-    def counting(run: Any, rows: Any) -> Any:
-        calls.append(list(rows))
-        return original(run, rows)
-
-    monkeypatch.setattr(module, "_prefill", counting)
-    generate(make(LONG), PROMPTS, max_new_tokens=25)
-    assert calls == [[0, 1, 2, 3], [2], [0], [1], [3]]
+    fixed = [fresh_start(model, prompt, 18, final=60) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, max_new_tokens=18, seq_len=60) == fixed
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8])
@@ -112,20 +81,6 @@ def test_stop_tokens_end_a_row_alone() -> None:
     assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=[stop]) == wanted
     assert len({len(row) for row in wanted}) > 1
     assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=range(VOCAB)) == [[]] * 4
-
-
-def test_streams_step_by_step() -> None:
-    """Tokens come as they are made, row by row; grad mode stays the caller's between them."""
-    model = make()
-    steps = []
-    for row, token in stream(model, PROMPTS, max_new_tokens=4):
-        assert torch.is_grad_enabled()
-        assert not torch.is_inference_mode_enabled()
-        steps.append((row, token))
-    assert [row for row, _ in steps] == [0, 1, 2, 3] * 4
-    whole = generate(model, PROMPTS, max_new_tokens=4)
-    assert [[t for r, t in steps if r == row] for row in range(4)] == whole
-    assert next(stream(model, PROMPTS, max_new_tokens=4)) == steps[0]
 
 
 def test_sampling_is_seeded_per_row() -> None:
@@ -247,7 +202,7 @@ def test_prompt_tokens() -> None:
 def generate_prompts(model: Decoder, tokenizer: TextTokenizer) -> Callable[[str], list[int]]:
     """The tokens that `generate` reads for a text."""
     model.tokenizer = tokenizer
-    return lambda text: module._Generation.prepare(model, text, 1, 0.0, None, None, None, None, None).tokens[0]
+    return lambda text: token_lists(text, tokenizer, model.config.vocab_size)[0]
 
 
 def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
@@ -262,14 +217,13 @@ def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
     model.tokenizer = TextTokenizer(kit("E $A").tokenizer, bos_id=256, eos_ids=(begun[0][at],))
     ended = [begun[0][: begun[0].index(begun[0][at])]]
     assert generate(model, "abc", max_new_tokens=20) == ended
-    assert [token for _, token in stream(model, ["abc"], max_new_tokens=20)] == ended[0]
     assert generate(model, "abc", max_new_tokens=20, stop_tokens=()) == begun
     assert generate(model, [[256, *b"abc"]], max_new_tokens=20) == begun
 
 
 @pytest.mark.rejects
 def test_what_is_refused() -> None:
-    """Arguments out of range are named by the call itself, also by stream's."""
+    """Arguments out of range are named."""
     model = make()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
@@ -297,14 +251,11 @@ def test_what_is_refused() -> None:
             for prompts in (None, 3, b"ab", [1.5], [[1.5]], [True], ["a", [1]])
         ),
     ]
-    for call in (generate, stream):
-        for prompts, how, message in cases:
-            with pytest.raises(RopeError, match=message):
-                call(model, prompts, **how)
+    for prompts, how, message in cases:
+        with pytest.raises(RopeError, match=message):
+            generate(model, prompts, **how)
     with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
         generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
-    with pytest.raises(RopeError, match="some layers fix their frequencies"):
-        generate(make(rope=(rope(LONG), rope(DynamicNTK(2.0)))), [[1]])
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])

@@ -13,12 +13,12 @@ from torch import Tensor
 import ropewalk as rw
 from ropewalk.layers import remap
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import Branches, Stretch
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import cpu
+from tests.layers.test_branches import branched, lines
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
 BATCH, SEQ, HIDDEN, HEADS, KV_HEADS, DIM = 2, 90, 48, 6, 2, 16
@@ -166,7 +166,7 @@ def test_position_rules(rule: Extension, form: dict[str, Any], dtype: torch.dtyp
     wanted = exact(x.double())
     agree(ours(x), wanted, dtype)
     cache = KVCache(
-        num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype, rotated=not rule.remaps,
+        num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype,
         extensions=[rule],
     )  # fmt: skip
     edges = [0, 33, 34, 80, SEQ]
@@ -183,29 +183,6 @@ def test_position_rules(rule: Extension, form: dict[str, Any], dtype: torch.dtyp
 
 
 LINES = (-1, 0, 1, 2, -1, 4, 5, 1, 7, 8, -1, 9)  # three questions, one with a second end, and one that goes on late
-
-
-def branched(layer: rw.Attention, x: Tensor, branches: Branches) -> Tensor:
-    """What a layer gives for tokens that go on from the others in several ways."""
-    rule, held = layer.extension, x.shape[1] - len(branches)
-    cache = KVCache(
-        num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=x.dtype, extensions=[rule],
-        rotated=rule is None or not rule.remaps,
-    )  # fmt: skip
-    layer(x[:, :held], cache=cache)
-    inputs = ForwardInputs.of(x[:, held:], cache=cache, branches=branches)
-    return layer(x[:, held:], inputs=inputs)[0]
-
-
-def lines(layer: rw.Attention, x: Tensor, parents: tuple[int, ...]) -> Tensor:
-    """The same, each line read alone."""
-    held, outs = x.shape[1] - len(parents), []
-    for node in range(len(parents)):
-        line = [node]
-        while parents[line[0]] >= 0:
-            line.insert(0, parents[line[0]])
-        outs.append(layer(x[:, [*range(held), *(held + other for other in line)]])[0, -1])
-    return torch.stack(outs)
 
 
 @pytest.mark.parametrize("form", [{"extension": rule} for rule in (None, *RULES)] + [

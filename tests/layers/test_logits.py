@@ -19,6 +19,7 @@ from ropewalk.layers.cache import KVCache
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import Branches
 from tests.layers import oracle
+from tests.layers.test_branches import branched
 
 HIDDEN, HEADS, KV_HEADS, DIM, SEQ = 24, 4, 2, 6, 13
 FORMS = [{"softcap": 0.5}, {"sinks": True}, {"softcap": 2.0, "sinks": True}]
@@ -90,10 +91,7 @@ def test_branches(form: dict[str, Any]) -> None:
     """Continuations of a cached row: each line as if it alone had been read."""
     module, x = make(**form), torch.randn(1, SEQ, HIDDEN, dtype=torch.float64)
     parents = (-1, 0, 0, -1, 3)
-    cache = new_cache(1)
-    module(x[:, :8], cache=cache)
-    inputs = ForwardInputs.of(x[:, 8:], cache=cache, branches=Branches(parents))
-    found = module(x[:, 8:], inputs=inputs)[0]
+    found = branched(module, x, Branches(parents))
     for node, line in enumerate(([8], [8, 9], [8, 10], [11], [11, 12])):
         close(found[node], wanted(module, x[0, [*range(8), *line]], causal)[-1])
 

@@ -7,13 +7,12 @@ import copy
 import pytest
 import torch
 
-from ropewalk.layers import generation
+from ropewalk.layers.generation import draws_of, sample
 from ropewalk.layers.norm import LayerNorm, RMSNorm
 from ropewalk.layers.precision import chosen_dtype, to_float64
 from ropewalk.rotation.backends.widened import slow_dtype
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.layers.pretend_mps import PretendMPS
-from tests.layers.test_generate import PROMPTS, make
 
 
 def test_the_pretended_device_refuses_float64() -> None:
@@ -29,10 +28,10 @@ def test_the_pretended_device_refuses_float64() -> None:
 
 def test_sampling_draws_the_same_tokens_without_float64() -> None:
     """Logits on a device without float64 are drawn from on the CPU: the same tokens for the same seed."""
-    logits = torch.randn(len(PROMPTS), 50)
-    runs = [generation._Generation.prepare(make(), PROMPTS, 1, 0.8, 20, 0.9, (), 3, None) for _ in range(2)]
-    wanted = generation._sample(runs[0], range(len(PROMPTS)), logits)
-    assert generation._sample(runs[1], range(len(PROMPTS)), PretendMPS(logits)) == wanted
+    logits = torch.randn(4, 50)
+    given = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    wanted = sample(logits, draws_of(3, len(logits)), **given)
+    assert sample(PretendMPS(logits), draws_of(3, len(logits)), **given) == wanted
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])

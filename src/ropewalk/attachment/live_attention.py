@@ -27,8 +27,7 @@ from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
 from ropewalk.errors import RopeError
 from ropewalk.layers.attend import LogitRules
 from ropewalk.layers.masks import TokenLayout, Visibility
-from ropewalk.layers.remap import Remap, attend_remapped
-from ropewalk.layers.tables import SlotTables
+from ropewalk.layers.remap import Remap, SlotTables, attend_remapped
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension, ReRoPE
 from ropewalk.rope.of_layers import Positions

@@ -10,7 +10,8 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.encodings import ENCODINGS, EncodingConfig
+from ropewalk.layers.encoding import EncodingConfig
+from ropewalk.layers.encodings import ENCODINGS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.scaling import rule_from_dict

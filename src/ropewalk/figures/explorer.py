@@ -36,7 +36,8 @@ from ropewalk.figures.material import (
     windows,
     wrongly_paired,
 )
-from ropewalk.layers.encodings import ENCODINGS, Encoding, Places, Sizes, resolve
+from ropewalk.layers.encoding import Encoding, Places, Sizes
+from ropewalk.layers.encodings import ENCODINGS, resolve
 from ropewalk.layers.generation import generate
 from ropewalk.methods import METHODS
 from ropewalk.methods.method import Method

@@ -26,7 +26,7 @@ from ropewalk.figures.style import (
     style,
     tokens,
 )
-from ropewalk.layers.absolute import sinusoidal_table
+from ropewalk.layers.encodings import sinusoidal_table
 from ropewalk.rope.config import DEFAULT_THETA
 from ropewalk.rope.values import check_whole
 

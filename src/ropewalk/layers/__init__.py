@@ -8,11 +8,10 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
-    from ropewalk.layers.collator import SkipCollator
     from ropewalk.layers.config import DecoderConfig
     from ropewalk.layers.decoder import Decoder
-    from ropewalk.layers.generation import generate, stream
-    from ropewalk.layers.training import fit
+    from ropewalk.layers.generation import generate
+    from ropewalk.layers.training import SkipCollator, fit
 
 __all__ = [
     "Decoder",
@@ -22,18 +21,16 @@ __all__ = [
     "TextClassifierConfig",
     "fit",
     "generate",
-    "stream",
 ]
 
 _HOMES = {
     "Decoder": "ropewalk.layers.decoder",
     "DecoderConfig": "ropewalk.layers.config",
-    "SkipCollator": "ropewalk.layers.collator",
+    "SkipCollator": "ropewalk.layers.training",
     "TextClassifier": "ropewalk.layers.classifier",
     "TextClassifierConfig": "ropewalk.layers.classifier",
     "fit": "ropewalk.layers.training",
     "generate": "ropewalk.layers.generation",
-    "stream": "ropewalk.layers.generation",
 }
 
 if not TYPE_CHECKING:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.layers.masks import Visibility
+from ropewalk.layers.masks import PackedDocuments, Visibility
 from ropewalk.rope.dispatch import differentiates_forward
 from ropewalk.rope.shapes import Float
 from ropewalk.rotation.backends import choose_attention
@@ -75,8 +78,6 @@ def attend(
     """
     if q.numel() == 0:
         return torch.zeros_like(q)  # torch's flash kernel on the CPU divides by zero, which ends the process
-    if bias is not None and rules.none:
-        return _attend_with_bias(q, keys, values, bias, dropout)
     kernel = None
     if not dropout and bias is None:
         torch_serves = rules.none and seen.is_simple
@@ -88,31 +89,25 @@ def attend(
             return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
     if not rules.none:
         return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
-    if seen.band:
+    if bias is None and seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
-    if seen.prefix and not dropout and splits(q, keys, values):
-        return _attend_after_prefix(q, keys, values, seen)
-    if seen.first_key:
+    if bias is None and seen.first_key:
         keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
     batch, heads, seq, head_dim = q.shape
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
-    mask = seen.additive(q.dtype)
-    if seq == 1 and groups > 1 and not seen.is_causal:
+    mask, is_causal = (seen.additive(q.dtype), seen.is_causal) if bias is None else (bias, False)
+    if seq == 1 and groups > 1 and not is_causal:
         # One token: the queries of a group are rows of one product with their key head, which is read once.
+        if bias is not None:
+            mask = bias.reshape(-1, kv_heads, groups, keys.shape[2])
         folded = q.reshape(batch, kv_heads, groups, head_dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, dropout_p=dropout)
         return out.reshape(batch, heads, seq, head_dim)
     if groups > 1 and not _groups_are_fused(q, mask):
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     return F.scaled_dot_product_attention(
-        q,
-        keys,
-        values,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=seen.is_causal,
-        enable_gqa=keys.shape[1] != heads,
+        q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=keys.shape[1] != heads
     )
 
 
@@ -124,20 +119,6 @@ def differentiable_kernels() -> AbstractContextManager[None]:
 
     context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return context
-
-
-def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Attend by torch with a different mask for each head."""
-    batch, heads, seq, head_dim = q.shape
-    kv_heads = keys.shape[1]
-    groups = heads // kv_heads
-    if seq == 1 and groups > 1:
-        folded, rows = q.reshape(batch, kv_heads, groups, head_dim), bias.reshape(-1, kv_heads, groups, keys.shape[2])
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=rows, dropout_p=dropout)
-        return out.reshape(batch, heads, seq, head_dim)
-    if groups > 1:
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout)
 
 
 def _attend_by_rules(
@@ -167,35 +148,6 @@ def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
     if q.device.type == "cpu":
         return True  # measured: 5 to 15 % faster than repeating, forward and backward
     return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
-
-
-def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Return whether the kernel that also returns softmax denominators can run: CPU, eager, no gradients."""
-    if torch.compiler.is_compiling() or differentiates_forward() or q.device.type != "cpu" or type(q) is not Tensor:
-        return False
-    grads = torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad or values.requires_grad)
-    return not grads and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-
-
-def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility) -> Tensor:
-    """Attend from a chunk after a cache: all queries see the prefix, and the chunk itself is causal or has branches.
-
-    Two softmaxes are merged by their denominators. No mask over the prefix is built, and the queries of a group are
-    rows of one product with their key head. Measured on one core, 2,048 queries on 8,192 keys, 9 and 3 heads of 64,
-    float32: 456 ms, and 593 ms for a masked call.
-    """
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    batch, heads, seq, head_dim = q.shape
-    kv_heads, prefix = keys.shape[1], seen.prefix
-    groups = heads // kv_heads
-    folded = q.reshape(batch, kv_heads, groups * seq, head_dim)
-    before, before_lse = fused(folded, keys[:, :, :prefix], values[:, :, :prefix])
-    own_keys = keys[:, :, prefix:].repeat_interleave(groups, 1)
-    own_values, mask = values[:, :, prefix:].repeat_interleave(groups, 1), seen.own_additive(q.dtype)
-    own, own_lse = fused(q, own_keys, own_values, 0.0, mask is None, attn_mask=mask)
-    share = torch.sigmoid(own_lse - before_lse.reshape(batch, heads, seq))[..., None]
-    before = before.reshape(batch, heads, seq, head_dim).to(share.dtype)
-    return torch.lerp(before, own.to(share.dtype), share).to(q.dtype)
 
 
 def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
@@ -234,3 +186,70 @@ def attend_openly(
     weights = rules.softmax(scores)
     out = (F.dropout(weights, dropout) if dropout else weights) @ values.to(exact)
     return out.to(q.dtype), weights
+
+
+def attend_varlen(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    documents: PackedDocuments,
+    causal: bool,
+    window: int | None,
+    rules: LogitRules = NO_RULES,
+) -> Tensor | None:
+    """Attend within all documents in one call of our kernels or torch's varlen kernel; return None if neither can run.
+
+    **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
+
+    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel supports 16 bits on CUDA from Ampere on. It is not
+    used with deterministic algorithms, nor with `rules`.
+    """
+    if not documents.lengths:
+        return None
+    kernel = varlen_kernel(q) if rules.none else None
+    wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
+    ours = choose_attention(wide, k, v, sinks=rules.sinks, torch_serves=kernel is not None)
+    if ours.kernels:
+        region = AttentionRegion(wide, k, documents.bounds(causal, window))
+        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
+        return ours.attend(request)[0].transpose(0, 1)
+    if kernel is None:
+        return None
+    if causal:
+        reach = (-1 if window is None else window - 1, 0)
+    else:
+        reach = (-1, -1) if window is None else (window, window)
+    longest, options = max(documents.lengths), {}
+    if q.shape[1] != keys.shape[1]:
+        if _knows_grouped_queries(kernel):
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
+    return kernel(
+        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=reach, **options
+    )  # fmt: skip
+
+
+def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
+    """Return `torch.nn.attention.varlen.varlen_attn` if it supports `q`, else None."""
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():
+        return None
+    return _varlen_attn() if torch.cuda.get_device_capability(q.device) >= (8, 0) else None
+
+
+@cache
+def _varlen_attn() -> Callable[..., Tensor] | None:
+    """Return torch's function, or None if it is missing or has no windows, as in early releases."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return cast(Callable[..., Tensor], varlen_attn) if "window_size" in known else None
+
+
+def _knows_grouped_queries(kernel: Callable[..., Tensor]) -> bool:
+    """Return whether the kernel supports fewer heads of keys than of queries."""
+    return "enable_gqa" in inspect.signature(kernel).parameters

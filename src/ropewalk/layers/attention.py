@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,15 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.layers.attend import LogitRules, attend, attend_openly, differentiable_kernels
+from ropewalk.layers.attend import LogitRules, attend, attend_openly, attend_varlen, differentiable_kernels
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.documents import PackedDocuments, attend_varlen
-from ropewalk.layers.encodings import Encoding, EncodingConfig, Sizes, resolve
+from ropewalk.layers.encoding import Encoding, EncodingConfig, Sizes
+from ropewalk.layers.encodings import resolve
 from ropewalk.layers.forward_inputs import ForwardInputs, masked_bias
-from ropewalk.layers.masks import Visibility
+from ropewalk.layers.masks import PackedDocuments, SeqLen, Visibility
 from ropewalk.layers.norm import RMSNorm, projected
 from ropewalk.layers.remap import attend_remapped, attend_remapped_openly
-from ropewalk.layers.tables import SeqLen
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.shapes import Float, Int, Real, Shaped
@@ -29,7 +27,6 @@ from ropewalk.rotation.backends.autograd import norm_rotated, rotated
 from ropewalk.rotation.backends.request import Norm, Turn
 from ropewalk.rotation.checks import check_tables
 from ropewalk.rotation.embedding import RotaryEmbedding
-from ropewalk.rotation.rotate import rotate
 
 
 def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | None, **arguments: object) -> None:
@@ -123,16 +120,6 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     return layer or 0
 
 
-def check_unrotated(cache: KVCache, extension: Extension | None) -> None:
-    """Raise `RopeError` if the extension needs unrotated keys, and the cache stores rotated ones."""
-    if extension is not None and extension.remaps and cache.rotated:
-        raise RopeError(
-            "KVCache: an extension in attention needs unrotated keys.",
-            facts={"extension": extension, "cache": cache},
-            cure="Create the cache with rotated=False, as model.new_cache does.",
-        )
-
-
 def check_rope(rope: RopeConfig | None, head_dim: int, extension: Extension | None) -> None:
     """Raise `RopeError` unless the rope fits the heads, and exists if an extension remaps its positions."""
     if rope is not None:
@@ -166,22 +153,6 @@ def check_extension(
             "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
             facts={"extension": extension, "encoding": encoding.config},
             cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
-        )
-
-
-def check_local_heads(kv_heads: int, local: int, sinks: Tensor | None, encoding: Encoding | None) -> None:
-    """Raise `RopeError` for sinks or biases per head if this process computes only a part of the heads."""
-    if sinks is not None:
-        raise RopeError(
-            "Attention: the layer has a sink for each head, but this process computes only a part of the heads.",
-            facts={"sinks": sinks, "kv_heads": kv_heads, "kv_heads here": local},
-            cure="Exclude q_proj, k_proj and v_proj from tensor parallelism.",
-        )
-    if encoding is not None and (encoding.adds_to_scores):
-        raise RopeError(
-            "Attention: this encoding has values for each head, but this process computes only a part of the heads.",
-            facts={"encoding": encoding.config, "kv_heads": kv_heads, "kv_heads here": local},
-            cure="Exclude q_proj, k_proj and v_proj from tensor parallelism, or choose a rope.",
         )
 
 
@@ -381,7 +352,6 @@ class Attention(nn.Module):
             if cache is not None:
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
-                check_unrotated(cache, self.extension)
                 check_cache(cache, layer, self.rope, self.extension)
             inputs = ForwardInputs.of(
                 hidden_states,
@@ -417,10 +387,6 @@ class Attention(nn.Module):
         # under tensor parallelism a process computes only its own heads
         parts = projected(x, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (_split_heads(part, self.head_dim) for part in parts)
-        if k.shape[2] != self.num_key_value_heads:
-            check_local_heads(self.num_key_value_heads, k.shape[2], self.sinks, self.position_encoding)
-            if inputs.cache is not None:
-                inputs.cache.keep_local_heads(k.shape[2])
         q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
@@ -499,21 +465,12 @@ class Attention(nn.Module):
         layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
         remaps = self.extension is not None and self.extension.remaps
         tables = None if self.rotary is None or remaps else inputs.tables(self.rotary)
-        fresh = tables is not None and tables.keys is None  # keys are rotated here, not when they are used
-        norm = _fusable(self.q_norm, self.k_norm) if fresh else None
+        norm = None if tables is None else _fusable(self.q_norm, self.k_norm)
         if norm is None and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if tables is not None and tables.keys is not None and self.rotary is not None and cache is not None:
-            rope = self.rotary.config
-            rotate_by = partial(
-                rotate, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=tables.scale
-            )
-            keys, values = cache.write(layer, k, v, layout)
-            keys = rotate_by(keys.to(q.dtype), *tables.keys, layout="bhsd")
-            return rotate_by(q, tables.cos, tables.sin, layout="bshd"), keys, values.to(q.dtype)
         if tables is not None and self.rotary is not None:
             rope = self.rotary.config
-            cos, sin, scale, _ = tables
+            cos, sin, scale = tables
             check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
             weights = () if norm is None else (norm.q_weight, norm.k_weight)
             backend = choose(q, None, k, v, cos, sin, *weights)

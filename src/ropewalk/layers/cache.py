@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.masks import Branches, TokenLayout, real_tokens
-from ropewalk.layers.tables import SeqLen, SlotTables
+from ropewalk.layers.masks import SeqLen, TokenLayout, real_tokens
+from ropewalk.layers.remap import SlotTables
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.shapes import Float
@@ -49,16 +49,6 @@ def refuse_outgrowing(lengths: Sequence[int], fixed: Sequence[int], ropes: Seque
                 )
 
 
-def check_branches(branches: Branches, seq: int, rows: int, masked: bool) -> None:
-    """Raise `RopeError` unless the branches follow one row of a cache, without a mask."""
-    if rows != 1 or len(branches) != seq or masked:
-        raise RopeError(
-            "KVCache: branches must continue one row, and have one parent for each new token.",
-            facts={"rows": rows, "tokens": seq, "branches": len(branches), "masked": masked},
-            cure="Use a cache of one row, one parent for each token, and no attention_mask.",
-        )
-
-
 def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[int]:
     """Return the rows for `select`; raise `RopeError` for none, and for rows that do not exist."""
     chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
@@ -86,13 +76,12 @@ class KVCache:
 
     - `num_layers`, `batch` (rows), `num_key_value_heads`, `head_dim`: sizes, at least 1.
     - `seq_len`: tokens, an int or int64 `[batch]`.
-    - `capacity`: tokens per row to reserve memory for; `step`: tokens by which it grows.
+    - `capacity`: tokens per row to reserve memory for.
     - `dtype`, `device`: of the buffers.
     - `ropes`: the rules that rotate the keys, one or None per layer.
     - `extensions`: the layers' extensions, one or None per layer (None: no layer has one). A layer with a different
-      extension raises, because an extension changes the keys and values of deeper layers.
-    - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
-      positions need that. It costs one rotation of all keys for each call and layer.
+      extension raises, because an extension changes the keys and values of deeper layers. Keys of layers whose
+      extension remaps positions are stored unrotated.
 
     **Raises:** `RopeError` for impossible sizes and for a missing `seq_len`.
 
@@ -104,6 +93,9 @@ class KVCache:
     >>> cache.commit(layout); cache.lengths
     tensor([3])
     """
+
+    step = 256
+    """Tokens by which the capacity grows."""
 
     def __init__(
         self,
@@ -118,19 +110,16 @@ class KVCache:
         device: torch.device | str = "cpu",
         ropes: Sequence[RopeConfig | None] | None = None,
         extensions: Sequence[Extension | None] | None = None,
-        step: int = 256,
-        rotated: bool = True,
     ) -> None:
         sizes: dict[str, Any] = {
             "num_layers": num_layers,
             "batch": batch,
             "num_key_value_heads": num_key_value_heads,
             "head_dim": head_dim,
-            "step": step,
         }
         check_whole("KVCache", optional=False, **sizes)
         check_whole("KVCache", least=0, capacity=capacity)
-        self.num_layers, self.step, self.rotated = num_layers, step, rotated
+        self.num_layers = num_layers
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
@@ -151,7 +140,7 @@ class KVCache:
                 facts={"ropes": self.ropes},
                 cure="Pass the final length of the sequence: seq_len=prompt + new tokens.",
             )
-        self._slot_tables = None if rotated else SlotTables()
+        self._slot_tables = SlotTables()
         self._capacity = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -200,36 +189,23 @@ class KVCache:
             f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
-    def lay_out(
-        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
-    ) -> TokenLayout:
+    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> TokenLayout:
         """Return the slots of a call's tokens, and reserve memory; `commit` counts the tokens.
 
-        **Arguments:**
+        **Arguments:** `attention_mask`: bool or integer `[batch, seq]`, only for the new tokens.
 
-        - `attention_mask`: bool or integer `[batch, seq]`, only for the new tokens.
-        - `branches`: the tokens are several continuations of the one row. They are not kept: the cache has the same
-          tokens before and after the call.
-
-        **Raises:** `RopeError` if the batch differs, if growth would change frequencies, and for branches of several
-        rows or with a mask.
+        **Raises:** `RopeError` if the batch differs, and if growth would change frequencies.
         """
         self._check_batch(batch)
         real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
         new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
         lengths = tuple(old + count for old, count in zip(held, new, strict=True))
-        if branches is None:
-            self._refuse_outgrowing(lengths)
-        else:
-            check_branches(branches, seq, self.batch, real is not None)
-            self._refuse_outgrowing([held[0] + branches.deepest])
+        if self._seq_len is not None:
+            refuse_outgrowing(lengths, self._seq_len, self.ropes or ())
         total = max(lengths)
         layout = TokenLayout(
-            batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated
+            batch, seq, self.device, total=total, cached=True, lengths=lengths, slot_tables=self._slot_tables
         )
-        if branches is not None:
-            layout.branches, layout.lengths = branches, tuple(held)
-        layout.slot_tables = self._slot_tables
         if real is None and len(set(held)) == 1:
             layout.start = held[0]
         else:
@@ -303,23 +279,6 @@ class KVCache:
                 cure="Pass one call's keys and values, before transposing heads and tokens.",
             )
 
-    def keep_local_heads(self, heads: int) -> None:
-        """Keep buffers for only `heads` key-value heads: this process's share under tensor parallelism.
-
-        **Raises:** `RopeError` for a cache with tokens, and if `heads` does not divide the heads.
-        """
-        if heads == self.num_key_value_heads:
-            return
-        if max(self._lengths) or self.num_key_value_heads % heads:
-            raise RopeError(
-                "KVCache: a layer computes different key-value heads from those in the cache.",
-                facts={"heads": heads, "cache": self, "kv_heads": self.num_key_value_heads},
-                cure="Create a new cache for each model, and shard all layers alike.",
-            )
-        self.num_key_value_heads = heads
-        for buffers in self._buffers:
-            buffers[:] = [self._empty(self._capacity) for _ in buffers]
-
     def commit(self, layout: TokenLayout) -> None:
         """Count a call's tokens as stored, after every layer has written them."""
         self._lengths = list(layout.lengths)
@@ -365,49 +324,9 @@ class KVCache:
         if self._seq_len is not None:
             self._seq_len = tuple(self._seq_len[row] for row in chosen)
 
-    def replace(self, rows: Sequence[int], other: KVCache) -> None:
-        """Replace these rows, their tokens and their `seq_len`, by the rows of `other`."""
-        if len(rows) != other.batch or not all(0 <= row < self.batch for row in rows):
-            raise RopeError(
-                "KVCache.replace: `rows` must contain one row of the cache for each row of `other`.",
-                facts={"rows": list(rows), "cache": self, "other": other},
-                cure="Pass one row, from 0 to batch - 1, for each row of `other`.",
-            )
-        if (other._seq_len is None) != (self._seq_len is None) or other._made_for() != self._made_for():
-            raise RopeError(
-                "KVCache.replace: the caches belong to different models.",
-                facts={"cache": self, "other": other},
-                cure="Create both with the same model's new_cache.",
-            )
-        longest = max(other._lengths)
-        if longest > self._capacity:
-            self.reserve(math.ceil(longest / self.step) * self.step)
-        index = torch.tensor(list(rows), device=self.device)
-        for mine, theirs in zip(self._buffers, other._buffers, strict=True):
-            for layer in range(self.num_layers):
-                mine[layer][index, :, :longest] = theirs[layer][:, :, :longest].to(mine[layer].dtype)
-        if self._seq_len is not None and other._seq_len is not None:
-            fixed = list(self._seq_len)
-            for row, length in zip(rows, other._seq_len, strict=True):
-                fixed[row] = length
-            self._seq_len, self._one_seq_len = tuple(fixed), self._one_seq_len and len(set(fixed)) == 1
-        lengths = self._lengths
-        for row, length in zip(rows, other._lengths, strict=True):
-            lengths[row] = length
-        self._lengths = lengths
-
-    def _made_for(self) -> tuple[object, ...]:
-        """Return the settings that all caches of one model share."""
-        sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
-        return (*sizes, self.rotated, self.ropes, self.extensions)
-
     def _empty(self, capacity: int) -> Tensor:
         """Return a buffer for the keys or the values of one layer."""
         shape = self.batch, self.num_key_value_heads, capacity, self.head_dim
         # Zeros, because masked numbers must be finite; not an inference tensor, so that it can be used anywhere.
         with torch.inference_mode(False):
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
-        if self._seq_len is not None:
-            refuse_outgrowing(lengths, self._seq_len, self.ropes or ())

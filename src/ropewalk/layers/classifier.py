@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.layers.blocks import check_ids, draw_weights, make_layer, make_norm, run_layers, shared_encoding
 from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.encodings import EncodingConfig, LearnedAbsolute
+from ropewalk.layers.decoder import check_ids, draw_weights, make_layer, make_norm, run_layers, shared_encoding
+from ropewalk.layers.encoding import EncodingConfig
+from ropewalk.layers.encodings import LearnedAbsolute
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import TokenLayout
 from ropewalk.layers.norm import residual_stream

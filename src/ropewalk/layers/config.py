@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.encodings import EncodingConfig, NoPE, resolve
+from ropewalk.layers.encoding import EncodingConfig
+from ropewalk.layers.encodings import NoPE, resolve
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.of_layers import ExtensionSetting, Positions, RopeSetting, entries
@@ -129,11 +130,6 @@ class DecoderConfig:
     def positions(self) -> Positions:
         """Return the rope, extension and window of each layer."""
         return Positions(self.ropes, self.extensions, self.sliding_windows)
-
-    @property
-    def remaps(self) -> bool:
-        """Return whether any layer's extension needs unrotated keys."""
-        return self.positions.remaps
 
     @property
     def kv_heads(self) -> int:

@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-
-ValueT = TypeVar("ValueT")
-
-
-class Memo:
-    """A memo for the layers of one forward; tensors with gradients are not memoized.
-
-    Activation checkpointing runs a layer a second time. A memoized tensor with a gradient would then be missing from
-    the graph, or be a part of two graphs. The grad mode is a part of the key, so a constant made without gradients is
-    not reused with them.
-
-    >>> memo = Memo()
-    >>> memo("zeros", lambda: torch.zeros(2)) is memo("zeros", lambda: torch.zeros(2))
-    True
-    >>> weight = torch.ones(2, requires_grad=True)
-    >>> memo("double", lambda: 2 * weight) is memo("double", lambda: 2 * weight)
-    False
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[Hashable, bool], object] = {}
-
-    def __call__(self, key: Hashable, make: Callable[[], ValueT]) -> ValueT:
-        """Return the value of `key`; `make` computes it the first time."""
-        full_key = (key, torch.is_grad_enabled())
-        if full_key in self._values:
-            return cast(ValueT, self._values[full_key])
-        value = make()
-        if not _has_gradient(value):
-            self._values[full_key] = value
-        return value
-
-
-def _has_gradient(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
+from ropewalk.layers.masks import Memo
 
 
 class Sizes(NamedTuple):

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.documents import PackedDocuments, find_documents
-from ropewalk.layers.encodings import Encoding, Places
-from ropewalk.layers.masks import Branches, TokenLayout, Visibility, lay_out
-from ropewalk.layers.remap import Remap
-from ropewalk.layers.tables import SeqLen, tables_at
+from ropewalk.layers.encoding import Encoding, Places
+from ropewalk.layers.masks import PackedDocuments, SeqLen, TokenLayout, Visibility, find_documents, lay_out
+from ropewalk.layers.remap import Remap, tables_at
 from ropewalk.rope.dispatch import differentiates_forward
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.tables import COORDINATES, check_position_numbers
@@ -22,15 +20,11 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 
 
 class RotaryTables(NamedTuple):
-    """cos and sin of one call, `[seq, pairs]` or `[batch, seq, pairs]`, and the factor of queries and keys.
-
-    `keys`: for a cache of unrotated keys, cos and sin of all slots, `[total, pairs]` or `[batch, total, pairs]`.
-    """
+    """cos and sin of one call, `[seq, pairs]` or `[batch, seq, pairs]`, and the factor of queries and keys."""
 
     cos: Tensor
     sin: Tensor
     scale: float
-    keys: tuple[Tensor, Tensor] | None = None
 
 
 class ForwardInputs:
@@ -65,22 +59,14 @@ class ForwardInputs:
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
-        branches: Branches | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
         """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
 
         **Arguments:** those of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
 
-        **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, branches without
-        a cache or with position ids, and wrong shapes.
+        **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, and wrong shapes.
         """
-        if branches is not None and (cache is None or position_ids is not None):
-            raise RopeError(
-                f"{where}: branches need a cache, and their positions count from its end.",
-                facts={"cache": cache, "position_ids": position_ids},
-                cure="Pass the cache, and omit position_ids.",
-            )
         if cache is not None and differentiates_forward():
             raise RopeError(
                 f"{where}: a cache keeps no gradients, so forward-mode differentiation would be wrong.",
@@ -108,7 +94,7 @@ class ForwardInputs:
                 cure="Put each document into its own row, with an attention_mask.",
             )
         else:
-            layout = cache.lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
+            layout = cache.lay_out(batch, seq, attention_mask=attention_mask)
         return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
 
     def tables(self, rotary: RotaryEmbedding) -> RotaryTables:
@@ -160,8 +146,6 @@ class ForwardInputs:
                 cure="Pass seq_len=... (the final number of tokens), or a cache created with it.",
             )
         length = self.seq_len if rope.needs_seq_len else None
-        if layout.unrotated:
-            return self._tables_of_slots(rotary, length)
         if position_ids is None:
             if rope.axes_restart:
                 raise RopeError(
@@ -175,33 +159,6 @@ class ForwardInputs:
             if rope.num_axes > 1:
                 position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
         return RotaryTables(*tables_at(rotary, position_ids, length, self.table_dtype))
-
-    def _tables_of_slots(self, rotary: RotaryEmbedding, seq_len: SeqLen | None) -> RotaryTables:
-        """Return the tables of all slots and of the queries, for a cache of unrotated keys."""
-        layout = self.layout
-        if self.position_ids is not None or rotary.config.num_axes > 1:
-            raise RopeError(
-                "Attention: in a cache of unrotated keys the position of a key is its slot, on one axis.",
-                facts={"position_ids": self.position_ids, "axes": rotary.config.num_axes},
-                cure="Omit position_ids, or create the cache with rotated=True.",
-            )
-
-        def make(slots: int) -> tuple[Tensor, Tensor, float]:
-            return tables_at(rotary, torch.arange(slots, device=layout.device), seq_len, self.table_dtype)
-
-        assert layout.slot_tables is not None, "a cache of unrotated keys has them"
-        rule = (rotary.config, self.table_dtype)
-        total = max(1, layout.total)  # padding has slot 0, also before the first token
-        cos, sin, scale = layout.slot_tables.of(rule, seq_len, total, layout.capacity, make)
-        key_tables = cos[..., : layout.total, :], sin[..., : layout.total, :]
-        slots = layout.position_ids()
-        if layout.branches is not None:
-            keys = layout.key_positions()
-            return RotaryTables(cos[slots], sin[slots], scale, (cos[keys], sin[keys]))
-        if cos.ndim == 2:
-            return RotaryTables(cos[slots], sin[slots], scale, key_tables)
-        rows = torch.arange(layout.batch, device=layout.device)[:, None]
-        return RotaryTables(cos[rows, slots], sin[rows, slots], scale, key_tables)
 
     def _make_documents(self) -> list[ForwardInputs]:
         documents, layout, position_ids = self.documents, self.layout, self.position_ids
@@ -232,8 +189,6 @@ class ForwardInputs:
                     cure="Omit `position_ids`, or run without a cache.",
                 )
             queries, keys = layout.position_ids(), layout.key_positions()
-            if layout.branches is not None:
-                return Places(queries, keys, memo=layout.memo)
             if queries.ndim == 1:
                 return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
             return Places(queries, keys.expand(layout.batch, -1), memo=layout.memo)

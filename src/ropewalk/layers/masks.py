@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.layers.encoding import Memo
-from ropewalk.layers.tables import SlotTables
+from ropewalk.rope.dispatch import PLAIN
 from ropewalk.rotation.backends.request import Bounds
+
+if TYPE_CHECKING:
+    from ropewalk.layers.remap import SlotTables
+
+ValueT = TypeVar("ValueT")
+SeqLen = int | Tensor
+"""A length in tokens for length-dependent frequencies: one for all rows, or int64 `[batch]`."""
+
+
+class Memo:
+    """A memo for the layers of one forward; tensors with gradients are not memoized.
+
+    Activation checkpointing runs a layer a second time. A memoized tensor with a gradient would then be missing from
+    the graph, or be a part of two graphs. The grad mode is a part of the key, so a constant made without gradients is
+    not reused with them.
+
+    >>> memo = Memo()
+    >>> memo("zeros", lambda: torch.zeros(2)) is memo("zeros", lambda: torch.zeros(2))
+    True
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> memo("double", lambda: 2 * weight) is memo("double", lambda: 2 * weight)
+    False
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[Hashable, bool], object] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], ValueT]) -> ValueT:
+        """Return the value of `key`; `make` computes it the first time."""
+        full_key = (key, torch.is_grad_enabled())
+        if full_key in self._values:
+            return cast(ValueT, self._values[full_key])
+        value = make()
+        if not _has_gradient(value):
+            self._values[full_key] = value
+        return value
+
+
+def _has_gradient(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
 class Stretch(NamedTuple):
@@ -87,7 +128,6 @@ class Visibility:
     - `mask`: bool `[seq, keys]` or `[batch, 1, seq, keys]`, True for a visible key, or None.
     - `is_causal`: the kernel's own causal rule instead (`seq == keys`).
     - `first_key`: no query attends to an earlier key; the mask begins here.
-    - `prefix`: number of leading keys visible to every query; the others are causal, or visible by `own` `[seq, seq]`.
     - `band`: a window in tokens, for which queries are cut into blocks.
     - `build`: builds the mask when it is needed.
     - `bounds`: returns the intervals of visible keys of each query, for a kernel, or None.
@@ -96,8 +136,6 @@ class Visibility:
     mask: Tensor | None = None
     is_causal: bool = False
     first_key: int = 0
-    prefix: int = 0
-    own: Tensor | None = None
     band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
     bounds: Callable[[], tuple[Bounds, ...] | None] = field(default=lambda: None, repr=False)
@@ -119,13 +157,7 @@ class Visibility:
 
     def additive(self, dtype: torch.dtype) -> Tensor | None:
         """Return the mask as 0 and minus infinity in `dtype`, built once and shared by the layers."""
-        return self._additive("mask", self.whole_mask(), dtype)
-
-    def own_additive(self, dtype: torch.dtype) -> Tensor | None:
-        """Return `own` in the same form; None if the call's own tokens are causal."""
-        return self._additive("own", self.own, dtype)
-
-    def _additive(self, name: str, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        mask = self.whole_mask()
         if mask is None:
             return None
 
@@ -133,7 +165,7 @@ class Visibility:
             zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
             return zeros.masked_fill_(~mask, float("-inf"))
 
-        return self._memo((name, dtype), make)
+        return self._memo(dtype, make)
 
 
 @dataclass(eq=False)
@@ -155,8 +187,6 @@ class TokenLayout:
     capacity: int = 0
     """Tokens per row that fit into the cache."""
     cached: bool = False
-    unrotated: bool = False
-    """Whether the cache stores unrotated keys."""
     slot_tables: SlotTables | None = None
     """The tables of the slots of a cache of unrotated keys."""
     slots: Tensor | None = None
@@ -286,12 +316,8 @@ class TokenLayout:
 
     def _visibility(self, causal: bool, window: int | None, whole: bool) -> Visibility:
         if self.branches is not None:
-            if window is None and not whole:
-                return Visibility(
-                    prefix=self.start, own=self.branches.seen, build=lambda: self._mask_of_branches(None, 0)
-                )
             first = 0 if window is None or whole else max(0, self.start - window + 1)
-            return Visibility(mask=self._mask_of_branches(window, first), first_key=first)
+            return Visibility(build=lambda: self._mask_of_branches(window, first), first_key=first)
         if self.plain and not whole:
             if not causal and window is None:
                 return Visibility()
@@ -300,8 +326,6 @@ class TokenLayout:
                 return Visibility(is_causal=True) if self.seq > 1 else Visibility()
             if causal and self.seq == 1:
                 return Visibility(first_key=0 if window is None else self.total - window)
-            if causal and window is None:
-                return Visibility(prefix=self.start, build=lambda: self._mask(causal, None, 0))
             if causal and window is not None:
                 first = max(0, self.start - window + 1)
                 if self.seq > 2 * window and not torch.compiler.is_compiling():
@@ -406,3 +430,83 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
         return seen if window is None else seen & (keys > queries - window)
     near = (queries - keys).abs()
     return torch.ones_like(near, dtype=torch.bool) if window is None else near <= window
+
+
+@dataclass(frozen=True, eq=False)
+class PackedDocuments:
+    """The positions of a call's documents after its rows are concatenated and padding is removed.
+
+    - `lengths`: real tokens of each document, row by row; `rows`: the row of each document.
+    - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
+    - `offsets`: int32 `[documents + 1]`, the beginning of each document, and the end.
+    """
+
+    batch: int
+    seq: int
+    lengths: tuple[int, ...]
+    rows: tuple[int, ...]
+    index: Tensor | None = field(repr=False)
+    offsets: Tensor = field(repr=False)
+    _memo: Memo = field(init=False, repr=False, default_factory=Memo)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return `[batch, seq, ...]` as `[tokens, ...]`."""
+        flat = x.reshape(self.batch * self.seq, *x.shape[2:])
+        return flat if self.index is None else flat.index_select(0, self.index)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return one tensor for each document of `[tokens, ...]`."""
+        return torch.split(x, list(self.lengths))
+
+    def bounds(self, causal: bool, window: int | None) -> Bounds:
+        """Return the keys visible to each packed query: those of its document, in order and in the window."""
+        return self._memo((causal, window), lambda: self._bounds(causal, window))
+
+    def _bounds(self, causal: bool, window: int | None) -> Bounds:
+        ends = self.offsets.long()
+        lengths = ends.diff()
+        low, high = (edge.repeat_interleave(lengths) for edge in (ends[:-1], ends[1:]))
+        index = torch.arange(len(low), device=low.device)
+        if window is not None:
+            low = torch.maximum(low, index - (window - 1 if causal else window))
+        if causal:
+            high = index + 1
+        elif window is not None:
+            high = torch.minimum(high, index + window + 1)
+        return Bounds(low[None], high[None])
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Return `[tokens, ...]` as `[batch, seq, ...]`, with zeros at padding."""
+        if self.index is not None:
+            x = x.new_zeros(self.batch * self.seq, *x.shape[1:]).index_copy(0, self.index, x)
+        return x.view(self.batch, self.seq, *x.shape[1:])
+
+
+def find_documents(layout: TokenLayout) -> PackedDocuments | None:
+    """Return the documents of a call; None if it has none, or if their lengths are unknown (as while compiling).
+
+    It synchronizes with the device once per forward.
+    """
+    if layout.documents is None or not _is_readable(layout.documents):
+        return None
+    rows = torch.arange(layout.batch, device=layout.device)[:, None] * (layout.seq + 1)
+    numbers, index = (layout.documents + rows).flatten(), None
+    if layout.real is not None:
+        index = layout.real.flatten().nonzero()[:, 0]
+        numbers = numbers[index]
+    documents, counts = torch.unique_consecutive(numbers, return_counts=True)
+    offsets = torch.zeros(len(counts) + 1, dtype=torch.int32, device=layout.device)
+    offsets[1:] = counts.cumsum(0)
+    of_rows = (documents // (layout.seq + 1)).tolist()
+    return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), tuple(of_rows), index, offsets)
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Return whether the values of a tensor exist and would not become constants of a graph."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in PLAIN
+        and x.device.type != "meta"
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+    )

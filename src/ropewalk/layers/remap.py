@@ -1,40 +1,87 @@
-"""Attention with remapped relative positions: one pass per region of keys, merged by their softmax denominators."""
+"""Attention with remapped relative positions: one softmax over the regions of keys."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.attend import NO_RULES, LogitRules, open_blocks, splits
-from ropewalk.layers.masks import TokenLayout
-from ropewalk.layers.tables import SeqLen, lengths_of, tables_at
-from ropewalk.rope.extensions import Extension, Region, Rule
+from ropewalk.layers.attend import NO_RULES, LogitRules, open_blocks
+from ropewalk.layers.masks import SeqLen, TokenLayout
+from ropewalk.rope.extensions import Extension, Rule
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.backends import choose_attention
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
-BLOCK = 1024  # queries of one pass over their regions
 ROTATE_BEFORE = 256  # queries from which on keys are rotated before the kernel, which loads them once per 64 queries
 MadeT = TypeVar("MadeT")
 
 
-class Span(NamedTuple):
-    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all are visible."""
+def tables_at(
+    rotary: RotaryEmbedding, position_ids: Tensor, seq_len: SeqLen | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float]:
+    """Return cos and sin at these positions, and the factor of queries and keys.
 
-    first: int
-    last: int
-    mask: Tensor | None
-    none: Tensor | None
-    """bool `[rows]`: rows without a visible key in the span, or None if there are none."""
+    If `seq_len` is `[batch]`, positions `[seq]` apply to every row. If the factors of the rows differ (Phi-3.5-MoE has
+    two), the tables include them and the returned factor is 1.
+    """
+    if not isinstance(seq_len, Tensor) or seq_len.ndim == 0:
+        cos, sin = rotary.cos_sin(position_ids, seq_len, dtype=dtype)
+        return cos, sin, rotary.attention_factor_at(seq_len)
+    if position_ids.ndim == 1:
+        position_ids = position_ids.expand(seq_len.shape[0], -1)
+    cos, sin = rotary.cos_sin(position_ids, seq_len, dtype=dtype)
+    factors = [attention_factor_of(rotary.config, int(row)) for row in seq_len.tolist()]
+    if len(set(factors)) == 1:
+        return cos, sin, factors[0]
+    by_row = torch.tensor(factors, dtype=dtype, device=cos.device)[:, None, None]
+    return cos * by_row, sin * by_row, 1.0
+
+
+def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
+    """Return the length, or each row's, as Python numbers, for use in a key."""
+    if isinstance(seq_len, Tensor):
+        return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
+    return seq_len
+
+
+class SlotTables:
+    """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
+
+    def of(
+        self,
+        rule: Hashable,
+        seq_len: SeqLen | None,
+        total: int,
+        capacity: int,
+        make: Callable[[int], tuple[Tensor, Tensor, float]],
+    ) -> tuple[Tensor, Tensor, float]:
+        """Return cos and sin `[total, pairs]` or `[batch, total, pairs]`, and the factor.
+
+        **Arguments:**
+
+        - `rule`, `seq_len`: the inputs of the tables; each rule keeps only the tables of its last length.
+        - `total`: slots to return; `capacity`: slots to build the tables for.
+        - `make`: builds the tables of a number of slots.
+        """
+        lengths = lengths_of(seq_len)
+        of_lengths, slots, tables = self._held.get(rule, (None, 0, None))
+        if tables is None or slots < total or of_lengths != lengths:
+            slots = max(total, capacity)
+            tables = make(slots)
+            self._held[rule] = lengths, slots, tables
+        cos, sin, scale = tables
+        return cos[..., :total, :], sin[..., :total, :], scale
 
 
 class Remap:
@@ -179,59 +226,6 @@ class Remap:
         of_rows = lengths if isinstance(lengths, tuple) else (lengths,)
         return all(attention_factor_of(rope, length) == 1 for length in of_rows)
 
-    def spans(self, number: int, begin: int, end: int) -> list[Span]:
-        """Return one region's keys for queries `begin .. end - 1`: those visible to all, and the fringes."""
-        return self._shared(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
-
-    def additive(self, span: Span, number: int, begin: int, dtype: torch.dtype, groups: int) -> Tensor | None:
-        """Return a span's mask as 0 and minus infinity `[groups * rows, keys]`, built once and shared by the layers."""
-        mask = span.mask
-        if mask is None:
-            return None
-
-        def make() -> Tensor:
-            bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            return bias.masked_fill_(~mask, float("-inf")).repeat(groups, 1)
-
-        return self._shared(("mask", number, begin, span.first, dtype, groups), make)
-
-    def _find_spans(self, region: Region, begin: int, end: int) -> list[Span]:
-        rows, branches, start = self.index[begin:end], self.layout.branches, self.layout.start
-        low, high = region.low(rows), region.high(rows)
-        if branches is None:
-            return _spans_between(low, high)
-        near = self.keys[start:]
-        own = (near >= low[:, None]) & (near < high[:, None]) & branches.seen[begin:end]
-        pieces = _spans_between(low.clamp(max=start), high.clamp(max=start))
-        return [*pieces, _span(start, self.layout.total, own)] if bool(own.any()) else pieces
-
-
-def _spans_between(low: Tensor, high: Tensor) -> list[Span]:
-    """Return the keys `low <= n < high` of each row: those visible to all rows, without a mask, and the fringes."""
-    first, last = int(low.min()), int(high.max())
-    core = int(low.max()), int(high.min())
-    if last <= first:
-        return []
-    if core[0] >= core[1]:
-        return [_masked_span(low, high, first, last)]
-    pieces = [_masked_span(low, high, first, core[0])] if first < core[0] else []
-    pieces.append(Span(*core, None, None))
-    if core[1] < last:
-        pieces.append(_masked_span(low, high, core[1], last))
-    return pieces
-
-
-def _masked_span(low: Tensor, high: Tensor, first: int, last: int) -> Span:
-    columns = torch.arange(first, last, device=low.device)
-    return _span(first, last, (columns >= low[:, None]) & (columns < high[:, None]))
-
-
-def _span(first: int, last: int, mask: Tensor) -> Span:
-    none = ~mask.any(-1)
-    if not bool(none.any()):
-        return Span(first, last, mask, None)
-    return Span(first, last, mask | none[:, None], none)  # such rows see all, to be finite, and get weight 0
-
 
 def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
     """Return the length as an int if all rows have the same."""
@@ -246,8 +240,7 @@ def attend_remapped(
 ) -> Tensor:
     """Attend under an extension, with unrotated q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]`.
 
-    Our kernels compute all regions in one softmax. If they cannot run, torch's kernel for the CPU computes each region,
-    merged in float32 (float64 for float64). If that cannot run, or with `rules`, 256 queries are computed at a time.
+    Our kernels compute all regions in one softmax. If they cannot run, scores of 256 queries are computed at a time.
 
     **Returns:** `[batch, heads, seq, head_dim]`.
     """
@@ -257,57 +250,7 @@ def attend_remapped(
         request = remap.request(q, keys, values, rules, kernel.most_regions)
     if kernel is not None and request is not None:
         return kernel.attend(request)
-    by_spans = remap.layout.plain or remap.layout.branches is not None
-    if splits(q, keys, values) and by_spans and not dropout and q.numel() and rules.none:
-        return _attend_by_spans(q, keys, values, remap)
     return attend_remapped_openly(q, keys, values, remap, dropout, rules, need_weights=False)[0]
-
-
-def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> Tensor:
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    batch, heads, seq, head_dim = q.shape
-    kv_heads = keys.shape[1]
-    groups = heads // kv_heads
-    start, blocks = remap.layout.start, []
-    edges = [edge - start for edge in remap.extension.edges(start, start + seq, BLOCK)]
-    if remap.layout.branches is not None:
-        edges = [*range(0, seq, BLOCK), seq]  # their indices are not consecutive
-    whole: dict[int, Tensor] = {}
-    for begin, end in pairwise(edges):
-        rows, parts = end - begin, []
-        for number in range(len(remap.regions)):
-            spans = remap.spans(number, begin, end)
-            if not spans:
-                continue
-            turned = remap.turned_queries(q, number, begin, end).reshape(batch, kv_heads, groups * rows, head_dim)
-            for span in spans:
-                first, last, none = span.first, span.last, span.none
-                if len(edges) == 2:
-                    near = remap.turned_keys(keys, number, first, last)
-                else:  # several blocks meet the same keys: all are rotated once
-                    if number not in whole:
-                        whole[number] = remap.turned_keys(keys, number, 0, keys.shape[2])
-                    near = whole[number][:, :, first:last]
-                seen = remap.additive(span, number, begin, turned.dtype, groups)
-                out, total = fused(turned, near, values[:, :, first:last], 0.0, False, attn_mask=seen)
-                if none is not None:
-                    total = total.masked_fill(none.repeat(groups), float("-inf"))
-                parts.append((out, total))
-        joined = _join(parts)
-        blocks.append(joined.reshape(batch, heads, rows, head_dim).to(q.dtype))
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
-
-
-def _join(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merge attention outputs over disjoint keys, weighted by their softmax denominators."""
-    if len(parts) == 1:
-        return parts[0][0]
-    totals = torch.stack([total for _, total in parts])
-    shares = totals.softmax(0)[..., None]
-    whole = parts[0][0].to(shares.dtype) * shares[0]
-    for (out, _), share in zip(parts[1:], shares[1:], strict=True):
-        whole += out.to(shares.dtype) * share
-    return whole
 
 
 def attend_remapped_openly(
@@ -330,16 +273,24 @@ def attend_remapped_openly(
         near = remap.turned_keys(keys, number, 0, total)
         turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
     wide = values.repeat_interleave(groups, 1).to(remap.exact)
+    eager = not torch.compiler.is_compiling() and not torch.is_grad_enabled()
     outs, weights = [], []
     for begin, end in open_blocks(seq):
-        scores = torch.full((), float("-inf"), dtype=remap.exact, device=q.device)
+        scores = torch.full((*q.shape[:2], end - begin, total), float("-inf"), dtype=remap.exact, device=q.device)
         index = remap.index[..., begin:end, None]
         for number, (region, near) in enumerate(zip(remap.regions, turned, strict=True)):
             places = remap.keys[..., None, :]
             here = (places >= region.low(index)) & (places < region.high(index))
             here = here if here.ndim == 2 else here[:, None]
-            mine = remap.turned_queries(q, number, begin, end).to(remap.exact) @ near / math.sqrt(q.shape[-1])
-            scores = torch.where(here, rules.capped(mine), scores)
+            turned_q = remap.turned_queries(q, number, begin, end).to(remap.exact) / math.sqrt(q.shape[-1])
+            if not eager:
+                scores = torch.where(here, rules.capped(turned_q @ near), scores)
+                continue
+            reached = here.flatten(0, -2).any(0).nonzero()  # only the keys between the first and the last in reach
+            if len(reached):
+                span = slice(int(reached[0]), int(reached[-1]) + 1)
+                old = scores[..., span]
+                scores[..., span] = torch.where(here[..., span], rules.capped(turned_q @ near[..., span]), old)
         if seen is not None:
             scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
         if remap.layout.real is not None and not remap.layout.cached:

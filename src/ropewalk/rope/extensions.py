@@ -86,10 +86,6 @@ class Extension:
             cure="Define `regions`, or set `remaps = False` for a rule that only scales logits.",
         )
 
-    def edges(self, begin: int, end: int, step: int) -> list[int]:
-        """Return the edges of blocks of at most `step` of the queries `begin .. end - 1`, each computed in one pass."""
-        return [*range(begin, end, step), end]
-
     def logit_scale(self, index: Tensor) -> Tensor | float:
         """Return the factor of the logits of queries at these indices."""
         return 1.0
@@ -313,12 +309,6 @@ class DualChunk(Extension):
             Region(lambda m: (size + m % size).clamp(max=last), within, before, begins),
             Region(lambda m: torch.full_like(m, last), within, zero_index, before),
         )
-
-    def edges(self, begin: int, end: int, step: int) -> list[int]:
-        chunks = range(-(-begin // self.chunk) * self.chunk, end, self.chunk)
-        starts = sorted({begin, *(start for start in chunks if start > begin)})
-        cut = [edge for a, b in zip(starts, [*starts[1:], end], strict=True) for edge in range(a, b, step)]
-        return [*cut, end]
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return log_n_factor(index, self.log_n)
