@@ -26,8 +26,8 @@ from ropewalk.attachment.rotary import Replaced
 from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
 from ropewalk.errors import RopeError
 from ropewalk.layers.attend import LogitRules
-from ropewalk.layers.masks import TokenLayout, Visibility
-from ropewalk.layers.remap import Remap, SlotTables, attend_remapped
+from ropewalk.layers.masks import SlotTables, TokenLayout, Visibility
+from ropewalk.layers.remap import Remap, attend_remapped
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension, ReRoPE
 from ropewalk.rope.of_layers import Positions

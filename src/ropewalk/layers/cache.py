@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.masks import SeqLen, TokenLayout, real_tokens
-from ropewalk.layers.remap import SlotTables
+from ropewalk.layers.masks import SeqLen, SlotTables, TokenLayout, real_tokens
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.shapes import Float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.dispatch import PLAIN
 from ropewalk.rotation.backends.request import Bounds
-
-if TYPE_CHECKING:
-    from ropewalk.layers.remap import SlotTables
 
 ValueT = TypeVar("ValueT")
 SeqLen = int | Tensor
@@ -54,6 +51,45 @@ def _has_gradient(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.requires_grad
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
+
+
+def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
+    """Return the length, or each row's, as Python numbers, for use in a key."""
+    if isinstance(seq_len, Tensor):
+        return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
+    return seq_len
+
+
+class SlotTables:
+    """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
+
+    def of(
+        self,
+        rule: Hashable,
+        seq_len: SeqLen | None,
+        total: int,
+        capacity: int,
+        make: Callable[[int], tuple[Tensor, Tensor, float]],
+    ) -> tuple[Tensor, Tensor, float]:
+        """Return cos and sin `[total, pairs]` or `[batch, total, pairs]`, and the factor.
+
+        **Arguments:**
+
+        - `rule`, `seq_len`: the inputs of the tables; each rule keeps only the tables of its last length.
+        - `total`: slots to return; `capacity`: slots to build the tables for.
+        - `make`: builds the tables of a number of slots.
+        """
+        lengths = lengths_of(seq_len)
+        of_lengths, slots, tables = self._held.get(rule, (None, 0, None))
+        if tables is None or slots < total or of_lengths != lengths:
+            slots = max(total, capacity)
+            tables = make(slots)
+            self._held[rule] = lengths, slots, tables
+        cos, sin, scale = tables
+        return cos[..., :total, :], sin[..., :total, :], scale
 
 
 class Stretch(NamedTuple):

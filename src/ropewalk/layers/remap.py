@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.attend import NO_RULES, LogitRules, open_blocks
-from ropewalk.layers.masks import SeqLen, TokenLayout
+from ropewalk.layers.masks import SeqLen, TokenLayout, lengths_of
 from ropewalk.rope.extensions import Extension, Rule
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.backends import choose_attention
@@ -43,45 +43,6 @@ def tables_at(
         return cos, sin, factors[0]
     by_row = torch.tensor(factors, dtype=dtype, device=cos.device)[:, None, None]
     return cos * by_row, sin * by_row, 1.0
-
-
-def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
-    """Return the length, or each row's, as Python numbers, for use in a key."""
-    if isinstance(seq_len, Tensor):
-        return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
-    return seq_len
-
-
-class SlotTables:
-    """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
-
-    def __init__(self) -> None:
-        self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
-
-    def of(
-        self,
-        rule: Hashable,
-        seq_len: SeqLen | None,
-        total: int,
-        capacity: int,
-        make: Callable[[int], tuple[Tensor, Tensor, float]],
-    ) -> tuple[Tensor, Tensor, float]:
-        """Return cos and sin `[total, pairs]` or `[batch, total, pairs]`, and the factor.
-
-        **Arguments:**
-
-        - `rule`, `seq_len`: the inputs of the tables; each rule keeps only the tables of its last length.
-        - `total`: slots to return; `capacity`: slots to build the tables for.
-        - `make`: builds the tables of a number of slots.
-        """
-        lengths = lengths_of(seq_len)
-        of_lengths, slots, tables = self._held.get(rule, (None, 0, None))
-        if tables is None or slots < total or of_lengths != lengths:
-            slots = max(total, capacity)
-            tables = make(slots)
-            self._held[rule] = lengths, slots, tables
-        cos, sin, scale = tables
-        return cos[..., :total, :], sin[..., :total, :], scale
 
 
 class Remap:
