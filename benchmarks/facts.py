@@ -38,7 +38,7 @@ from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
 from ropewalk.diagnosis.plan import make_plan
 from ropewalk.diagnosis.windows import LOOKS, Design
-from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.loading import open_reader
 from ropewalk.statistics import t_quantile
 
 RUNS = 2000

@@ -55,7 +55,7 @@ class Job:
         if (self.folder / "facts.json").is_file():
             return
         from ropewalk.checkpoints.load import load, save
-        from ropewalk.readers.adapters import reader_of
+        from ropewalk.readers.loading import reader_of
         from ropewalk.readers.texts import read_text
 
         model = load(self.options.model)

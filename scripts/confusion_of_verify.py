@@ -40,7 +40,7 @@ from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.diagnosis.ledger import fingerprint  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
-from ropewalk.readers.adapters import open_reader  # noqa: E402
+from ropewalk.readers.loading import open_reader  # noqa: E402
 from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
@@ -158,10 +158,10 @@ def readers(name: str) -> Reader:
 
     if name not in FAMILIES:
         return open_reader(name, dtype=torch.float32)
-    from ropewalk.readers.transformers import TransformersReader
+    from ropewalk.readers.reader import Reader
 
     model = small_model(name, vocab_size=260, max_position_embeddings=256)
-    return TransformersReader(model, TextTokenizer.bytes(), name)
+    return Reader(model, TextTokenizer.bytes(), name)
 
 
 def options_of(rope: RopeConfig) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from ropewalk.checkpoints.materialize import read_header
 from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
-from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.loading import open_reader
 from tests.readers.random_models import folder_of, random_model
 
 SLOW = "bfloat16 products are slow on this CPU"

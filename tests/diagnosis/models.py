@@ -14,7 +14,7 @@ from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 from ropewalk.readers.texts import novel
 from ropewalk.rope.config import RopeConfig
 

@@ -17,7 +17,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.layers import attend as attend_module
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 from tests.layers.test_documents import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropewalk.checkpoints.load import load
-from ropewalk.readers.adapters import fast_copy, reader_of
+from ropewalk.readers.loading import fast_copy, reader_of
 from ropewalk.rotation.backends import widened
 from tests.readers.random_models import random_model
 

@@ -12,7 +12,7 @@ from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 from ropewalk.readers.texts import read_text
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN

@@ -16,8 +16,8 @@ from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
-from ropewalk.readers.adapters import open_reader, reader_of
-from ropewalk.readers.transformers import TransformersReader
+from ropewalk.readers.loading import open_reader, reader_of
+from ropewalk.readers.reader import Reader
 from tests.readers.random_models import folder_of
 from tests.readers.test_transformers import CLOSE, ids_of, log_probs
 
@@ -45,7 +45,7 @@ def hub(gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_of_another_family_goes_through_transformers(gemma: Path) -> None:
     """The losses of transformers' own forward, its tokenizer, its ends; so does the built-in model."""
     reader, ids = open_reader(gemma), ids_of(40)
-    assert isinstance(reader, TransformersReader)
+    assert isinstance(reader, Reader)
     assert reader.library.endswith("Gemma3ForCausalLM")
     assert (reader.name, reader.dtype) == ("gemma", torch.float32)
     likely = log_probs(AutoModelForCausalLM.from_pretrained(gemma), ids)
@@ -63,7 +63,7 @@ def test_a_model_of_the_hub_is_read_from_its_cache(name: str, hub: Path) -> None
     """By its name and a revision; reports call it by its name, not by the commit's folder."""
     reader = open_reader(name)
     assert reader.name == "gemma"
-    assert isinstance(reader, TransformersReader)
+    assert isinstance(reader, Reader)
     assert Checkpoint.open(name).name == "gemma"
 
 
@@ -112,7 +112,7 @@ def test_code_of_a_checkpoint_is_never_run(gemma: Path, tmp_path: Path) -> None:
     own = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (folder / "own.py").write_text("raise SystemExit('it ran')")
     (folder / "config.json").write_text(json.dumps({**config, **own}))
-    assert isinstance(open_reader(folder), TransformersReader)
+    assert isinstance(open_reader(folder), Reader)
     (folder / "config.json").write_text(json.dumps({**config, **own, "model_type": "unheard_of"}))
     with pytest.raises(RopeError, match="never runs the code"):
         open_reader(folder)
@@ -122,7 +122,7 @@ def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:
     """A family of ours goes through transformers then, with the same losses under every sort of method."""
     llama, ids = folder_of("llama", tmp_path / "llama"), ids_of(50)
     ours, spread = open_reader(llama), open_reader(llama, device_map="cpu")
-    assert isinstance(spread, TransformersReader)
+    assert isinstance(spread, Reader)
     reach = Reach(trained=16, target=50)
     for name in ("plain", "yarn", "rerope"):
         losses = [

@@ -15,9 +15,8 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 from ropewalk.readers.reader import Reader
-from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.scaling import DynamicNTK
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 from tests.serving.material import checkpoint
@@ -26,7 +25,7 @@ METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", 
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformersReader, Decoder]:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Decoder]:
     """A small random Llama of transformers, and our Decoder of the same weights."""
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -38,11 +37,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformersReader,
     model.save_pretrained(folder)
     decoder = rw.load(folder, dtype=torch.float32)
     decoder.tokenizer = TextTokenizer.bytes()
-    return TransformersReader(model, TextTokenizer.bytes(), "llama"), decoder
+    return Reader(model, TextTokenizer.bytes(), "llama"), decoder
 
 
 @pytest.mark.parametrize("method", METHODS_IN_COMMON)
-def test_window_losses_agree(llama: tuple[TransformersReader, Decoder], method: str) -> None:
+def test_window_losses_agree(llama: tuple[Reader, Decoder], method: str) -> None:
     """Within 1e-4 nats at every token, under each method, with one forward of the decoder."""
     reader, decoder = llama
     assert reader.positions == decoder.config.positions
@@ -93,24 +92,17 @@ def test_a_decoder_is_read_as_transformers_llama(interleaved: bool) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_prefix_stays_as_it_was(dynamic: bool) -> None:
-    """Asked twice it gives the same; read on it equals one that was read at once, and its fork does not move."""
+def test_a_prefix_is_read_in_parts_as_at_once(dynamic: bool) -> None:
+    """Under the frequencies of one length, with the same answers."""
     rope = dataclasses.replace(ROPE, scaling=DynamicNTK(1.0)) if dynamic else ROPE
     reader, ids = reader_of(tiny_decoder(rope)), random_ids(60).tolist()
-    asked = [ids[50:53], ids[53:54], ids[54:59]]
+    asked = [(ids[50:53], [ids[53:54], ids[54:59]])]
     prefix = reader.prefix(ids[:30], seq_len=60, chunk=7)
-    first, best = prefix.log_probs(asked), prefix.top(2)
-    assert prefix.log_probs(asked) == first
-    fork = prefix.fork()
     prefix.read(ids[30:50])
-    assert (prefix.tokens, fork.tokens) == (50, 30)
-    assert fork.log_probs(asked) == pytest.approx(first, abs=1e-6)
-    assert fork.top(2) == best
-    assert prefix.log_probs(asked) == pytest.approx(reader.prefix(ids[:50], seq_len=60).log_probs(asked), abs=1e-4)
+    assert prefix.tokens == 50
+    assert prefix.ask(asked)[0] == pytest.approx(reader.prefix(ids[:50], seq_len=60).ask(asked)[0], abs=1e-4)
     with pytest.raises(RopeError, match="no tokens to append"):
         reader.prefix([], seq_len=4)
-    with pytest.raises(RopeError, match="empty continuation"):
-        prefix.log_probs([[]])
 
 
 def test_what_a_reader_is() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ropewalk.checkpoints.load import load_decoder
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 from ropewalk.rope.scaling import YaRN
 
 TEXT = list(range(5, 45))

@@ -14,10 +14,9 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.live_model import PreallocatedLayer, new_cache
+from ropewalk.readers.loading import reader_of
 from ropewalk.readers.reader import Reader
-from ropewalk.readers.transformers import TransformersReader
 from tests.readers.random_models import FAMILIES, random_model
 
 CLOSE = 2e-5  # of float32 logits of up to 10; our kernel rounds tanh of a softcap a little differently
@@ -36,10 +35,9 @@ def log_probs(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_give_the_losses_of_the_whole_forward(family: str) -> None:
-    """Beyond the sliding window and the trained length, whatever the chunk; the rest of the protocol on a prefix."""
+    """Beyond the sliding window and the trained length, whatever the chunk; questions after a prefix."""
     model, ids = random_model(family), ids_of(50)
     reader, likely = reader_of(model), log_probs(model, ids)
-    assert isinstance(reader, TransformersReader)
     assert isinstance(reader, Reader)
     assert reader._refused is None
     wanted = -likely[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
@@ -48,21 +46,18 @@ def test_chunks_give_the_losses_of_the_whole_forward(family: str) -> None:
     assert reader.positions.num_layers == 2
     assert reader.trained_length == 32
     prefix = reader.prefix(ids[:20].tolist(), seq_len=50, chunk=6)
-    asked = prefix.ask([(ids[20:23].tolist(), [[int(ids[23])], ids[23:26].tolist()]), ((), [ids[20:22].tolist()])])
+    asked = prefix.ask([(ids[20:23].tolist(), [[int(ids[23])], ids[23:26].tolist()])])
     assert asked[0] == pytest.approx([-wanted[22], -wanted[22:25].sum()], abs=4 * CLOSE)
-    assert asked[1] == pytest.approx([-wanted[19:21].sum()], abs=4 * CLOSE)
-    fork = prefix.fork()
-    fork.read(ids[20:40].tolist())
-    best = likely[39].topk(3)
-    assert [token for token, _ in fork.top(3)] == best.indices.tolist()
-    assert [value for _, value in fork.top(3)] == pytest.approx(best.values.tolist(), abs=4 * CLOSE)
     assert prefix.tokens == 20
-    assert prefix.log_probs([ids[20:22].tolist()]) == pytest.approx(asked[1], abs=4 * CLOSE)
+    prefix.read(ids[20:40].tolist())
+    best = likely[39].topk(3)
+    assert [token for token, _ in prefix.top(3)] == best.indices.tolist()
+    assert [value for _, value in prefix.top(3)] == pytest.approx(best.values.tolist(), abs=4 * CLOSE)
 
 
 def test_a_half_model_has_float32_logits() -> None:
     """Its losses are those of its own hidden states under a float32 head with the model's soft cap."""
-    reader, ids = TransformersReader(random_model("gemma2").bfloat16()), ids_of(40)
+    reader, ids = Reader(random_model("gemma2").bfloat16()), ids_of(40)
     model = reader.model
     with torch.no_grad():
         hidden = model.model(ids[None], use_cache=False).last_hidden_state[0].float()
@@ -76,7 +71,7 @@ def test_a_half_model_has_float32_logits() -> None:
 
 def test_the_cache_is_bounded() -> None:
     """A window's layers hold their window; a full layer holds what was asked for, and nothing twice."""
-    reader = TransformersReader(random_model("gemma3_text"))
+    reader = Reader(random_model("gemma3_text"))
     per_token = 2 * 2 * 8 * 4
     assert reader.cache_bytes(100) == per_token * (12 + 100)
     cache = new_cache(reader.model.config, 40)
@@ -90,25 +85,25 @@ def test_the_cache_is_bounded() -> None:
 def test_what_it_says_of_itself() -> None:
     """Names, library, parameters, digest: weights and config count; the model is left as it was."""
     model = random_model("phi3")
-    reader = TransformersReader(model)
+    reader = Reader(model)
     assert reader.name == "Phi3ForCausalLM"
     assert reader.library.startswith("transformers 5")
     assert reader.library.endswith(", Phi3ForCausalLM")
     assert reader.parameters == model.num_parameters()
     before = reader.digest()
-    assert TransformersReader(random_model("phi3"), name="other").digest() == before
+    assert Reader(random_model("phi3"), name="other").digest() == before
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
     assert reader.digest() != before
-    assert TransformersReader(random_model("phi3", rms_norm_eps=1e-3)).digest() != before
+    assert Reader(random_model("phi3", rms_norm_eps=1e-3)).digest() != before
 
 
 def test_a_model_in_training_is_left_so() -> None:
     """It is read without dropout through a copy that shares its weights."""
     model, ids = random_model("phi3", resid_pdrop=0.5), ids_of(20)
-    wanted = TransformersReader(model).window_losses(ids)
+    wanted = Reader(model).window_losses(ids)
     model.train()
-    reader = TransformersReader(model)
+    reader = Reader(model)
     assert abs(reader.window_losses(ids) - wanted).max() == 0
     assert model.training
     assert reader.model.lm_head.weight is model.lm_head.weight
@@ -140,18 +135,16 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         T5ForConditionalGeneration(T5Config(d_model=16, num_layers=1, d_ff=8)),
     ):
         with pytest.raises(RopeError, match=r"only causal language models|no rotary embedding"):
-            TransformersReader(model)
+            Reader(model)
     model = random_model("phi3")
-    reader = TransformersReader(model)
+    reader = Reader(model)
     monkeypatch.delitem(FAMILY_TABLE, "phi3")
     with pytest.raises(RopeError, match="never guessed"):
-        TransformersReader(model)
+        Reader(model)
     with pytest.raises(RopeError, match="at least two"):
         reader.window_losses(ids_of(1))
     with pytest.raises(RopeError, match="no tokens to append"):
         reader.prefix([], seq_len=4)
-    with pytest.raises(RopeError, match="empty continuation"):
-        reader.prefix([3], seq_len=4).log_probs([[]])
 
 
 def test_a_head_that_disagrees_is_noticed() -> None:
@@ -167,13 +160,13 @@ def test_a_head_that_disagrees_is_noticed() -> None:
 
     model.__class__ = Odd
     with pytest.raises(RopeError, match="logits differ from its own forward"):
-        TransformersReader(model)
+        Reader(model)
 
 
 def test_methods_are_put_into_a_live_model() -> None:
     """Under a method the losses are those of a model whose config says it; the model itself stays as it was."""
     model, ids = random_model("gemma3_text"), ids_of(60)
-    reader, reach = TransformersReader(model), Reach(32, 128)
+    reader, reach = Reader(model), Reach(32, 128)
     plain = reader.window_losses(ids)
     under = reader.under(METHODS["yarn"].positions(reader.positions, reach))
     block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1_000_000.0}
@@ -194,7 +187,7 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_window() -> None
     block = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0],
              "rope_theta": 10_000.0, "original_max_position_embeddings": 16, "factor": 2.0}  # fmt: skip
     model = random_model("phi3", rope_parameters=block, original_max_position_embeddings=16)
-    reader, windows = TransformersReader(model), [ids_of(12), ids_of(30)]
+    reader, windows = Reader(model), [ids_of(12), ids_of(30)]
     wanted = [-log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy() for ids in windows]
     assert reader.positions.needs_seq_len
     with ThreadPoolExecutor(4) as pool:
@@ -207,7 +200,7 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_window() -> None
 def test_a_model_whose_rotation_cannot_be_replaced_is_measured_as_it_is() -> None:
     """GPT-J's attention looks its tables up: plain works, and a method is refused with the reason."""
     shape = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 64}
-    reader = TransformersReader(random_model("gptj", **shape))
+    reader = Reader(random_model("gptj", **shape))
     assert reader.under(METHODS["plain"].positions(reader.positions, Reach(64, 64))) is reader
     with pytest.raises(RopeError, match="only the unchanged model can be measured"):
         reader.under(METHODS["pi"].positions(reader.positions, Reach(64, 256)))
@@ -217,7 +210,7 @@ def test_an_attached_model_is_read_as_it_stands() -> None:
     """Its method is the reader's own positions."""
     model, ids = random_model("gemma3_text"), ids_of(40)
     with attached(model, "pi", target=128) as handle:
-        reader = TransformersReader(model)
+        reader = Reader(model)
         assert reader.positions == handle.positions
         wanted = -log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
     assert abs(reader.window_losses(ids) - wanted).max() < CLOSE
@@ -226,10 +219,10 @@ def test_an_attached_model_is_read_as_it_stands() -> None:
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "gpt_oss", "mixtral"])
 def test_methods_in_attention_are_the_same_whatever_the_chunk(family: str) -> None:
     """The model's own cache holds unrotated keys; with and without a window, sinks or a soft cap."""
-    reader, ids = TransformersReader(random_model(family)), ids_of(60)
+    reader, ids = Reader(random_model(family)), ids_of(60)
     under = reader.under(METHODS["self-extend"].positions(reader.positions, Reach(32, 128)))
     whole = under.window_losses(ids, chunk=60)
     assert abs(under.window_losses(ids, chunk=13) - whole).max() < CLOSE
     assert abs(reader.window_losses(ids) - whole).max() > 100 * CLOSE
-    prefix = under.prefix(ids[:50].tolist(), seq_len=60, chunk=20)
-    assert prefix.log_probs([ids[50:53].tolist()]) == pytest.approx([-whole[49:52].sum()], abs=4 * CLOSE)
+    prefix, asked = under.prefix(ids[:49].tolist(), seq_len=60, chunk=20), [([int(ids[49])], [ids[50:53].tolist()])]
+    assert prefix.ask(asked)[0] == pytest.approx([-whole[49:52].sum()], abs=4 * CLOSE)

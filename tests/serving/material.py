@@ -14,7 +14,7 @@ from ropewalk.checkpoints.load import load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach, method_named
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 from ropewalk.serving.job import Exported
 from ropewalk.serving.job import export as export_reader
 

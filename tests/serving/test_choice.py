@@ -13,7 +13,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
-from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.loading import open_reader
 from ropewalk.serving import ApplySettings, apply
 from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of

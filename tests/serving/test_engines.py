@@ -16,7 +16,7 @@ from ropewalk.attachment import attachment_of
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.loading import open_reader
 from ropewalk.serving.engines import (
     CONVERTER,
     DEVIATIONS,

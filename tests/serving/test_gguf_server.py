@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as KINDS
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.loading import open_reader
 from ropewalk.readers.texts import read_text
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.serve import serve_config

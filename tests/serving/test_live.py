@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from ropewalk import serving
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.adapters import open_reader
-from ropewalk.readers.transformers import TransformersReader
+from ropewalk.readers.loading import open_reader
+from ropewalk.readers.reader import Reader
 from ropewalk.serving.writable import in_dtype
 from tests.readers.random_models import folder_of, random_model
 
@@ -92,7 +92,7 @@ def test_a_folder_that_computes_something_else_is_not_written(tmp_path: Path, mo
 def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
     """A live model is written from a copy, on request in another dtype."""
     model = random_model("granite")
-    reader = TransformersReader(model)
+    reader = Reader(model)
     half = in_dtype(reader, torch.bfloat16)
     assert (half.dtype, reader.dtype, model.dtype) == (torch.bfloat16, torch.float32, torch.float32)
     assert in_dtype(reader, torch.float32) is reader

@@ -223,7 +223,7 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
 # families that transformers computes
 
 transformers = pytest.importorskip("transformers")
-from ropewalk.readers.transformers import TransformersReader  # noqa: E402
+from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
 from tests.attachment.families import FAMILIES, SMALL, small_model  # noqa: E402
 
@@ -234,7 +234,7 @@ MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_p
 
 def golden_of(model, **options):
     """The golden predictions of a transformers model with bytes for tokens."""
-    return Golden.of(our_side(TransformersReader(model, TextTokenizer.bytes(), "small"), **options))
+    return Golden.of(our_side(Reader(model, TextTokenizer.bytes(), "small"), **options))
 
 
 def half(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
@@ -275,7 +275,7 @@ def test_a_wrong_part_of_the_head():
     assert golden.check(TransformersEngine(partial_model(0.5))).outcome.kind == "as expected"
     found = golden.check(TransformersEngine(partial_model(1.0)))
     assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "partial factor ignored")
-    reader = TransformersReader(partial_model(0.5), TextTokenizer.bytes(), "small")
+    reader = Reader(partial_model(0.5), TextTokenizer.bytes(), "small")
     wrong = given(reader.positions.ropes[0], powers(32, 8))
     found = golden.check(TransformersEngine(reader.under(reader.positions.with_rope(wrong)).model))
     assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "theta's exponents over the whole head")
@@ -292,7 +292,7 @@ def test_a_wrong_part_of_the_head():
 def test_ropes_of_the_wrong_layers(name, on):
     """Gemma 3 has a rope for its sliding layers and one for its full layers."""
     model = small_model("gemma3_text", vocab_size=260, max_position_embeddings=256, sliding_window=64)
-    reader = TransformersReader(model, TextTokenizer.bytes(), "small")
+    reader = Reader(model, TextTokenizer.bytes(), "small")
     sliding, full = (
         next(rope for rope, window in zip(reader.positions.ropes, reader.positions.sliding_windows, strict=True)
              if (window is None) == wanted)
@@ -307,7 +307,7 @@ def test_ropes_of_the_wrong_layers(name, on):
 def test_sliding_layers_that_are_scaled():
     """Scaling on full layers alone is expected; an engine puts it on all."""
     model = small_model("gemma3_text", vocab_size=260, max_position_embeddings=256, sliding_window=64)
-    reader = TransformersReader(model, TextTokenizer.bytes(), "small")
+    reader = Reader(model, TextTokenizer.bytes(), "small")
     layers = list(zip(reader.positions.ropes, reader.positions.sliding_windows, strict=True))
     scaled = [dataclasses.replace(rope, scaling=YaRN(4.0, 256), max_position_embeddings=1024) for rope, _ in layers]
     full = tuple(own if window else new for (own, window), new in zip(layers, scaled, strict=True))

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 import ropewalk as rw
-from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.transformers import TransformersReader
+from ropewalk.readers.loading import reader_of
+from ropewalk.readers.reader import Reader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.engine import OurEngine
 from ropewalk.verification.faulty_positions import ClampedPositions
@@ -22,13 +22,13 @@ IDS = list(range(40, 100))
 def reads(monkeypatch):
     """The lengths of every pass of our model."""
     passes = []
-    real = TransformersReader.top_after
+    real = Reader.top_after
 
     def counted(self, input_ids, lengths, **options):
         passes.append(list(lengths))
         return real(self, input_ids, lengths, **options)
 
-    monkeypatch.setattr(TransformersReader, "top_after", counted)
+    monkeypatch.setattr(Reader, "top_after", counted)
     return passes
 
 

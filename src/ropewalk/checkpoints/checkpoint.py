@@ -33,7 +33,7 @@ class Checkpoint:
     - `arch`: of a GGUF file, as in its metadata; else None.
     - `positions`: of each layer, of a loaded model and of ropewalk's own form; else None.
     - `alpha`: LeRoPE's learned logarithms, zeros without weights; None for other families.
-    - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.adapters.fast_copy`), or None.
+    - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.loading.fast_copy`), or None.
     """
 
     name: str

@@ -18,7 +18,7 @@ from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.optional import need
-from ropewalk.readers.adapters import fast_copy, reader_of
+from ropewalk.readers.loading import fast_copy, reader_of
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

@@ -34,8 +34,8 @@ from ropewalk.layers.precision import chosen_dtype
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
-from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
-from ropewalk.readers.reader import Prefix, Reader
+from ropewalk.readers.loading import fast_copy, open_reader, reader_of
+from ropewalk.readers.reader import Reader
 from ropewalk.readers.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
@@ -122,10 +122,11 @@ def prepare(
     short = _short_text(chosen, texts)
     notes += [short] if short else []
     design, told = chosen.plan.design, chosen.told
+    digest = reader.digest()
     key = fingerprint(
         JOB_FORMAT,
         torch.__version__,
-        reader.digest(),
+        digest,
         repr(design),
         repr(kind.name),
         [one.ids.tobytes() for one in told],
@@ -137,6 +138,7 @@ def prepare(
     return DoctorRun(
         settings=settings,
         reader=reader,
+        digest=digest,
         name=source.name,
         model=str(model) if isinstance(model, str | Path) else None,
         inspection=inspection(
@@ -315,7 +317,7 @@ def _kind(reader: Reader, texts: Texts, trained: int, seed: int) -> Kind:
     return best[1]
 
 
-def _ask(told: Told, rows: list[list[float]], prefix: Prefix) -> None:
+def _ask(told: Told, rows: list[list[float]], prefix: Any) -> None:
     rows += prefix.ask(told.questions)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import platform
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +29,8 @@ from ropewalk.diagnosis.workers import fitting_workers
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Display, Progress, expect, say, shown
-from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
+from ropewalk.version import __version__
 
 SAFETY = 1.1  # of an estimate of time
 
@@ -95,7 +96,8 @@ class DoctorRun:
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
     - `name`: the model's name, without folders; `model`: its path or name as given, or None for an object.
-    - `inspection`, `scaling`: of the config, as in the record. `plan`, `layout`, `kind`: what is measured.
+    - `digest`: of the model. `inspection`, `scaling`: of the config, as in the record.
+    - `plan`, `layout`, `kind`: what is measured.
     - `told`: the windows with their facts; `windows`: the same for the evidence. `resumed`: results saved before.
     - `pace`: of the model, if it is known. `notes`: sentences for the user; `dtype_note`: one of them, on the dtype.
     - `vocabulary`: its number of tokens. `texts`: their names; `characters`: in all of them.
@@ -106,6 +108,7 @@ class DoctorRun:
 
     settings: DoctorSettings
     reader: Reader
+    digest: str
     name: str
     model: str | None = None
     inspection: Mapping[str, Any]
@@ -289,11 +292,17 @@ class DoctorRun:
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
         dtype_choice = chosen_dtype(self.settings.dtype, device)[1] or self.dtype_note
         environment = {
-            **environment_of(device, self.reader.parameters),
+            "ropewalk": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "device": device,
+            "threads": torch.get_num_threads(),
+            "parameters": self.reader.parameters,
             "library": self.reader.library,
             "dtype": dtype,
             **({"dtype_choice": dtype_choice} if dtype_choice else {}),
-            "model_digest": self.reader.digest(),
+            "model_digest": self.digest,
             "seconds": round(self.clock() - self.began, 1),
         }
         measured = [name for name in self.plan.methods if self.plan.same_as.get(name, name) in readings]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,7 @@ from ropewalk.layers.masks import Branches, TokenLayout
 from ropewalk.layers.norm import HALF
 from ropewalk.layers.precision import to_float64
 from ropewalk.optional import need
-from ropewalk.readers.losses import likeliest, target_losses, wide_product
-from ropewalk.readers.reader import ASK_TOKENS, Advance, QuestionIds, check_questions, check_read
+from ropewalk.rotation.backends.widened import slow_dtype
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -31,9 +29,11 @@ else:
     DynamicCache, DynamicLayer = _caches.DynamicCache, _caches.DynamicLayer
     DynamicSlidingWindowLayer = _caches.DynamicSlidingWindowLayer
 
-
-_REPLACING = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers that create new tensors in an update and do not change the old ones."""
+ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
+QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""Token ids to append to a prefix, and the continuations to score after them; at least one token each."""
+Top = list[tuple[int, float]]
+"""Tokens with their log-probabilities in nats, the likeliest first."""
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
@@ -42,40 +42,27 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = max(1, capacity)
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append tokens `[batch, heads, tokens, features]`, and return all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        held = self.get_seq_length()
+        new, old, held = (key_states, value_states), self._buffers, self.get_seq_length()
         stop = held + key_states.shape[-2]
-        if self._buffers is None or stop > self._buffers[0].shape[-2]:
-            self._allocate(max(stop, self.capacity), key_states, value_states)
-        assert self._buffers is not None
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+        if not self._buffers or stop > self._buffers[0].shape[-2]:
+            tokens = max(stop, self.capacity)
+            self._buffers = [states.new_empty(*states.shape[:-2], tokens, states.shape[-1]) for states in new]
+            for buffer, states in zip(self._buffers, old, strict=False):
+                buffer[..., :held, :] = states[..., :held, :]
+        for buffer, states in zip(self._buffers, new, strict=True):
             buffer[..., held:stop, :] = states
         self.keys, self.values = (buffer[..., :stop, :] for buffer in self._buffers)
         return self.keys, self.values
 
-    def _allocate(self, tokens: int, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate buffers for `tokens` tokens in the shape of these states, and copy the previous tokens into them."""
-        held, buffers = self.get_seq_length(), []
-        for states, old in ((key_states, self.keys), (value_states, self.values)):
-            buffer = states.new_empty(*states.shape[:-2], tokens, states.shape[-1])
-            if held:
-                buffer[..., :held, :] = old
-            buffers.append(buffer)
-        self._buffers = (buffers[0], buffers[1])
-        if held:
-            self.keys, self.values = (buffer[..., :held, :] for buffer in buffers)
 
-    def copied(self) -> PreallocatedLayer:
-        """Return a layer with the same tokens in its own buffers."""
-        other = copy.copy(self)
-        if self.is_initialized and self._buffers is not None:
-            other._allocate(self._buffers[0].shape[-2], self.keys, self.values)
-        return other
+_APPENDING = (DynamicLayer, DynamicSlidingWindowLayer, PreallocatedLayer)
+"""Layers whose update leaves the tensors of earlier tokens as they are."""
 
 
 def new_cache(config: Any, capacity: int) -> Any:
@@ -96,32 +83,14 @@ def cache_argument(model: Any) -> str:
     return "cache" if "cache" in names and "past_key_values" not in names else "past_key_values"
 
 
-def copied(cache: Any) -> Any:
-    """Return an independent cache with the same tokens."""
-    other = copy.copy(cache)
-    other.layers = [
-        layer.copied() if isinstance(layer, PreallocatedLayer) else _snapshot(layer) for layer in cache.layers
-    ]
-    return other
-
-
 @contextmanager
 def restored(cache: Any) -> Iterator[None]:
     """Remove the tokens appended inside the block from the cache."""
-    layers = list(cache.layers)
-    before = [
-        (layer.keys, layer.values, layer.is_initialized) if isinstance(layer, PreallocatedLayer) else _snapshot(layer)
-        for layer in layers
-    ]
+    before = [copy.copy(one) if type(one) in _APPENDING else copy.deepcopy(one) for one in cache.layers]
     try:
         yield
     finally:
-        for index, (layer, state) in enumerate(zip(layers, before, strict=True)):
-            if isinstance(layer, PreallocatedLayer):
-                layer.keys, layer.values, layer.is_initialized = state
-                cache.layers[index] = layer
-            else:
-                cache.layers[index] = state
+        cache.layers = before
 
 
 def held_bytes(cache: Any) -> list[tuple[int, int | None]]:
@@ -135,13 +104,11 @@ def held_bytes(cache: Any) -> list[tuple[int, int | None]]:
     return sizes
 
 
-def _snapshot(layer: Any) -> Any:
-    """Return a copy that does not change when tokens are appended to the original."""
-    return copy.copy(layer) if type(layer) in _REPLACING else copy.deepcopy(layer)
-
-
 LOGITS = 2**24  # float32 logits that exist at one time: 64 MiB
 CHECKED = 6  # tokens of the check, read in two chunks
+HEAD_ROWS = 256  # tokens of one product with the head
+CACHED = 2**19  # logits that a CPU widens and sums at one time: inside its caches it takes a third of the time
+WIDENED_ROWS = 4096  # rows of the head that are float32 at one time
 
 
 class LiveModel:
@@ -149,8 +116,8 @@ class LiveModel:
 
     `hidden` calls the model's own layers with its cache. `logits` calls its own `forward` with hidden states instead
     of the layers, so soft caps, scales and other steps after the head are the model's. For half types, logits are
-    computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on the CPU,
-    losses are `ropewalk.readers.losses.target_losses`, with a product in the half type: a third of the time.
+    computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on a CPU
+    that multiplies the half type fast, losses are those of `half_losses`: a third of the time.
 
     - `branches`: whether one forward can process several continuations of a cache: all layers have our attention.
 
@@ -162,10 +129,6 @@ class LiveModel:
         self.base, self._shell, self._wide = _halves(model)
         handle = attachment_of(model)
         self.branches = handle is not None and handle.takes_layouts
-
-    def new_cache(self, capacity: int) -> Any:
-        """Return the model's own cache for `capacity` tokens."""
-        return new_cache(self.model.config, capacity)
 
     @property
     def device(self) -> torch.device:
@@ -200,7 +163,7 @@ class LiveModel:
         """Return the nats of each target, float32 `[tokens]`, from hidden states `[tokens, hidden]`."""
         targets, weight = targets.to(hidden.device), self._plain_weight
         if weight is not None and weight.is_cpu and hidden.dtype == weight.dtype:
-            return target_losses(hidden, weight, targets)
+            return half_losses(hidden, weight, targets)
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         for part, logits in self.logit_slices(hidden):
             losses[part] = F.cross_entropy(logits, targets[part].to(logits.device), reduction="none")
@@ -210,19 +173,15 @@ class LiveModel:
     def _plain_weight(self) -> Tensor | None:
         """Return the half-precision weight of the head if the model only multiplies hidden states by it, else None.
 
-        The model's forward must pass the hidden states unchanged to a stand-in for the head, and return the
-        stand-in's logits unchanged. This detects soft caps, scales, a bias and other steps.
+        The logits of its forward must be the product's, bit for bit. This detects soft caps, scales, a bias and other
+        steps. None also for a half type that the device multiplies slowly.
         """
         head = None if self._wide is None else self._shell._modules[self._wide]
-        if head is None or head.bias is not None or head.hook is not None:
+        if head is None or head.hook is not None or slow_dtype(head.weight.dtype, head.weight.device.type):
             return None
         random = torch.Generator().manual_seed(0)
-        hidden = torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
-        logits = torch.randn(2, head.weight.shape[0], generator=random).to(head.weight.device) * 30
-        stand_in = _Answers(head.weight, logits)
-        shell = copy.copy(self._shell)
-        shell._modules = {**self._shell._modules, self._wide: stand_in}
-        same = torch.equal(_after(shell, hidden.clone()), logits) and torch.equal(stand_in.given, hidden[None])
+        hidden = 30 * torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
+        same = torch.equal(self.logits(hidden.clone()), wide_product(hidden[None], head.weight)[0])
         return head.weight if same else None
 
     def logit_slices(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -241,7 +200,7 @@ class LiveModel:
         vocab = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
-        cache, half, most = self.new_cache(CHECKED), CHECKED // 2, float(whole.abs().max())
+        cache, half, most = new_cache(self.model.config, CHECKED), CHECKED // 2, float(whole.abs().max())
         allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most)
 
         def difference(*parts: Tensor) -> float:
@@ -266,6 +225,40 @@ class LiveModel:
             )
         tokens = half if self.branches else CHECKED
         return [(size // tokens, window) for size, window in held_bytes(cache)]
+
+
+def half_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Return the nats of each target, float32 `[tokens]`, from products in a half type.
+
+    **Arguments:**
+    - `hidden`: `[tokens, hidden]`, in the head's dtype. `weight`: `[vocab, hidden]`. `targets`: int64 `[tokens]`.
+
+    **Numerics:** products of half types are summed in float32 and then rounded: a logit of 20 by up to 0.06.
+    Therefore about the target's logit is subtracted from all logits of a token, which softmax ignores. The logits with
+    an effect on the loss are then small, and so are their rounding errors: on SmolLM2 0.002 nats instead of 0.026, root
+    mean square.
+
+    >>> half_losses(torch.ones(1, 2).half(), torch.eye(3, 2).half(), torch.tensor([2]))
+    tensor([1.8620])
+    """
+    losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+    few = max(1, CACHED // len(weight))
+    for start in range(0, len(targets), HEAD_ROWS):
+        part, wanted = hidden[start : start + HEAD_ROWS], targets[start : start + HEAD_ROWS]
+        near = (part.float() * weight[wanted].float()).sum(-1, keepdim=True).to(weight.dtype)
+        logits = torch.addmm(near.expand(-1, len(weight)), part, weight.t(), beta=-1)
+        of_part = [
+            F.cross_entropy(rows.float(), own, reduction="none")
+            for rows, own in zip(torch.split(logits, few), torch.split(wanted, few), strict=True)
+        ]
+        losses[start : start + len(part)] = torch.cat(of_part)
+    return losses
+
+
+def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return float32 logits `[..., vocab]` from half-precision values, converting few rows of the head at a time."""
+    wide = hidden.float()
+    return torch.cat([F.linear(wide, rows.float()) for rows in torch.split(weight, WIDENED_ROWS)], -1)
 
 
 class _Given(nn.Module):
@@ -331,23 +324,6 @@ class _WideHead(nn.Module):
         return logits if self.hook is None else self.hook.post_forward(self._linear[0], logits)
 
 
-class _Answers(nn.Module):
-    """A stand-in for the head that stores its input as `given` and returns fixed logits."""
-
-    def __init__(self, weight: Tensor, logits: Tensor) -> None:
-        super().__init__()
-        self._weight, self._logits, self.given = (weight,), logits, weight.new_empty(0)
-
-    @property
-    def weight(self) -> Tensor:
-        """Return the weight of the original head."""
-        return self._weight[0]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        self.given = hidden.clone()
-        return self._logits[None].clone()
-
-
 def _after(shell: Any, hidden: Tensor) -> Tensor:
     """Return logits, float32 `[tokens, vocab]`, of a model with replaced layers, from hidden states."""
     out = type(shell).forward(shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
@@ -376,148 +352,116 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
     return base, shell, wide
 
 
-class LivePrefix:
-    """Tokens in a live model's cache; `ropewalk.readers.reader.Prefix` describes its members.
+def likeliest(log_probs: Tensor, count: int) -> Top:
+    """Return the `count` largest of log-probabilities `[vocab]`, the largest first.
 
-    - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward. Logits exist only for the last token;
-      for none if the tokens were processed elsewhere, which allows only questions with their own tokens.
+    >>> likeliest(torch.tensor([-2.0, -0.5, -1.0]), 2)
+    [(1, -0.5), (2, -1.0)]
+    """
+    best = log_probs.topk(min(count, len(log_probs)))
+    return list(zip(best.indices.tolist(), to_float64(best.values).tolist(), strict=True))
+
+
+class Prefix:
+    """Tokens in a model's cache, after which questions are asked.
+
+    - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward.
     """
 
     def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
-        self.live, self.cache, self.chunk = live, cache, chunk
-        self._tokens = tokens
-        self._next = torch.empty(0, device=live.device)  # log-probabilities of the next token
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
+        self.live, self.cache, self.chunk, self.tokens = live, cache, chunk, tokens
+        self._next = torch.empty(0)  # log-probabilities of the next token, after `read`
 
     @torch.inference_mode()
-    def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
-        check_read(input_ids, self._tokens)
-        last = torch.empty(0)
+    def read(self, input_ids: Sequence[int]) -> None:
+        """Append tokens, at least one."""
+        if not len(input_ids):
+            raise RopeError(
+                "prefix: there are no tokens to append.",
+                facts={"input_ids": list(input_ids), "tokens so far": self.tokens},
+                cure="Pass the tokenizer's bos if there is no text.",
+            )
         for start in range(0, len(input_ids), self.chunk):
             part = list(input_ids[start : start + self.chunk])
-            last = self._hidden(part, self._tokens)[-1:]
-            self._tokens += len(part)
-            if advance is not None:
-                advance(len(part))
+            last = self._hidden(part)[-1:]
+            self.tokens += len(part)
         self._next = self.live.logits(last)[0].log_softmax(-1)
 
-    def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        return self.ask([((), continuations)])[0]
-
-    @torch.inference_mode()
-    def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """Return the log-probability in nats of each continuation of each question.
-
-        The tokens of all questions go through the model as branches of one row, 256 at a time, if it allows that; else
-        questions are appended one by one. They are removed again, so the prefix is neither copied nor changed.
-        """
-        return answers(questions, ASK_TOKENS, self._next, self._process)
-
-    def _process(self, tokens: list[int], parents: list[int], nodes: Tensor, targets: Tensor) -> Tensor:
-        """Return the log-probability of each target after its node."""
-        if self.live.branches:
-            with restored(self.cache):
-                hidden = self._hidden(tokens, self._tokens, Branches(parents, self.live.device))
-        else:
-            hidden = self._line_by_line(tokens, parents)
-        likely = torch.empty(len(nodes), dtype=torch.float32, device=nodes.device)
-        distinct, index = torch.unique(nodes, return_inverse=True)
-        for part, logits in self.live.logit_slices(hidden[distinct.to(hidden.device)]):
-            here = (index >= part.start) & (index < part.stop)
-            rows, columns = (index[here] - part.start).to(logits.device), targets[here].to(logits.device)
-            likely[here] = logits.log_softmax(-1)[rows, columns].to(likely.device)
-        return likely
-
-    def _line_by_line(self, tokens: list[int], parents: list[int]) -> Tensor:
-        """Return the hidden states of a tree's tokens, with a forward for each line of tokens between two branches."""
-        hidden: list[Tensor] = [torch.empty(0)] * len(tokens)
-        children: dict[int, list[int]] = {node: [] for node in range(-1, len(tokens))}
-        for node, parent in enumerate(parents):
-            children[parent].append(node)
-
-        def follow(node: int, start: int) -> None:
-            line = [node]
-            while len(children[line[-1]]) == 1:
-                line += children[line[-1]]
-            with restored(self.cache):
-                for place, states in zip(line, self._hidden([tokens[one] for one in line], start), strict=True):
-                    hidden[place] = states
-                for child in children[line[-1]]:
-                    follow(child, start + len(line))
-
-        for root in children[-1]:
-            follow(root, self._tokens)
-        return torch.stack(hidden)
-
-    def _hidden(self, tokens: list[int], start: int, branches: Branches | None = None) -> Tensor:
-        """Append tokens to the cache and return their hidden states `[tokens, hidden]`."""
-        return self.live.hidden(torch.tensor([tokens], device=self.live.device), self.cache, start, branches)[0]
-
-    def top(self, count: int) -> list[tuple[int, float]]:
+    def top(self, count: int) -> Top:
+        """Return the `count` likeliest next tokens after `read`, and their log-probabilities, the likeliest first."""
         return likeliest(self._next, count)
 
     @torch.inference_mode()
-    def fork(self) -> LivePrefix:
-        other = LivePrefix(self.live, copied(self.cache), chunk=self.chunk)
-        other._tokens, other._next = self._tokens, self._next
-        return other
+    def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
+        """Return the log-probability in nats of each continuation of each question, summed over its tokens.
 
+        Each question is independent of the others and comes directly after the prefix. The tokens of all questions go
+        through the model as branches of one row, 256 at a time, if it allows that; else each line of them is appended
+        alone. They are removed again, so the prefix is neither copied nor changed.
 
-# Questions and their continuations as trees of tokens: one forward computes many of them
+        **Raises:** `RopeError` for a question or a continuation without tokens.
+        """
+        for question, continuations in questions:
+            if not (len(question) and continuations and all(map(len, continuations))):
+                raise RopeError(
+                    "prefix: a question needs tokens, and continuations with tokens.",
+                    facts={"question": list(question), "tokens of each": list(map(len, continuations))},
+                    cure="Pass at least one token for the question and for each continuation.",
+                )
+        trees = [Tree(question, continuations) for question, continuations in questions]
+        found: list[list[float]] = []
+        for first, last in runs_of([len(tree.tokens) for tree in trees], ASK_TOKENS):
+            found += self._answers(trees[first:last])
+        return found
 
-Process = Callable[[list[int], list[int], Tensor, Tensor], Tensor]
-"""From tokens, their parents, nodes and targets to the log-probability of each target after its node, float32."""
+    def _answers(self, trees: Sequence[Tree]) -> list[list[float]]:
+        """Return the answers from one forward over all tokens of these trees."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        wanted: list[tuple[int, int]] = []
+        for tree in trees:
+            start = len(tokens)
+            tokens += tree.tokens
+            parents += [parent if parent < 0 else start + parent for parent in tree.parents]
+            wanted += [(start + node, token) for line in tree.lines for node, token in line]
+        if self.live.branches:
+            with restored(self.cache):
+                hidden = self._hidden(tokens, Branches(parents, self.live.device))
+        else:
+            hidden = self._line_by_line(tokens, parents)
+        nodes, targets = torch.tensor(wanted, device=hidden.device).unbind(1)
+        likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
+        distinct, index = torch.unique(nodes, return_inverse=True)
+        for part, logits in self.live.logit_slices(hidden[distinct]):
+            here = (index >= part.start) & (index < part.stop)
+            rows, columns = (index[here] - part.start).to(logits.device), targets[here].to(logits.device)
+            likely[here] = logits.log_softmax(-1)[rows, columns].to(likely.device)
+        values = iter(to_float64(likely).tolist())
+        return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
 
+    def _line_by_line(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """Return the hidden states of the tokens of trees, with a forward for each line from a root to a leaf."""
+        hidden: list[Tensor] = [torch.empty(0)] * len(tokens)
+        for leaf in sorted({*range(len(tokens))} - {*parents}):
+            line = [leaf]
+            while parents[line[0]] >= 0:
+                line.insert(0, parents[line[0]])
+            with restored(self.cache):
+                for node, states in zip(line, self._hidden([tokens[node] for node in line]), strict=True):
+                    hidden[node] = states
+        return torch.stack(hidden)
 
-def answers(questions: Sequence[QuestionIds], most: int, after_prefix: Tensor, process: Process) -> list[list[float]]:
-    """Return the log-probability in nats of each continuation of each question, as `Prefix.ask` does.
-
-    **Arguments:**
-    - `most`: tokens of one forward. A question with more has a forward of its own.
-    - `after_prefix`: log-probabilities of the token after the prefix, float32 `[vocab]`.
-    - `process`: runs the tokens of one forward through the model; see `Branches` for the parents.
-    """
-    check_questions(questions)
-    trees = [Tree(question, continuations) for question, continuations in questions]
-    found: list[list[float]] = []
-    for first, last in runs_of([len(tree.tokens) for tree in trees], most):
-        found += _answers_of(trees[first:last], after_prefix, process)
-    return found
-
-
-def _answers_of(trees: Sequence[Tree], after_prefix: Tensor, process: Process) -> list[list[float]]:
-    """Return the same from one forward over all tokens of these trees."""
-    tokens = [token for tree in trees for token in tree.tokens]
-    starts = [0, *itertools.accumulate(len(tree.tokens) for tree in trees)]
-    wanted = [
-        (start + node if node >= 0 else -1, token)
-        for start, tree in zip(starts, trees, strict=False)
-        for line in tree.lines
-        for node, token in line
-    ]
-    likely = torch.zeros(len(wanted), dtype=torch.float32, device=after_prefix.device)
-    nodes, targets = torch.tensor(wanted, dtype=torch.int64, device=after_prefix.device).reshape(-1, 2).unbind(1)
-    at_end = nodes < 0
-    likely[at_end] = after_prefix[targets[at_end]]
-    if tokens:
-        parents = [
-            parent if parent < 0 else start + parent
-            for start, tree in zip(starts, trees, strict=False)
-            for parent in tree.parents
-        ]
-        likely[~at_end] = process(tokens, parents, nodes[~at_end], targets[~at_end])
-    values = iter(to_float64(likely).tolist())
-    return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
+    def _hidden(self, tokens: list[int], branches: Branches | None = None) -> Tensor:
+        """Append tokens to the cache and return their hidden states `[tokens, hidden]`."""
+        ids = torch.tensor([tokens], device=self.live.device)
+        return self.live.hidden(ids, self.cache, self.tokens, branches)[0]
 
 
 class Tree:
-    """A question and its continuations as a tree of tokens.
+    """A question and its continuations as a tree of tokens: what begins alike is read once.
 
     - `parents`: as in `Branches`, numbered within this tree.
-    - `lines`: for each continuation, its tokens with their preceding nodes (-1: the prefix).
+    - `lines`: for each continuation, its tokens with their preceding nodes.
     """
 
     def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:

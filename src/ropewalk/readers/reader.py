@@ -1,108 +1,119 @@
-"""`Reader`: the interface to measure, question and extend any library's model."""
+"""`Reader`: a causal language model of transformers to measure, question and extend, of any family."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ropewalk.attachment import Attachment, attachment_of
+from ropewalk.attachment.handle import attach_silently
+from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
+from ropewalk.checkpoints.tokenizer import TextTokenizer, has_token
 from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.methods import ConfigForm
+from ropewalk.methods import ConfigForm, trained_length_of
+from ropewalk.optional import need
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.of_layers import Positions
 
+if TYPE_CHECKING:
+    from ropewalk.readers.live_model import LiveModel, Prefix, Top
+
 CHUNK = 2048  # tokens of one forward: enough for large products, few enough for caches and memory
-ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
+TWINS = 4  # copies of a model at the frequencies of fixed lengths that are kept
 Losses = npt.NDArray[np.float64]
 Advance = Callable[[int], None]
 """Called with the number of processed tokens."""
 Asking = Mapping[int, Callable[["Prefix"], None]]
 """Functions by number of tokens; each is called with the prefix of that many tokens."""
-QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
-"""Token ids to append to a prefix (may be empty), and the continuations to score after them."""
 
 
-@runtime_checkable
-class Prefix(Protocol):
-    """Tokens in a model's cache, after which continuations are scored."""
+class Reader:
+    """A reader of a causal language model of transformers.
 
-    @property
-    def tokens(self) -> int:
-        """Return the number of tokens in the prefix."""
+    - `model`: a `PreTrainedModel` with a head for the next token; it does not change.
+    - `tokenizer`: of transformers with a fast backend, of `tokenizers`, or a `TextTokenizer`. `name`: in reports,
+      without folders.
 
-    def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probability in nats of each continuation after the prefix, summed over its tokens.
-
-        Continuations are token ids, at least one each. The prefix does not change.
-        """
-
-    def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """Return the log-probability in nats of each continuation of each question.
-
-        Each question is independent of the others and comes directly after the prefix, which does not change. Raises
-        `RopeError` for an empty continuation.
-        """
-
-    def top(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
-
-    def fork(self) -> Prefix:
-        """Return an independent copy."""
-
-    def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
-        """Append tokens, at least one."""
-
-
-@runtime_checkable
-class Reader(Protocol):
-    """One model to measure. Two adapters implement it: for our `Decoder`, and for live transformers models.
-
-    No method changes the original model. Token ids are int64 and one-dimensional unless stated otherwise;
+    Windows are processed in chunks through the model's own cache, with the head applied to few tokens at a time to
+    bound memory. The reader uses a copy that shares every weight. If `ropewalk.attach` supports the model, the copy
+    rotates with exact tables; otherwise only the model's own rotation can be measured. The constructor compares six
+    tokens in two chunks with the model's own forward. Token ids are int64 and one-dimensional unless stated otherwise;
     losses and log-probabilities are in nats.
+
+    **Raises:** `RopeError` for a model that is not a causal language model, or has an unknown rotation.
     """
 
-    @property
-    def name(self) -> str:
-        """Return the model's name in reports, without folders."""
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        from ropewalk.readers.live_model import LiveModel
+
+        self.model = _twin(model)
+        self._refused: RopeError | None = None
+        LiveModel(self.model)  # raises if it is not a causal language model
+        if attachment_of(self.model) is None:
+            self._own: Positions = positions_of(self.model, text_config_of(self.model))
+            self._refused = _attach(self.model)
+        self.name = name or _name_of(model)
+        self.tokenizer = text_tokenizer(tokenizer, model)
+        self.live = LiveModel(self.model)
+        self._per_token = self.live.check()
+        self._twins: dict[object, LiveModel] = {}
 
     @property
     def library(self) -> str:
-        """Return "ropewalk", or a different library with its version and the model's class."""
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer, or None."""
+        """Return "transformers", its version, and the model's class."""
+        return f"transformers {sys.modules['transformers'].__version__}, {type(self.model).__name__}"
 
     @property
     def positions(self) -> Positions:
         """Return the rope, window and extension of each layer."""
+        handle = attachment_of(self.model)
+        return self._own if handle is None else handle.positions
 
     @property
     def config_form(self) -> ConfigForm:
         """Return the places of the layers' ropes in the model's config.json."""
+        return config_form_of(self.model.config, text_config_of(self.model))
 
     @property
     def trained_length(self) -> int | None:
         """Return the trained length in tokens, with the model's own scaling, or None if unknown."""
+        return trained_length_of(self.positions)
 
     @property
     def device(self) -> torch.device:
         """Return the device of the embeddings."""
+        return self.live.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def parameters(self) -> int:
         """Return the number of parameters."""
+        return sum(weight.numel() for weight in self.model.parameters())
 
     def digest(self) -> str:
         """Return a short hash of the config and every bit of every weight."""
+        config = json.dumps(_lasting(self.model.config.to_dict()), sort_keys=True, default=str)
+        digest = hashlib.sha256(f"{type(self.model).__name__} {config} {self.positions!r}".encode())
+        for name, weight in self.model.state_dict(keep_vars=True).items():
+            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # of a DTensor's parts
+            flat = whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + hashlib.sha256(flat.data).digest())
+        return digest.hexdigest()[:20]
 
     def under(self, positions: Positions) -> Reader:
         """Return the same model with shared weights and these positions in its layers.
@@ -110,10 +121,33 @@ class Reader(Protocol):
         `method.positions(reader.positions, reach)` returns them for a method. Raises `RopeError` if the model
         does not support them.
         """
+        own = self.positions
+        same_training = [rope.trained for rope in positions.present_ropes] == [
+            rope.trained for rope in own.present_ropes
+        ]
+        if positions == own and (same_training or self._refused is not None):
+            return self
+        if self._refused is not None:
+            raise RopeError(
+                "transformers: this model's rotation cannot be replaced, so only the unchanged model can be measured.",
+                facts={"model": type(self.model).__name__, "reason": self._refused.rule},
+                cure="Pass --methods plain,crop.",
+            ) from self._refused
+        model = _twin(self.model)
+        _handle(model).set_positions(positions)
+        return self.with_model(model)
+
+    def with_model(self, model: Any) -> Reader:
+        """Return the same reader with a different copy of its model."""
+        other = copy.copy(self)
+        other.model, other.live, other._twins = model, type(self.live)(model), {}
+        return other
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the approximate size of a cache of `tokens` tokens, in bytes."""
+        """Return the bytes of the keys and values of `tokens` tokens; layers with a window hold at most its tokens."""
+        return sum(size * min(tokens, window or tokens) for size, window in self._per_token)
 
+    @torch.inference_mode()
     def window_losses(
         self,
         input_ids: Tensor,
@@ -139,24 +173,86 @@ class Reader(Protocol):
         **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
         **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
         """
+        from ropewalk.readers.live_model import ASK_TOKENS, Prefix, new_cache
 
-    def prefix(
-        self,
-        input_ids: Sequence[int],
-        *,
-        seq_len: int,
-        chunk: int = CHUNK,
-        advance: Advance | None = None,
-    ) -> Prefix:
+        if input_ids.ndim != 1 or not 1 <= first < len(input_ids) or chunk < 1:
+            raise RopeError(
+                "window_losses: `input_ids` must be [tokens] with at least two, and `first` one of them but not 0.",
+                facts={"input_ids": input_ids, "first": first, "chunk": chunk},
+                cure="Pass the token ids of one window, and 1 <= first < tokens.",
+            )
+        tokens, live = len(input_ids), self._at(len(input_ids) if seq_len is None else seq_len)
+        asking, start = asking or {}, 0
+        losses = torch.empty(tokens, dtype=torch.float32)
+        ids, cache = input_ids.to(live.device), None
+        if tokens > chunk or asking:
+            cache = new_cache(self.model.config, tokens + (ASK_TOKENS if asking else 0))
+        for stop in chunk_ends(tokens, chunk, asking):
+            hidden = live.hidden(ids[None, start:stop], cache, start)[0]
+            scored = max(start, first - 1), min(stop, tokens - 1)
+            targets = ids[scored[0] + 1 : scored[1] + 1]
+            of_chunk = live.target_losses(hidden[scored[0] - start : scored[1] - start], targets)
+            losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
+            if advance is not None:
+                advance(stop - start)
+            if stop in asking:
+                asking[stop](Prefix(live, cache, chunk=chunk, tokens=stop))
+            start = stop
+            so_far = np.asarray(losses[first : scored[1] + 1].double())
+            if until is not None and len(so_far) and until(so_far):
+                return so_far
+        return np.asarray(losses[first:].double())
+
+    def prefix(self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK) -> Prefix:
         """Read at least one token into a cache for `seq_len` tokens, at the frequencies of that length."""
+        from ropewalk.readers.live_model import ASK_TOKENS, Prefix, new_cache
 
+        prefix = Prefix(self._at(seq_len), new_cache(self.model.config, seq_len + ASK_TOKENS), chunk=chunk)
+        prefix.read(input_ids)
+        return prefix
+
+    @torch.inference_mode()
     def top_after(
         self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
-    ) -> list[list[tuple[int, float]]]:
+    ) -> list[Top]:
         """Return the `count` likeliest tokens after the first n, for each n of the ascending `lengths`, in one pass.
 
         Each has its log-probability in nats, the likeliest first, at the frequencies of `seq_len` tokens.
         """
+        from ropewalk.readers.live_model import likeliest, new_cache
+
+        live, cache, last = self._at(seq_len), new_cache(self.model.config, seq_len), lengths[-1]
+        tops: list[Top] = []
+        for start in range(0, last, chunk):
+            part = torch.tensor([list(input_ids[start : min(start + chunk, last)])], device=live.device)
+            hidden = live.hidden(part, cache, start)[0]
+            rows = [length - 1 - start for length in lengths if start < length <= start + len(hidden)]
+            tops += [likeliest(live.logits(hidden[row : row + 1])[0].log_softmax(-1), count) for row in rows]
+        return tops
+
+    def _at(self, seq_len: int) -> LiveModel:
+        """Return the model at the frequencies of this length: a copy, so that threads with other lengths differ.
+
+        Lengths with the same frequencies share a copy.
+        """
+        if not self.positions.needs_seq_len:
+            return self.live
+        if self._refused is not None:
+            raise RopeError(
+                "transformers: this model's frequencies depend on the length and change from chunk to chunk.",
+                facts={"model": type(self.model).__name__, "reason": self._refused.rule},
+                cure="Choose a different model: this one cannot be measured.",
+            ) from self._refused
+        ropes = set(self.positions.present_ropes)
+        key = frozenset((rope, columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in ropes)
+        found = self._twins.get(key)
+        if found is None:
+            twin = _twin(self.model)
+            _handle(twin).seq_len = seq_len
+            found = type(self.live)(twin)
+            kept = list(self._twins.items())[1 - TWINS :]
+            self._twins = {**dict(kept), key: found}
+        return found
 
 
 def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
@@ -168,32 +264,80 @@ def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
     return sorted({*range(chunk, tokens, chunk), *(stop for stop in stops if 0 < stop < tokens), tokens})
 
 
-def check_window(input_ids: Tensor, first: int, chunk: int) -> None:
-    """Raise `RopeError` unless a window has two tokens and `first` is one of them, but not token 0."""
-    if input_ids.ndim != 1 or not 1 <= first < len(input_ids) or chunk < 1:
+def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
+    """Return a `TextTokenizer` from a tokenizer of transformers or `tokenizers`; return ours and None unchanged.
+
+    Raises `RopeError` for a tokenizer of transformers without a fast backend.
+    """
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    kit = need("tokenizers").Tokenizer
+    backend = tokenizer if isinstance(tokenizer, kit) else getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, kit):
         raise RopeError(
-            "window_losses: `input_ids` must be [tokens] with at least two, and `first` one of them but not 0.",
-            facts={"input_ids": input_ids, "first": first, "chunk": chunk},
-            cure="Pass the token ids of one window, and 1 <= first < tokens.",
+            "transformers: this tokenizer has no fast form.",
+            facts={"tokenizer": type(tokenizer).__name__},
+            cure="Load it with AutoTokenizer from a folder with a tokenizer.json.",
         )
+    own = kit.from_str(backend.to_str())
+    own.no_truncation()
+    own.no_padding()
+    configs = [getattr(model, "generation_config", None), model.config.get_text_config(decoder=True), model.config]
+    begin = _ids("bos_token_id", [tokenizer, *configs], own)
+    template = getattr(tokenizer, "chat_template", None)
+    return TextTokenizer(
+        own,
+        begin[0] if begin else None,
+        _ids("eos_token_id", [*configs, tokenizer], own),
+        chat_template=template if isinstance(template, str) else None,
+    )
 
 
-def check_read(input_ids: Sequence[int], tokens: int) -> None:
-    """Raise `RopeError` if there are no tokens to append to a prefix of `tokens` tokens."""
-    if not len(input_ids):
-        raise RopeError(
-            "prefix: there are no tokens to append.",
-            facts={"input_ids": list(input_ids), "tokens so far": tokens},
-            cure="Pass the tokenizer's bos if there is no text.",
-        )
+def _ids(key: str, holders: list[Any], tokenizer: Any) -> list[int]:
+    """Return the ids under a key that are in the vocabulary, from the first holder with any."""
+    for holder in holders:
+        value = getattr(holder, key, None)
+        ids = [one for one in (value if isinstance(value, list | tuple) else [value]) if has_token(one, tokenizer)]
+        if ids:
+            return ids
+    return []
 
 
-def check_questions(questions: Sequence[QuestionIds]) -> None:
-    """Raise `RopeError` for an empty continuation of a question."""
-    for question, continuations in questions:
-        if not all(len(continuation) for continuation in continuations):
-            raise RopeError(
-                "prefix: an empty continuation has no probability.",
-                facts={"question": list(question), "tokens of each": list(map(len, continuations))},
-                cure="Pass at least one token for each continuation.",
-            )
+def _attach(model: Any) -> RopeError | None:
+    """Attach exact rotation with our kernels, or without them if the model refuses; return the error if both fail."""
+    refused: RopeError | None = None
+    for kernels in (True, False):
+        try:
+            attach_silently(model, kernels=kernels)
+        except RopeError as error:
+            refused = error
+        else:
+            return None
+    return refused
+
+
+def _lasting(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without the keys that depend on where, when and in which dtype it was loaded."""
+    kept = {
+        key: value for key, value in config.items() if key not in ("_name_or_path", "dtype", "transformers_version")
+    }
+    return {key: _lasting(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _handle(model: Any) -> Attachment:
+    """Return the handle of an attached model."""
+    handle = attachment_of(model)
+    assert handle is not None, "the model was attached"
+    return handle
+
+
+def _twin(model: Any) -> Any:
+    """Return a copy in eval mode that shares every weight."""
+    memo: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
+    return copy.deepcopy(model, memo).eval()
+
+
+def _name_of(model: Any) -> str:
+    """Return the last part of the model's path, or its class."""
+    path = str(getattr(model.config, "_name_or_path", "") or "").rstrip("/")
+    return path.rpartition("/")[2] or type(model).__name__

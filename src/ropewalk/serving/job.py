@@ -19,9 +19,8 @@ from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import slow_dtype_of
 from ropewalk.methods import Reach, required_trained_length, settled_by_length
-from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
+from ropewalk.readers.loading import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
-from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.of_layers import Positions
@@ -36,7 +35,7 @@ Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 class SourceModel:
     """A model to extend: its reader, its name in reports, its path or name if any, and the dtype of its weights."""
 
-    reader: TransformersReader
+    reader: Reader
     name: str
     place: str | os.PathLike[str] | None
     stored: torch.dtype
@@ -49,12 +48,6 @@ class SourceModel:
         """
         place = model if isinstance(model, str | os.PathLike) else None
         reader, stored = _live(model) if place is None else _checkpoint(place)
-        if not isinstance(reader, TransformersReader):
-            raise RopeError(
-                "extend: a model of this type can be measured, but not written.",
-                facts={"reader": type(reader).__name__},
-                cure="Pass a checkpoint, or a model of transformers.",
-            )
         reader = reader.under(settled_by_length(reader.positions, trained_length))
         return cls(reader=reader, name=reader.name, place=place, stored=stored)
 
@@ -148,7 +141,7 @@ def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | N
 
 
 def export(
-    reader: TransformersReader,
+    reader: Reader,
     out: str | os.PathLike[str],
     *,
     method: str,

@@ -21,7 +21,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.precision import dtype_named
 from ropewalk.methods import METHODS, Reach, settled_by_length
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.readers.transformers import TransformersReader
+from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.of_layers import Positions
 from ropewalk.serving.job import Exported, Model, SourceModel, card, check_out, export, reach_of
@@ -76,7 +76,7 @@ class Choice:
             refuse_beside_a_record(given)
         return dataclasses.replace(settings, **self.settings)
 
-    def check_model(self, reader: TransformersReader, name: str) -> None:
+    def check_model(self, reader: Reader, name: str) -> None:
         """Raise `RopeError` unless the model is bitwise equal to the measured one."""
         digest = in_dtype(reader, self.dtype).digest()
         if digest != self.digest:
@@ -148,9 +148,7 @@ def apply(
     )
 
 
-def _adapted(
-    model: Model, settings: ApplySettings, choice: Choice | None
-) -> tuple[SourceModel, Reach, TransformersReader]:
+def _adapted(model: Model, settings: ApplySettings, choice: Choice | None) -> tuple[SourceModel, Reach, Reader]:
     """Return the source, the lengths, and the model under its method; raise `RopeError` for what cannot be applied."""
     source = SourceModel.open(model, settings.trained_length)
     if choice is not None:

@@ -16,7 +16,7 @@ from ropewalk.checkpoints.export import COMPANIONS
 from ropewalk.errors import RopeError
 from ropewalk.layers.norm import HALF
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.transformers import TransformersReader
+from ropewalk.readers.reader import Reader
 from ropewalk.rotation.backends.widened import slow_dtype
 
 _CHECKED = 24  # tokens of the check: half at the beginning, half at the end of the length
@@ -24,7 +24,7 @@ AGREED, AGREED_HALF = 1e-3, 0.05  # relative to the largest logit: transformers'
 _STALE = ("auto_map", "_name_or_path")
 
 
-def check_writable(reader: TransformersReader, method: str, reach: Reach, length: int | None = None) -> None:
+def check_writable(reader: Reader, method: str, reach: Reach, length: int | None = None) -> None:
     """Raise `RopeError` unless a config of this family can express the model's ropes."""
     handle = attachment_of(reader.model)
     if handle is None:
@@ -47,7 +47,7 @@ def check_writable(reader: TransformersReader, method: str, reach: Reach, length
         ) from error
 
 
-def in_dtype(reader: TransformersReader, dtype: torch.dtype) -> TransformersReader:
+def in_dtype(reader: Reader, dtype: torch.dtype) -> Reader:
     """Return the reader with its model in a dtype on the CPU; the reader's own model does not change."""
     if dtype == reader.dtype and reader.device.type == "cpu":
         return reader
@@ -55,7 +55,7 @@ def in_dtype(reader: TransformersReader, dtype: torch.dtype) -> TransformersRead
 
 
 def write_checkpoint(
-    reader: TransformersReader,
+    reader: Reader,
     folder: Path,
     *,
     length: int,
@@ -96,7 +96,7 @@ def _with_former_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **former, **({} if block["rope_type"] == "default" else {"rope_scaling": block})}
 
 
-def _write_companions(reader: TransformersReader, folder: Path, source: Path | None, length: int) -> None:
+def _write_companions(reader: Reader, folder: Path, source: Path | None, length: int) -> None:
     """Write the tokenizer and the other files of a checkpoint."""
     if source is not None and source.is_dir():
         for name in COMPANIONS:
@@ -111,7 +111,7 @@ def _write_companions(reader: TransformersReader, folder: Path, source: Path | N
 
 
 @torch.inference_mode()
-def _check(reader: TransformersReader, folder: Path, length: int) -> None:
+def _check(reader: Reader, folder: Path, length: int) -> None:
     """Raise `RopeError` unless transformers computes our logits from the folder, near both ends of `length`."""
     from ropewalk.readers.loading import load_live
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.loading import reader_of
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
 LEAST, MOST = -1e6, 1.0  # nats: vLLM writes -9999 for minus infinity; rounding and noise may lead above 0

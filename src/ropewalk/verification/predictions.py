@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,14 @@ from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.families.family import Indexer
-from ropewalk.readers.losses import Top
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.of_layers import Positions
 from ropewalk.verification.faulty_positions import ShiftedPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
+
+if TYPE_CHECKING:
+    from ropewalk.readers.live_model import Top
 
 KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
 DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
