@@ -11,6 +11,11 @@ For each model and each expected rope a golden file is written once; then every 
 What an engine applies is each hypothesis of the expected rope, and faults that are in no hypothesis (`unknown`). Each
 check is one line of STATE/NAME.jsonl: stopped, the same command continues. The record
 benchmarks/results/verify-confusion.json is made of all lines that are there.
+
+    python scripts/confusion_of_verify.py model.gguf --servers
+
+runs `ropewalk verify` at its defaults instead, against llama.cpp's server of a Q4_1 file and of its weights in Q8_0 and
+F16, each started right and wrong (`SERVERS`). The record is benchmarks/results/verify-servers.json.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import resource
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -27,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from scipy.stats import beta
 
@@ -36,6 +45,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from records import environment  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
+from ropewalk.checkpoints.gguf_file import GGUFFile  # noqa: E402
+from ropewalk.checkpoints.gguf_writer import copy_gguf  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.diagnosis.ledger import fingerprint  # noqa: E402
@@ -56,6 +67,18 @@ from ropewalk.verification.verify import our_side  # noqa: E402
 from tests.layers.material import gguf_of  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
+SERVERS_RECORD = RECORD.with_name("verify-servers.json")
+TYPES = ("Q4_1", "F16", "Q8_0")
+SERVERS: Mapping[str, tuple[str | None, str, Mapping[str, float]]] = {
+    "plain": (None, "as expected", {}),
+    "yarn 2": ("yarn:2", "as expected", {"rope_scaling_type": 2, "rope_freq_scale": 0.5}),
+    "yarn 4": ("yarn:4", "as expected", {"rope_scaling_type": 2, "rope_freq_scale": 0.25}),
+    "linear 2": ("pi:2", "as expected", {"rope_scaling_type": 1, "rope_freq_scale": 0.5}),
+    "yarn 2 from half the original length": (
+        "yarn:2", "other", {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 4096}),
+    "theta times 0.5": (None, "other", {"rope_freq_base": 50_000.0}),
+}  # fmt: skip
+"""For SmolLM2: what a server applies, what is expected (None: the file's own rope), and the right kind of verdict."""
 LONGEST = 512  # tokens: what a verdict of a check covers, at most
 EXPECTED = ("own", "yarn:4")
 NOISES = (0.0, 0.03, 0.1)
@@ -295,6 +318,72 @@ def check(name: str, state: Path, kinds: Sequence[str], most: int | None) -> Non
                 count += 1
 
 
+class Converted(GGUFFile):
+    """A GGUF file whose matrices are converted to another type as they are read."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(path)
+        to = gguf.GGMLQuantizationType[kind]
+        self.before, self.tensors = self.tensors, {
+            name: dataclasses.replace(one, kind=int(to)) if len(one.shape) == 2 else one
+            for name, one in self.tensors.items()
+        }  # fmt: skip
+
+    def stored(self, name: str) -> Any:
+        """The bytes of a tensor in its new type."""
+        kinds = [gguf.GGMLQuantizationType(tensors[name].kind) for tensors in (self.before, self.tensors)]
+        values = super().stored(name)
+        if kinds[0] == kinds[1]:
+            return values
+        return gguf.quants.quantize(gguf.quants.dequantize(values, kinds[0]), kinds[1]).view("u1")
+
+
+def check_server(file: Path, kind: str, title: str, state: Path, threads: int) -> dict[str, Any]:
+    """Run the command as a user does, against a running server; return its verdict and what both processes cost."""
+    expect, right, options = SERVERS[title]
+    result = state / "verify.json"
+    result.unlink(missing_ok=True)
+    with llama_cpp_server(file, TextTokenizer.bytes(), threads=threads, options=options) as engine:
+        command = [sys.executable, "-m", "ropewalk", "verify", str(file), "--engine", engine.root]
+        command += ["--state", str(state / "predictions"), "--json", str(result)]
+        command += [] if expect is None else ["--expect", expect]
+        begun, spent = time.monotonic(), cpu_seconds()
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=False)
+        seconds, spent = time.monotonic() - begun, cpu_seconds() - spent
+    content = json.loads(result.read_text())
+    verdict = content["verdict"]
+    return {
+        "weights": kind, "applied": title, "expect": expect or "plain", "right": right, "exit_status": done.returncode,
+        **{key: verdict[key] for key in ("kind", "sentence", "up_to", "decoding")},
+        "named": verdict["applied"], "not_excluded": verdict["not_excluded"],
+        **{key: content[key] for key in ("noise", "residual", "requests")},
+        "seconds": round(seconds, 1), "cpu_seconds": round(spent, 1),
+    }  # fmt: skip
+
+
+def cpu_seconds() -> float:
+    """The processor time of this process, with the servers, and of its ended children."""
+    each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in each)
+
+
+def check_servers(source: Path, state: Path, threads: int) -> dict[str, Any]:
+    """Check every server that is due; each line of the state is one. Predictions are saved from one to the next."""
+    state.mkdir(parents=True, exist_ok=True)
+    lines = state / "servers.lines"
+    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    for kind in TYPES:
+        file = source if kind in source.name else state / f"{source.stem.partition('.')[0]}.{kind}.gguf"
+        if not file.exists():
+            copy_gguf(Converted(source, kind), file, None)
+        for title in SERVERS:
+            if (kind, title) not in {(row["weights"], row["applied"]) for row in rows}:
+                rows.append(check_server(file, kind, title, state, threads))
+                with lines.open("a") as stream:
+                    stream.write(json.dumps(rows[-1]) + "\n")
+    return {**environment(), "model": source.stem, "servers": rows}
+
+
 def bound(wrong: int, checks: int) -> float:
     """The upper end of the one-sided 95 % interval of a share (Clopper and Pearson)."""
     return float(beta.ppf(0.95, wrong + 1, checks - wrong)) if wrong < checks else 1.0
@@ -345,11 +434,16 @@ if __name__ == "__main__":
     parser.add_argument("--most", type=int, help="stop after so many checks of a model")
     parser.add_argument("--kind", choices=("ours", "llama.cpp"), help="only these engines")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RECORD)
+    parser.add_argument("--servers", action="store_true", help="only llama.cpp's servers of one file, at defaults")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.servers:
+        found = check_servers(Path(given.models[0]), given.state, given.threads)
+        write_json(given.out or SERVERS_RECORD, found)
+        sys.exit()
     for model in given.models:
         check(model, given.state, [given.kind] if given.kind else ["ours", "llama.cpp"], given.most)
     summary = record(given.state)
-    write_json(given.out, summary)
+    write_json(given.out or RECORD, summary)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")

@@ -51,7 +51,7 @@ _EXTENDS_NOTHING = "it fixes one base when it starts, so that"
 _EVERY_LENGTH = "it fixes one base when it starts, that of"
 _IGNORED = "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored"
 _DROPPED = "`attention_factor` in a yarn block is ignored"
-_PROPORTIONAL = "it applies proportional"
+_PROPORTIONAL = "its classes except Gemma 4's rotate"
 _MROPE = "under M-RoPE it applies theta and yarn"
 _RAMP = "under M-RoPE its class of this family computes"
 _HALVES = "it rotates halves under longrope"
@@ -72,7 +72,7 @@ _CONVERTER = (
 )
 
 PIECES: tuple[Piece, ...] = (
-    Piece("vllm", _ROPE + "__init__.py", "get_rope", (_IGNORED, _EXTENDS_NOTHING, _PROPORTIONAL, _MROPE)),
+    Piece("vllm", _ROPE + "__init__.py", "get_rope", (_IGNORED, _EXTENDS_NOTHING, _MROPE)),
     Piece("vllm", _ROPE + "mrope.py", "MRotaryEmbedding.__init__", (_RAMP,)),
     Piece("vllm", _VLLM + "qwen3_vl.py", "mrope_positions_factor", (_RAMP,)),
     Piece("vllm", _VLLM + "gpt_oss.py", "OAIAttention",

@@ -120,6 +120,22 @@ def test_a_lost_partial_rotation(tmp_path: Path) -> None:
     assert "A rotates 20 of 80 features of a head, B 80 of 80 features" in found[0].message
 
 
+def test_a_difference_of_width_hides_no_other(tmp_path: Path) -> None:
+    """StableLM with another width, theta and scaling at once: frequencies as if both had A's width."""
+    expected = first_quarter_turn(ladder(1e4, 20), ladder(5e5, 20), 4096)
+    found = changed(tmp_path, "stablelm_3b", partial_rotary_factor=1.0, rope_theta=500_000.0)
+    assert brief(found) == [("width", "error", 1), ("frequencies", "error", expected)]
+    assert "theta 10000 in A, 500000 in B" in found[1].message
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    found = changed(tmp_path, "stablelm_3b", partial_rotary_factor=1.0, rope_scaling=yarn)
+    assert {each.code for each in found} == {"width", "frequencies", "factor"}
+    rule = fixture("phi_3_5_mini")["rope_scaling"]
+    shorter = {**rule, **{key: rule[key][:24] for key in ("short_factor", "long_factor")}}
+    found = changed(tmp_path, "phi_3_5_mini", rope_scaling=shorter, partial_rotary_factor=0.5, rope_theta=2e4)
+    assert [each.code for each in found] == ["width", "frequencies"]  # lists of another length: theta is named
+    assert "theta 10000 in A, 20000 in B" in found[1].message
+
+
 def test_frequencies_that_depend_on_the_length(tmp_path: Path) -> None:
     """Dynamic NTK is plain RoPE up to the trained length, so its loss shows in longer texts only."""
     found = changed(tmp_path, "internlm2_5_7b_dynamic", rope_scaling=None)

@@ -64,6 +64,9 @@ def of_block(
     if rule == "default":
         return Reading(ladder(base, dim), 1.0, axes)
     original = block.get("original_max_position_embeddings", length)
+    if rule == "proportional":  # vLLM's `Gemma4RotaryEmbedding`, for every class that passes the block
+        angles = int(dim * block["partial_rotary_factor"]) // 2
+        return Reading(np.append(ladder(base, dim)[:angles], np.zeros(dim // 2 - angles)), 1.0, False)
     if rule == "linear":
         return Reading(ladder(base, dim) / block["factor"], 1.0, False)
     if rule == "llama3":
@@ -100,7 +103,7 @@ def vllm(config: Any, label: str | None, head: int) -> Reading:
         block = {**{key: block[key] for key in keys}, "rope_type": "yarn", "truncate": block.get("truncate", True)}
     if kind.startswith("deepseek") and block["rope_type"] != "default":  # models/deepseek_v2.py, 1115
         block["rope_type"] = "deepseek_yarn"
-    dim = int(head * block.get("partial_rotary_factor", 1.0))
+    dim = head if block["rope_type"] == "proportional" else int(head * block.get("partial_rotary_factor", 1.0))
     positions = 1 if kind.startswith(("qwen3_vl", "qwen3_5")) else 4  # models/qwen3_vl.py, 1818
     length, theta = config.max_position_embeddings, block["rope_theta"]
     return of_block(block, length, theta, dim, factor_from_block=True, positions=positions)
@@ -111,6 +114,8 @@ def sglang(config: Any, label: str | None, head: int) -> Reading:
     block = dict(config.rope_parameters)
     block = block if "rope_type" in block else dict(block[label])
     kind, base, length = str(config.model_type), block["rope_theta"], config.max_position_embeddings
+    if kind == "olmo3":  # configs/olmo3.py takes flat keys, and models/olmo2.py gives them to full layers
+        base, block = config.rope_theta, config.former_scaling if label == "full_attention" else {}
     fraction = block.get("partial_rotary_factor", 1.0)  # as the config classes of transformers 5.19 keep it outside
     if kind == "qwen3_next":  # models/qwen3_next.py, 640
         base = config.rope_theta

@@ -79,7 +79,7 @@ def test_reasons(engine: str | None) -> None:
     else:
         assert refused >= {*IN_ATTENTION, "cope"}
     assert ("dynamic" in refused) == (engine in ("vllm", "sglang", *READS_GGUF))
-    assert ("p-rope" in refused) == (engine in ("vllm", "sglang"))
+    assert ("p-rope" in refused) == (engine == "sglang")
 
 
 def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
@@ -126,6 +126,8 @@ def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
         ("llama.cpp", "phi3", "yarn", "only theta and longrope"),
         ("sglang", "gemma4_text", "yarn", "only the rope_type"),
         ("vllm", "gemma4_text", "proportional", None),
+        ("vllm", "llama", "proportional", None),
+        ("sglang", "llama", "proportional", "rotate every pair"),
         ("sglang", "ministral3", "longrope", "original length"),
     ],
 )

@@ -29,6 +29,7 @@ from ropewalk.rope.frequencies import inverse_frequencies, same_rope
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import ServeConfig, serve_config
 from ropewalk.serving.served import Served
+from ropewalk.serving.writable import _with_former_keys
 from tests.readers.random_models import folder_of, random_model
 from tests.serving import engine_ropes
 from tests.serving.engine_ropes import Reading
@@ -50,7 +51,6 @@ WORDS = {
     "no block": "no block of rope parameters",
     "deepseek": "DeepSeek",
     "theta only": "only theta from",
-    "flat keys": "flat keys",
     "table": "only as long as the original length",
     "ramp": "four times the original length",
     "one axis": "a rope of one axis",
@@ -139,7 +139,8 @@ def told(folder: Path, engine: str, source: Served, block: Any, stated: int, ste
         }
         stated = keys.get("max_position_embeddings", stated)
     text.rope_parameters, text.max_position_embeddings = block, stated
-    text.rope_theta = block.get("rope_theta")  # `extend apply` writes it outside of the block too
+    former = _with_former_keys({"model_type": text.model_type, "rope_parameters": block})  # in a folder
+    text.rope_theta, text.former_scaling = former.get("rope_theta"), former.get("rope_scaling")
     return text
 
 
@@ -168,7 +169,7 @@ def test_the_override_gives_the_measured_ropes(engine: str, folder: Path, name: 
     row = next(one for one in ANSWERS if (one["config"], one["engine"]) == (name, engine))
     source = Served.open(folder, None)
     reach = Reach(source.trained, 4 * source.trained)
-    for method in ("yarn", "ntk", "llama3", "resonance"):
+    for method in ("yarn", "ntk", "llama3", "resonance", "p-rope"):
         found = tried(folder, engine, method)
         refused = row.get(method) in ("ramp", "deepseek", "theta only", "one axis")
         if isinstance(found, ServeConfig):
@@ -290,6 +291,7 @@ MINISTRAL = {
         ("glm4", {}),
         ("gpt_neox", {}),
         ("gemma3_text", {}),
+        ("olmo3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}),
     ],
 )
 def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -309,6 +311,12 @@ def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any
         found = serve_config(tmp_path / "out", engine)
         assert found.length == 128
         assert "override" not in " ".join(found.steps)
+    if family == "olmo3":  # SGLang takes transformers 4's keys, which transformers 5 leaves out
+        nested = {key: value for key, value in written.items() if key not in ("rope_theta", "rope_scaling")}
+        (tmp_path / "out" / "config.json").write_text(json.dumps(nested))
+        with pytest.raises(RopeError, match="takes one flat rope_theta"):
+            serve_config(tmp_path / "out", "sglang")
+        assert serve_config(tmp_path / "out", "vllm").length == 128
 
 
 @pytest.mark.parametrize("factor", [2, 4])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.hugging_face import open_safetensors
+from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
@@ -28,7 +29,7 @@ _COPY = "If A is right, copy its settings into B."
 Layer = tuple[RopeConfig | None, int | None]  # a layer's rope, and its window in tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference(Finding):
     """One difference of two rotations, A and B, of the layers in `layer_type` (None: all).
 
@@ -46,7 +47,7 @@ def open_base(source: str) -> Checkpoint:
     if not adapter.is_file() or (Path(source) / "config.json").exists():
         return Checkpoint.open(source)
     found = Checkpoint.open(str(read_json(adapter).get("base_model_name_or_path")))
-    return dataclasses.replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
+    return replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
 
 
 def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
@@ -69,7 +70,7 @@ def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     found = _pairing(a, b, _order_of_rows(a, b))
     for (one, other), names in groups.items():
         where = None if len(groups) == 1 else ", ".join(names).replace(", layer ", ", ")
-        found += [dataclasses.replace(each, layer_type=where) for each in _compare_layer(one, other)]
+        found += [replace(each, layer_type=where) for each in _compare_layer(one, other)]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
 
 
@@ -102,11 +103,19 @@ def _compare_layer(one: Layer, other: Layer) -> list[Difference]:
         found.append(_differs("window", "error", min(filter(None, (window, its_window))), told))
     if (first.head_dim, first.pairs) != (second.head_dim, second.pairs):
         sizes = [f"{2 * rope.pairs} of {rope.head_dim} features of a head" for rope in (first, second)]
-        return [*found, _differs("width", "error", 1, f"A rotates {sizes[0]}, B {sizes[1]}.")]
+        found.append(_differs("width", "error", 1, f"A rotates {sizes[0]}, B {sizes[1]}."))
+        return [*found, *_frequencies(first, _at_width(second, first))]
     if (first.axes, first.axis_blocks) != (second.axes, second.axis_blocks):
         told = "the axes of the pairs differ: text may rotate alike, images and videos do not."
         found.append(_differs("axes", "warning", None, told))
     return [*found, *_frequencies(first, second)]
+
+
+def _at_width(rope: RopeConfig, of: RopeConfig) -> RopeConfig:
+    """Return the rope as if its width were that of `of`; without numbers for each pair, whose length would be wrong."""
+    with suppress(RopeError):
+        return replace(rope, head_dim=of.head_dim, rotary_dim=of.rotary_dim)
+    return replace(of, theta=rope.theta)
 
 
 def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
@@ -118,6 +127,8 @@ def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
     for length, tokens, pair in sorted(drifts, key=lambda each: each[1] >= each[0])[:1]:
         f, g = (f"{columns_of(rope, length)[pair]:.4g}" for rope in (one, other))
         told = f"pair {pair} differs by a quarter turn: A rotates it by {f} radians per token, B by {g}"
+        if one.theta != other.theta:
+            told += f" (theta {one.theta:g} in A, {other.theta:g} in B)" if isinstance(one.theta, float) else ""
         told += f", in texts of {length:,} tokens." if len(lengths) > 1 else "."
         late = f" That is beyond {length:,} tokens, the longest stated length." if tokens >= length else ""
         found.append(_differs("frequencies", "note" if late else "error", tokens, told + late))

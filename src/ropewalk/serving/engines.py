@@ -50,6 +50,7 @@ class Case:
     - `arch`: llama.cpp's architecture; None: Llama's. `converted`: whether llama.cpp's converter writes this rope.
     - `extends`: whether it differs from the checkpoint's own. `length`: tokens of the context, or None.
     - `interleaved`: whether pairs are neighbouring features. `command`: the printed commands.
+    - `flat`: whether the config also has transformers 4's keys, as what `extend apply` writes.
     """
 
     block: Mapping[str, Any]
@@ -60,6 +61,7 @@ class Case:
     length: int | None = None
     interleaved: bool = False
     command: str = ""
+    flat: bool = True
 
     @property
     def blocks(self) -> list[Mapping[str, Any]]:
@@ -178,9 +180,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "0.5.23's models/gemma4_causal.py, lines 388 to 423",
         rules=("linear", "dynamic", "yarn", "llama3", "longrope"), when=lambda case: case.is_type("gemma4")),
     Deviation("lost", ("sglang",),
-        "its config class of OLMo 3 reads flat keys, not a block for each layer type",
+        "its config class of OLMo 3 takes one flat rope_theta and rope_scaling, not a block for each layer type",
         "0.5.23's configs/olmo3.py (`Olmo3Config`), models/olmo2.py, lines 104 to 143",
-        model_types=("olmo3",), when=lambda case: case.extends),
+        model_types=("olmo3",), when=lambda case: not case.flat or flat_block(case.block) is None),
     Deviation("lost", ("vllm", "sglang"),
         "under M-RoPE it applies theta and yarn, and for other rules a rope of one axis",
         "vLLM 0.33.0's rotary_embedding/__init__.py (`get_rope`), SGLang 0.5.23's rotary_embedding/factory.py",
@@ -211,10 +213,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "it fixes one base when it starts, that of factor x factor - (factor - 1), for prompts of every length",
         "0.5.23's rotary_embedding/rope_variant.py (`DynamicNTKScalingRotaryEmbedding`)",
         rules=("dynamic",)),
-    Deviation("lost", ("vllm", "sglang"),
-        "it applies proportional frequencies for Gemma 4, and was not checked for other models",
-        "vllm's rotary_embedding/__init__.py at 07b12f1 (unknown there), sglang's rotary_embedding/factory.py at "
-        "108c36c (`Gemma4RotaryEmbedding`)",
+    Deviation("lost", ("sglang",),
+        "its classes except Gemma 4's rotate every pair, because they do not pass the block's partial_rotary_factor",
+        "0.5.23's rotary_embedding/factory.py, lines 156 and 428; models/llama.py, lines 199 and 225",
         rules=("proportional",), when=lambda case: not case.is_type("gemma4")),
     Deviation("lost", READS_GGUF,
         "its frequencies depend on the length, but a .gguf file contains fixed ones",
@@ -373,6 +374,18 @@ def blocks_of(block: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     {'rope_type': 'yarn'}
     """
     return [block] if "rope_type" in block else sorted(block.values(), key=lambda one: one["rope_type"] == "default")
+
+
+def flat_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the block for transformers 4's `rope_scaling` of OLMo 3, which scales only full layers; None without one.
+
+    >>> flat_block({"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "yarn"}}) is None
+    True
+    """
+    full = block.get("full_attention", block)
+    others = (one for label, one in block.items() if isinstance(one, Mapping) and label != "full_attention")
+    alike = all(one == {"rope_type": "default", "rope_theta": full.get("rope_theta")} for one in others)
+    return full if alike and "rope_type" in full else None
 
 
 def applied(engine: str | None, case: Case, version: str | None = None) -> Answer:

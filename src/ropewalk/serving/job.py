@@ -243,7 +243,11 @@ def card(model: str, method: str, config: Mapping[str, Any]) -> str:
 def _readers(config: Mapping[str, Any]) -> list[str]:
     """Return one line for each program that loads the folder, by the rule of `serve-config`."""
     case = Case(block=config["rope_parameters"], model_type=str(config.get("model_type", "")), converted=True)
-    former = "version 4 does not" if case.several else "version 4 `rope_scaling` and `rope_theta`; the folder has both"
+    former = (
+        "version 4 does not"
+        if case.several and case.model_type != "olmo3"
+        else "version 4 `rope_scaling` and `rope_theta`; the folder has both"
+    )
     lines = [f"- transformers 5 applies `rope_parameters`, {former}."]
     for engine, title in READERS_OF_CONFIGS.items():
         found = applied(engine, case)

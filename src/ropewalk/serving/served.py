@@ -141,7 +141,8 @@ class Served:
         """Return the case of a block at a length in tokens; `changed`: it differs from the checkpoint's own."""
         converted = self.arch is None and not (changed and self.gguf_arch in PERMUTED)
         return Case(block=block, model_type=self.model_type, arch=self.gguf_arch, converted=converted, extends=changed,
-                    length=length, interleaved=self.rope.interleaved, command=command)  # fmt: skip
+                    length=length, interleaved=self.rope.interleaved, command=command,
+                    flat=changed or "rope_theta" in self.fields)  # fmt: skip
 
     def writes_file(self, method: str, reach: Reach) -> bool:
         """Return whether ropewalk copies this .gguf file under a method."""

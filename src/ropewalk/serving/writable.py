@@ -18,6 +18,7 @@ from ropewalk.layers.norm import HALF
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.reader import Reader
 from ropewalk.rotation.backends.widened import slow_dtype
+from ropewalk.serving.engines import flat_block
 
 _CHECKED = 24  # tokens of the check: half at the beginning, half at the end of the length
 AGREED, AGREED_HALF = 1e-3, 0.05  # relative to the largest logit: transformers' angles are float32, cast to 16 bits
@@ -89,6 +90,8 @@ def write_checkpoint(
 def _with_former_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with its rope under the keys of transformers 4, which ignores `rope_parameters`, as well."""
     block = config.get("rope_parameters")
+    if config.get("model_type") == "olmo3" and isinstance(block, Mapping):
+        block = flat_block(block)
     if not isinstance(block, Mapping) or "rope_type" not in block:  # none, or one for each layer type
         return dict(config)
     names = ("rope_theta", "original_max_position_embeddings")
