@@ -27,7 +27,7 @@ test-rest: test-shapes
 
 test-shapes: $(READY)
 	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/layers --ignore=tests/rotation/backends \
-	  $(addprefix --ignore=tests/layers/test_,$(addsuffix .py,classifier decoder_traced distributed generate parity_transformers training))
+	  $(addprefix --ignore=tests/layers/test_,$(addsuffix .py,classifier distributed generate parity_transformers training))
 
 test-all: test test-rest
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
+import shlex
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import grimp
 import pytest
 
 import ropewalk
+from ropewalk import optional
+from ropewalk.errors import RopeError
+from ropewalk.optional import install_command, need
 
 PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
@@ -149,3 +155,108 @@ def test_the_core_imports_without_extras():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "(1, 3, 2, 8)\n", done.stderr
+
+
+PACKAGE = Path(ropewalk.__file__).parent
+
+
+def test_no_package_and_its_modules_import_each_other() -> None:
+    """import-linter compares siblings; this compares a package's `__init__` with the modules that it imports."""
+    graph = grimp.build_graph("ropewalk")
+    circles = [
+        (package, module)
+        for package in graph.modules
+        for module in graph.find_modules_directly_imported_by(package)
+        if module.startswith(f"{package}.") and graph.find_shortest_chain(importer=module, imported=package)
+    ]
+    assert len(graph.modules) > 100
+    assert circles == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A reader who searches for a class finds one."""
+    files: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}
+
+
+PROJECT = '[project]\nname = "ropewalk"\n'
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the module in a site-packages folder, away from any checkout."""
+    place = tmp_path / "env" / "site-packages" / "ropewalk" / "optional.py"
+    monkeypatch.setattr(optional, "__file__", str(place))
+    return place
+
+
+def come_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
+    """Let pip have recorded `origin` in direct_url.json; None: an index, which records nothing."""
+    written = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(optional, "distribution", lambda _: SimpleNamespace(read_text=lambda _: written))
+
+
+def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkout the command installs the checkout: no index holds a release yet."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(RopeError, match="the package `scipy` is needed here") as missing:
+        need("scipy", extra="doctor")
+    command = shlex.split(missing.value.cure.removeprefix("Install it: "))
+    root = Path(__file__).parents[1]
+    assert command == ["pip", "install", "-e", f"{root}[doctor]"]
+
+
+@pytest.mark.parametrize(("found", "old"), [("4.57.6", True), ("5.16.1", True), ("5.17.0", False), ("6.0.0", False)])
+def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch, found: str, old: bool) -> None:
+    """Before anything of it is imported, so that its own failures do not come first."""
+    monkeypatch.setattr(optional, "version", lambda _: found)
+    monkeypatch.setattr(optional, "import_module", lambda name: name)
+    if not old:
+        assert need("transformers.cache_utils") == "transformers.cache_utils"
+        return
+    with pytest.raises(RopeError, match=f"transformers {found} is too old: 5.17 is the oldest") as error:
+        need("transformers.cache_utils")
+    assert shlex.split(error.value.cure.partition(": ")[2]) == ["pip", "install", "--upgrade", "transformers>=5.17"]
+
+
+def test_the_oldest_releases_are_those_of_the_project_file() -> None:
+    """One number in three places: here, in pyproject.toml, and in the Makefile's environment for it."""
+    root = Path(__file__).parents[1]
+    for package, numbers in optional.OLDEST.items():
+        oldest = ".".join(map(str, numbers))
+        assert f'"{package}>={oldest}"' in (root / "pyproject.toml").read_text(encoding="utf-8")
+        assert f"{package}=={oldest}." in (root / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_folder_that_pip_installed_from(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install /path`: the same folder again, with the extra; a space in its name survives the shell."""
+    folder = tmp_path / "my clone"
+    folder.mkdir()
+    come_from(monkeypatch, {"url": folder.as_uri(), "dir_info": {}})
+    assert install_command("cli") == "pip install 'ropewalk[cli]'", "the folder is gone or another's"
+    (folder / "pyproject.toml").write_text(PROJECT)
+    assert shlex.split(install_command("cli")) == ["pip", "install", f"{folder}[cli]"]
+
+
+def test_a_repository_that_pip_installed_from(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install git+https://...`: from there again."""
+    come_from(monkeypatch, {"url": "https://host/ropewalk.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}})
+    assert shlex.split(install_command("hf"))[2] == "ropewalk[hf] @ git+https://host/ropewalk.git"
+
+
+def test_an_index(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any record of another origin, the name alone."""
+    come_from(monkeypatch, None)
+    assert install_command("cli") == "pip install 'ropewalk[cli]'"
+
+
+def test_the_command_line_without_typer() -> None:
+    """The command itself says the same, with status 2."""
+    code = "import sys; sys.modules['typer'] = None; from ropewalk.cli.app import main; main(['doctor'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.strip().endswith(install_command("cli"))

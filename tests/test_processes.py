@@ -76,10 +76,7 @@ except RopeError as error:
 def test_two_processes_share_work(tmp_path, folder):
     """Both have all results, with a common folder and without; an error of rank 1 is raised in both."""
     for rank, out in enumerate(run_all(CODE, 2, tmp_path, str(tmp_path / folder))):
-        assert out.splitlines() == [
-            "[[0, 5, 5], [0, 1, 0, 1, 0], 0, [0, 1]]",
-            f"{{'tokens': 3}} {rank}",
-        ]
+        assert out.splitlines() == ["[[0, 5, 5], [0, 1, 0, 1, 0], 0, [0, 1]]", f"{{'tokens': 3}} {rank}"]
     files = [len(path.read_text().splitlines()) for path in tmp_path.glob(f"{folder[:5]}*/results/*.jsonl")]
     assert sorted(files) == [2, 3]
 

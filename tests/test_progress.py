@@ -13,16 +13,7 @@ import pytest
 
 from ropewalk import progress as module
 from ropewalk.errors import RopeError
-from ropewalk.progress import (
-    Display,
-    LinesProgress,
-    Progress,
-    ProgressBar,
-    SilentProgress,
-    expect,
-    say,
-    shown,
-)
+from ropewalk.progress import Display, LinesProgress, Progress, ProgressBar, SilentProgress, expect, say, shown
 
 
 class Listed:

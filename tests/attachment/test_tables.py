@@ -120,36 +120,6 @@ def test_axes_of_multimodal_positions():
 
 
 @torch.no_grad()
-def test_only_this_instance_changes(llama):
-    """Another model of the class, also one that shares the config, computes as before; nothing is left after detach."""
-    other = type(llama)(llama.config).eval()
-    other.load_state_dict(llama.state_dict())
-    far, keys = outputs_of(other, IDS, position_ids=FAR), set(vars(llama))
-    with rw.attachment.attached(llama):
-        assert torch.equal(outputs_of(other, IDS, position_ids=FAR), far)
-        assert not torch.equal(outputs_of(llama, IDS, position_ids=FAR), far)
-        assert set(llama.state_dict()) == set(other.state_dict())
-    assert set(vars(llama)) == keys
-    assert not any("forward" in vars(module) for module in llama.modules())
-
-
-@torch.no_grad()
-def test_a_copy_is_attached_by_itself(llama):
-    """A deep copy is attached as well, and its handle detaches the copy alone."""
-    far = outputs_of(llama, IDS, position_ids=FAR)
-    with rw.attachment.attached(llama, "pi", target=256) as handle:
-        exact = outputs_of(llama, IDS)
-        copied = copy.deepcopy(llama)
-        assert torch.equal(outputs_of(copied, IDS), exact)
-        of_copy = attachment_of(copied)
-        assert of_copy is not None
-        assert of_copy is not handle
-        of_copy.detach()
-        assert torch.equal(outputs_of(copied, IDS, position_ids=FAR), far)
-        assert torch.equal(outputs_of(llama, IDS), exact)
-
-
-@torch.no_grad()
 def test_a_cast_model_gets_the_frequencies_that_its_config_says():
     """`.to(bfloat16)` rounds the live frequencies; ours are as exact as before the cast."""
     model = small_model("llama").to(torch.bfloat16)
@@ -262,13 +232,12 @@ def test_lengths_follow_the_call_or_are_fixed():
 
 @pytest.mark.traced
 @pytest.mark.parametrize(
-    ("method", "layers"),
-    [("yarn", 2), ("rerope", 1), pytest.param("log-n", 1, marks=pytest.mark.thorough)],
+    ("method", "layers"), [("yarn", 2), ("rerope", 1), pytest.param("log-n", 1, marks=pytest.mark.thorough)]
 )
 def test_compiled_without_graph_break(method, layers):
     """One graph: other tables, remapped positions, a factor of the logits; the logits are those of eager mode.
 
-    tests/layers/test_extensions_compiled.py compiles every extension.
+    tests/layers/test_extensions.py compiles every extension.
     """
     llama = small_model("llama", num_hidden_layers=layers)
     with rw.attachment.attached(llama, method, target=256), torch.no_grad():

@@ -10,7 +10,7 @@ import pytest
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.traps import TRAPS, lint
 from ropewalk.checkpoints.checkpoint import ropes_of
-from tests.rope.test_values import CONFIGS, ODD, places, with_value
+from tests.rope.test_config import CONFIGS, ODD, places, with_value
 
 LLAMA31: dict[str, Any] = {
     "model_type": "llama",

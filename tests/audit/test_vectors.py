@@ -21,9 +21,9 @@ import ropewalk as rw
 from ropewalk.audit.vectors import SCHEMA, conformance_vectors
 from ropewalk.audit.wording import CASES
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.cli.app import main
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load
+from tests.cli.doctor_runs import run_command
 from tests.rope.models import Model, transformers_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -95,9 +95,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     folder = tmp_path / "my-llama"
     folder.mkdir()
     (folder / "config.json").write_text(config_of("llama_2_7b").read_text())
-    with pytest.raises(SystemExit) as ended:
-        main(["vectors", str(folder), "tiny", "--out", str(tmp_path / "out")])
-    assert not ended.value.code
+    assert run_command("vectors", folder, "tiny", "--out", tmp_path / "out") == 0
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         f"{n}{e}" for n in ("my-llama", "tiny") for e in (".json", ".safetensors")
     }
@@ -112,9 +110,7 @@ def test_the_command_refuses(
     sources: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sources that would overwrite each other, and a missing one: status 2, a message, and no file."""
-    with pytest.raises(SystemExit) as ended:
-        main(["vectors", *sources, "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2
+    assert run_command("vectors", *sources, "--out", tmp_path / "out") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -1,11 +1,12 @@
-"""The figure of the benchmarks: one panel for each dtype, one line for each contender."""
+"""The figures of the benchmarks: every point in its panel, and contenders that are told apart without colour."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from bandwidth import _LOOKS, copy_bandwidth
-
-from ropewalk.figures.style import render
+from growth import _GROWTH_LOOKS, growth
 
 pytest.importorskip("matplotlib")
 PANELS = {
@@ -35,7 +36,39 @@ def test_contenders_are_told_apart_without_colour() -> None:
     assert len({(look.line, look.marker) for look in _LOOKS.values()}) == len(_LOOKS)
 
 
-def test_the_same_numbers_give_the_same_file() -> None:
-    """As every figure."""
-    first, second = (render(copy_bandwidth(PANELS), "svg") for _ in range(2))
-    assert first == second
+pytest.importorskip("matplotlib")
+FACTS = {"model": "m.gguf", "text": "a novel", "device": "a machine", "date": "2026-11-22T16:00:00Z"}
+
+
+def record(tokens: int, peak: float = 100.0, **seconds: float) -> dict[str, Any]:
+    """A line of `forward.jsonl`; names with "_" for " "."""
+    of = {name.replace("_", " "): value for name, value in seconds.items()}
+    return {
+        **FACTS, "tokens": tokens, "median_seconds": of, "peak_bytes": dict.fromkeys(of, tokens * 1e6),
+        "operations": tokens * 1e9, "matrix_product_gflops": {"bfloat16": peak},
+    }  # fmt: skip
+
+
+RECORDS = [
+    record(1024, ropewalk_bfloat16=9.0, transformers_float32=3.0),
+    record(1024, ropewalk_bfloat16=2.0),
+    record(2048, peak=200.0, ropewalk_bfloat16=4.0, other_float32=5.0),
+]
+
+
+def test_lines_are_the_records() -> None:
+    """The last record of a length counts; a contender with one length is a point; the fastest product is the bound."""
+    time, memory = growth(RECORDS).axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in time.lines}
+    assert drawn == {
+        "ropewalk bfloat16": [[1024, 2.0], [2048, 4.0]],
+        "transformers float32": [[1024, 3.0]],
+        "other float32": [[2048, 5.0]],
+        "matrix product, bfloat16: 200 GFLOP/s": [[1024, 5.12], [2048, 10.24]],
+    }
+    assert memory.lines[0].get_xydata().tolist() == [[1024, 1.024e9], [2048, 2.048e9]]
+
+
+def test_contenders_are_told_apart_without_colour_of_growth() -> None:
+    """No two share line and marker."""
+    assert len({(look.line, look.marker) for look in _GROWTH_LOOKS.values()}) == len(_GROWTH_LOOKS)

@@ -123,18 +123,6 @@ def test_a_process_of_a_job_is_stopped_in_time_and_reported(tmp_path: Path, plac
 # -- rotation ---------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_of_rotation_begin_with_what_matters() -> None:
-    """bfloat16 at 8,192 tokens first; every peer of a GPU in the sweep and in training; keys differ."""
-    jobs = gpu_rotation.jobs(Place("cuda", False, Path("unused")))
-    keys = [job.key for job in jobs]
-    assert len(set(keys)) == len(keys)
-    assert keys[0] == "sweep, bfloat16 half 1x8192x32/8x128"
-    assert all("bfloat16" in key for key in keys[: len(keys) // 2])
-    builds = {group.kind: set(group.builds) for group in gpu_rotation.more_groups(gpu_rotation.PRESET)}
-    assert {"transformers", "torch.compile", "Liger-Kernel"} <= builds["training"]
-    assert set(peers.CUDA) == {"transformers", "torch.compile", "Liger-Kernel", "flash-attention"}
-
-
 @interpreted
 @pytest.mark.parametrize("kind", ["cache writes", pytest.param("training", marks=pytest.mark.thorough)])
 def test_the_new_groups_measure_the_rotation(kind: str, place: Place) -> None:
@@ -192,12 +180,6 @@ def test_failing_tests_are_a_wrong_result(tmp_path: Path, place: Place) -> None:
     assert "1 failed, 1 passed" in record["ended"]
 
 
-def test_a_missing_model_skips_with_its_reason(tmp_path: Path) -> None:
-    gpu = Place("cuda", False, tmp_path)
-    with pytest.raises(Skip, match="no model"):
-        gpu_models.model_of(gpu)
-
-
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -225,13 +207,6 @@ def test_parts_are_joined_and_checked(tmp_path: Path, monkeypatch: pytest.Monkey
         SCRIPT["unpack"](packed, None)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_to_do() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts/gpu.py"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "make gpu SMALL=1" in done.stderr
-
-
 def test_a_crash_is_recorded_and_the_step_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent writes the record of the job in which a child ended, and starts another child."""
     children = iter([("bad job", "a GPU", -11, "segmentation fault"), (None, "a GPU", 0, "")])
@@ -243,24 +218,6 @@ def test_a_crash_is_recorded_and_the_step_goes_on(tmp_path: Path, monkeypatch: p
     assert (one["key"], one["status"]) == ("bad job", "crashed")
     assert "status -11: segmentation fault" in one["reason"]
     assert next(children, None) is None
-
-
-def test_after_a_broken_context_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first child has written its failed job and ends; the parent starts another, and adds no record."""
-    records = Records(tmp_path, "rotation")
-    children = iter([SCRIPT["BROKEN"], 0])
-
-    def child(*_: Any) -> tuple[None, str, int, str]:
-        status = next(children)
-        if status:
-            records.add({"key": "bad job", "status": "failed", "run": "one"})
-        return None, "a GPU", status, ""
-
-    monkeypatch.setitem(SCRIPT["supervise"].__globals__, "run_child", child)
-    options = type("Options", (), {"results": tmp_path, "run": "one", "small": False})()
-    assert SCRIPT["supervise"]("rotation", options, 60.0, time.monotonic() + 60.0) == 1
-    assert next(children, None) is None
-    assert statuses(records) == ["failed"]
 
 
 @pytest.mark.slow  # two runs in the interpreter: minutes

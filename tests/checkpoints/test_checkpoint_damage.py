@@ -91,10 +91,7 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
             {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},
             r"(?s)rope_type.*config\.json|config\.json.*rope",
         ),
-        (
-            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-            "all layers of a Llama",
-        ),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "all layers of a Llama"),
         ({"layer_types": 3}, "layer_types"),
         ({"layer_types": [["full_attention"]] * 3}, "layer_types"),
         ({"model_type": "ropewalk"}, "model_type ropewalk is damaged"),

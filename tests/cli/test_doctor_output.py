@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ropewalk.cli.app import main
 from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.serving.engines import ENGINES
+from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis, with_verdict
 
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 512}
@@ -81,9 +81,7 @@ def test_the_next_command_runs(
     record = tmp_path / "record.json" if from_record else None
     command = chosen.next_command(model="tiny", record=record)
     assert command is not None
-    with pytest.raises(SystemExit) as ended:
-        main(shlex.split(command)[1:])
-    assert not ended.value.code
+    assert run_command(*shlex.split(command)[1:]) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ropewalk.cli.app import main
+from tests.cli.doctor_runs import run_command
+from tests.rope.models import fixture
 
-LLAMA31: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
+LLAMA31 = fixture("llama_3_1_8b")
 
 
-def inspect(*arguments: str | Path) -> int:
-    """Run the command; the exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", *map(str, arguments)])
-    return int(ended.value.code or 0)
+inspect = partial(run_command, "inspect")
 
 
 def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

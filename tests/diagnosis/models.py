@@ -13,7 +13,6 @@ import ropewalk as rw
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.loading import reader_of
 from ropewalk.readers.texts import novel
 from ropewalk.rope.config import RopeConfig
@@ -35,12 +34,6 @@ def tiny_decoder(rope: Any = ROPE, **changes: Any) -> Decoder:
         "initializer_range": 0.3,
     }
     return Decoder(DecoderConfig(**{**fields, **changes})).eval()
-
-
-def under_method(model: Decoder, method: str, *, trained: int, target: int) -> Decoder:
-    """The decoder under an extension method, its weights shared."""
-    positions = METHODS[method].positions(model.config.positions, Reach(trained, target))
-    return model.with_positions(rope=positions.ropes, extension=positions.extensions)
 
 
 def window_losses(model: Decoder, ids: torch.Tensor, **options: Any) -> Any:

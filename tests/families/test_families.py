@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from ropewalk.families import FAMILIES, REFUSED, Condition, Family, family_name
+import ropewalk as rw
+from ropewalk.families import FAMILIES, REFUSED, Condition, Family, Trained, family_name, trained_as
 from ropewalk.families.family import HALF, FamilyTable, Indexer
+from ropewalk.families.trained import FACTS
+from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.layer_types import rope_types
+from tests.rope.models import fixture, fixture_names, transformers_config
 
 
 def test_every_row_is_plain_data() -> None:
@@ -71,3 +76,134 @@ def test_a_condition_on_a_block() -> None:
     plain = Condition("", rope_types=("linear",))
     blocks = [None, {}, {"type": "linear"}, {"rope_type": "yarn"}, [1]]
     assert [plain.holds(block) for block in blocks] == [True, False, True, False, True]
+
+
+# --- what each published configuration was trained to
+
+K = 1024
+# For each published configuration: tokens of its longest training sequences, and whether the scaling that it carries
+# (None: it carries none, or nothing published says) was there. Sources: src/ropewalk/families/trained.py, and for those
+# without a fact the model's own card or report, which says the length that its config states.
+PUBLISHED: dict[str, tuple[int, bool | None]] = {
+    "aya_23_8b": (8 * K, None),  # arXiv:2405.15032: context 8,192
+    "command_r": (128 * K, None),  # card: 128K; max_position_embeddings says 8,192
+    "deepseek_v2_lite": (32 * K, True),  # arXiv:2405.04434: YaRN at 32K
+    "deepseek_v3": (128 * K, True),  # arXiv:2412.19437: YaRN at 32K, then 128K
+    "gemma_2_2b": (8 * K, None),  # arXiv:2408.00118
+    "gemma_3_1b": (32 * K, None),  # arXiv:2503.19786: the 1B model stays at 32K
+    "gemma_3_27b": (128 * K, True),  # arXiv:2503.19786: scaled by 8 at the end of pre-training
+    "gemma_4_e4b": (128 * K, None),  # card: 128K
+    "glm_4_32b": (32 * K, None),  # card: 32K
+    "gpt_j_6b": (2 * K, None),  # card: 2,048
+    "gpt_oss_120b": (128 * K, True),  # arXiv:2508.10925
+    "internlm2_5_7b_dynamic": (32 * K, False),  # arXiv:2403.17297: 32K; dynamic NTK beyond
+    "laguna_s": (8 * K, None),  # no report of its long-context training was found: the length before its scaling
+    "llama_2_7b": (4 * K, None),  # arXiv:2307.09288
+    "llama_3_1_8b": (128 * K, True),  # arXiv:2407.21783
+    "llama_3_2_1b": (128 * K, True),  # card: 128K
+    "llama_4_scout": (256 * K, True),  # Meta AI 2025: 256K, and length generalisation to 10M
+    "ministral_3_3b": (256 * K, True),  # arXiv:2601.08584
+    "mistral_7b_v0_1": (8 * K, None),  # arXiv:2310.06825, table 1
+    "mistral_7b_v0_3": (32 * K, None),  # card: 32K
+    "modernbert_base": (8 * K, None),  # arXiv:2412.13663
+    "olmo_3_1_32b": (64 * K, True),  # arXiv:2512.13961
+    "phi_3_5_mini": (128 * K, True),  # arXiv:2404.14219
+    "phi_3_5_vision_su": (128 * K, True),
+    "phi_4_mini": (128 * K, True),  # arXiv:2503.01743
+    "pythia_1b": (2 * K, None),  # arXiv:2304.01373
+    "qwen2_0_5b": (32 * K, None),  # arXiv:2407.10671
+    "qwen2_5_7b_yarn": (32 * K, False),  # arXiv:2412.15115: YaRN at inference
+    "qwen2_5_vl_7b": (32 * K, None),  # arXiv:2502.13923, table 2; the config says 128,000
+    "qwen2_vl_7b": (32 * K, None),
+    "qwen3_0_6b": (32 * K, None),  # arXiv:2505.09388; the config says 40,960
+    "qwen3_5_9b": (256 * K, None),  # card: 262,144
+    "qwen3_8b": (32 * K, None),
+    "qwen3_next_80b": (256 * K, None),  # card: 262,144
+    "qwen3_vl_4b": (256 * K, None),  # card: 256K
+    "redpajama_3b": (2 * K, None),  # card: 2,048
+    "smollm2_135m": (8 * K, None),  # arXiv:2502.02737: extended to 8K
+    "smollm3_3b": (64 * K, None),  # card: 64K
+    "stablelm_3b": (4 * K, None),  # card: 4,096
+    "starcoder2_7b": (16 * K, None),  # arXiv:2402.19173: 16,384, windows of 4,096
+}
+
+
+def furthest(config: Any) -> rw.RopeConfig:
+    """The rope of the full layers, or the only one."""
+    ropes = {label: rope for label, rope in ropes_of_layer_types(config).items() if rope is not None}
+    return ropes.get("full_attention") or next(iter(ropes.values()))
+
+
+def test_every_published_configuration_is_asked() -> None:
+    """None is left out."""
+    assert list(PUBLISHED) == fixture_names()
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_what_published_models_were_trained_to(name: str) -> None:
+    """The length and the scaling, from the config.json and from transformers' object."""
+    for config in (fixture(name), *(() if name == "phi_3_5_vision_su" else (transformers_config(fixture(name)),))):
+        rope = furthest(config)
+        assert (rope.trained_length, rope.scaling_is_trained) == PUBLISHED[name]
+        kept = PUBLISHED[name][1] is True
+        assert rope.as_trained() == (rope if kept else rope.unscaled())
+
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 1}
+VICUNA = {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "trained"),
+    [
+        ({**VICUNA, "max_sequence_length": 16_384}, (16_384, True)),
+        (VICUNA, (4096, None)),  # PI may be anybody's: it is measured
+        ({"rope_parameters": YARN, "max_position_embeddings": 65_536}, (4096, None)),
+        ({"rope_parameters": {**YARN, "finetuned": True}, "max_position_embeddings": 65_536}, (65_536, True)),
+        ({"rope_parameters": {**YARN, "finetuned": False}, "max_position_embeddings": 65_536}, (4096, False)),
+        # what `ropewalk extend --method llama3` writes of SmolLM2 is not Llama 3.1's
+        (
+            {
+                "rope_parameters": {**LLAMA3, "rope_theta": 1e5, "original_max_position_embeddings": 8192},
+                "max_position_embeddings": 32_768,
+            },
+            (8192, None),
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 4096}, (4096, False)),
+        ({"model_type": "qwen3", "rope_parameters": YARN, "max_position_embeddings": 40_960}, (4096, False)),
+        ({"model_type": "qwen3", "max_position_embeddings": 262_144}, (262_144, None)),  # the 2507 models
+        ({"model_type": "cohere", "max_position_embeddings": 8192, "model_max_length": 131_072}, (131_072, None)),
+        ({"model_type": "gpt_oss"}, (131_072, True)),
+        ({}, (None, None)),
+    ],
+)
+def test_variants_of_one_model_type(fields: dict[str, Any], trained: tuple[int | None, bool | None]) -> None:
+    """A fact holds of the configs that it is about, and of no others."""
+    rope = rw.RopeConfig.from_hf({**LLAMA, **fields})
+    assert (rope.trained_length, rope.scaling_is_trained) == trained
+
+
+def test_every_fact_has_its_source() -> None:
+    """Known families and rules, a source for each, and something said."""
+    for fact in FACTS:
+        assert set(fact.families.split()) <= set(FAMILIES), fact
+        assert set(fact.rules.split()) <= set(rope_types()), fact
+        assert fact.trained.source, fact
+        assert fact.trained.with_scaling is not None or fact.trained.length or fact.length_key, fact
+        assert fact.trained.with_scaling is None or fact.rules != "default", fact
+
+
+def test_what_is_not_in_the_table_is_not_guessed() -> None:
+    """An unknown family, or a rule that nobody speaks of."""
+    assert trained_as("unheard_of", "yarn", {}) is None
+    assert trained_as("gemma3_text", "llama3", {}) is None
+
+
+def test_ropes_that_differ_in_their_training_alone_are_equal() -> None:
+    """They turn alike, so one table serves both."""
+    one, other = (rw.RopeConfig(8, interleaved=False, trained=trained) for trained in (None, Trained(True, 64)))
+    assert one == other
+    assert (hash(one), repr(one)) == (hash(other), repr(other))
+    assert (one.trained_length, other.trained_length) == (None, 64)

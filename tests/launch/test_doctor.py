@@ -16,10 +16,7 @@ import ropewalk as rw
 from ropewalk.readers.texts import read_text
 from tests.launch.ranks import free_port, run_all
 
-SETTINGS = {
-    "target": 512,
-    "methods": ["yarn", "dca"],
-}
+SETTINGS = {"target": 512, "methods": ["yarn", "dca"]}
 
 CODE = """
 import json, sys

@@ -14,17 +14,7 @@ import ropewalk as rw
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.rope.extensions import (
-    STRING,
-    DroPE,
-    DualChunk,
-    Extension,
-    JetLong,
-    LaMPE,
-    LogN,
-    ReRoPE,
-    SelfExtend,
-)
+from ropewalk.rope.extensions import STRING, DroPE, DualChunk, Extension, JetLong, LaMPE, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import DynamicNTK
 from tests.layers.oracle import turn
 

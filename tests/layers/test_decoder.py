@@ -6,11 +6,74 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from ropewalk import RopeError
-from ropewalk.rope.scaling import DynamicNTK
+from ropewalk import RopeConfig, RopeError
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
+from ropewalk.rope.extensions import ReRoPE
+from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
-from tests.layers.small_decoders import DIM, LONG, RULES, TRAINED, VOCAB, close, ids, in_chunks, make, rope
+
+VOCAB, DIM, TRAINED = 50, 8, 16
+
+
+def rope(scaling: Scaling | None = None, **changes: Any) -> RopeConfig:
+    """A rule for heads of 8 with a small trained length, so that its scaling acts."""
+    given: dict[str, Any] = {"interleaved": False, "max_position_embeddings": TRAINED, "theta": 1000.0}
+    return RopeConfig(DIM, scaling=scaling, **{**given, **changes})
+
+
+LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), TRAINED, factor=4.0)
+PHIMOE = LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 4.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
+RULES: dict[str, tuple[Any, int]] = {
+    "default": (rope(), 40),
+    "interleaved": (rope(interleaved=True), 40),
+    "linear": (rope(Linear(4.0)), 40),
+    "ntk": (rope(NTK(4.0)), 40),
+    "dynamic": (rope(DynamicNTK(2.0)), 40),
+    "dynamic within": (rope(DynamicNTK(2.0)), 3),
+    "dynamic paper": (rope(DynamicNTK(variant="paper")), 40),
+    "yarn": (rope(YaRN(4.0, TRAINED)), 40),
+    "longrope short": (rope(LONG), 12),
+    "longrope long": (rope(LONG), 40),
+    "longrope mscale": (rope(PHIMOE), 40),
+    "llama3": (rope(Llama3(8.0, 1.0, 4.0, TRAINED)), 40),
+    "proportional": (rope(Proportional(0.5)), 40),
+    "partial": (rope(rotary_dim=4), 40),
+    "nope": (None, 40),
+    "nope layers": ((rope(), None, rope()), 40),
+    "two thetas": ((rope(), rope(theta=20.0), rope()), 40),
+    "mixed rules": ((rope(LONG), rope(Linear(2.0)), rope(DynamicNTK(2.0))), 40),
+}
+
+
+def make(ropes: Any = None, **changes: Any) -> Decoder:
+    """A three-layer decoder whose weights are large enough that errors would show."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.15,
+    }  # fmt: skip
+    return Decoder(DecoderConfig(rope=ropes, **{**sizes, **changes})).eval()
+
+
+def ids(batch: int, seq: int) -> Tensor:
+    """Random tokens."""
+    return torch.randint(0, VOCAB, (batch, seq))
+
+
+def in_chunks(model: Decoder, tokens: Tensor, sizes: list[int], **cache: Any) -> Tensor:
+    """Logits of tokens that go through a cache in chunks."""
+    kept = model.new_cache(len(tokens), **cache)
+    parts = [model(part, cache=kept) for part in tokens.split(sizes, 1)]
+    assert kept.lengths.tolist() == [tokens.shape[1]] * len(tokens)
+    return torch.cat(parts, 1)
+
+
+def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
+    """Equal within 1e-5, as the design asks of float32."""
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -61,17 +124,6 @@ def test_left_padded_batches_equal_rows_alone(rule: str, window: Any) -> None:
             close(new[r, 0], alone[r][0, n + step])
     assert whole.isfinite().all()
     assert cached.isfinite().all()
-
-
-def test_packed_documents_are_separate() -> None:
-    """Packed documents give the logits of each alone; under dynamic NTK at the same seq_len."""
-    for ropes in (rope(), rope(DynamicNTK(2.0)), (rope(), None, rope(theta=30.0))):
-        model = make(ropes, sliding_window=(None, 3, None))
-        documents = [ids(1, n) for n in (5, 1, 9)]
-        marks = torch.tensor([[3] * 5 + [1] + [3] * 9])
-        packed = model(torch.cat(documents, 1), document_ids=marks, seq_len=30)
-        for part, document in zip(packed.split([5, 1, 9], 1), documents, strict=True):
-            close(part, model(document, seq_len=30))
 
 
 def test_position_ids_and_mask_are_separate() -> None:
@@ -255,3 +307,170 @@ def test_nothing_at_all() -> None:
     parts = [model(part, cache=cache) for part in tokens.split([3, 0, 6], 1)]
     assert model(ids(2, 4), attention_mask=empty, cache=cache).isfinite().all()
     close(torch.cat(parts, 1), model(tokens))
+
+
+# --- weights: names, start, the meta device, other dtypes, gradients
+
+
+def test_state_dict_keys_are_llamas() -> None:
+    """Keys are Hugging Face Llama's, without "model."; a tied head has none; gelu has no gate."""
+    keys = set(make(rope(), qk_norm=True, attention_bias=True, tie_word_embeddings=False).state_dict())
+    of_layer = {key.removeprefix("layers.2.") for key in keys if key.startswith("layers.2.")}
+    assert of_layer == {
+        "self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight", "self_attn.k_proj.bias",
+        "self_attn.v_proj.weight", "self_attn.v_proj.bias", "self_attn.o_proj.weight", "self_attn.q_norm.weight",
+        "self_attn.k_norm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
+        "input_layernorm.weight", "post_attention_layernorm.weight",
+    }  # fmt: skip
+    assert {k for k in keys if not k.startswith("layers.")} == {"embed_tokens.weight", "norm.weight", "lm_head.weight"}
+    plain = make(rope(), hidden_act="gelu", norm="layernorm", mlp_bias=True, output_bias=True)
+    assert "lm_head.weight" not in plain.state_dict()
+    assert "layers.0.mlp.gate_proj.weight" not in plain.state_dict()
+    assert {"layers.0.mlp.up_proj.bias", "layers.0.self_attn.o_proj.bias", "norm.bias"} <= set(plain.state_dict())
+
+
+def test_built_on_meta() -> None:
+    """Built without memory, materialised and filled, it is the same model."""
+    source, tokens = make(rope(YaRN(4.0, TRAINED))), ids(1, 9)
+    with torch.device("meta"):
+        model = Decoder(source.config)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model = model.to_empty(device="cpu").eval()
+    model.load_state_dict(source.state_dict())
+    assert torch.equal(model(tokens), source(tokens))
+    with torch.device("meta"):
+        other = Decoder(source.config).eval()
+    other.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(other(tokens), source(tokens))
+    assert not list(source.buffers())
+
+
+def test_gradients_reach_every_weight() -> None:
+    """Every parameter learns, with padding and documents too, and no gradient is NaN."""
+    model = make(rope(), qk_norm=True, attention_bias=True, tie_word_embeddings=False, sliding_window=(None, 3, None))
+    tokens = ids(2, 10)
+    mask, marks = torch.ones(2, 10, dtype=torch.long), torch.tensor([[0] * 4 + [1] * 6] * 2)
+    mask[0, :5] = 0
+    loss = model.train()(tokens, attention_mask=mask, document_ids=marks)[mask.bool()].logsumexp(-1).sum()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        if name != "layers.0.self_attn.k_proj.bias":
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_initial_weights() -> None:
+    """Matrices begin with the standard deviation asked for, norms at one, biases at zero; a seed repeats them."""
+    torch.manual_seed(5)
+    model = make(rope(), hidden_size=256, attention_bias=True, initializer_range=0.03)
+    assert abs(model.embed_tokens.weight.std().item() - 0.03) < 0.001
+    assert abs(model.layers[1].mlp.up_proj.weight.std().item() - 0.03) < 0.001
+    assert model.layers[1].self_attn.q_proj.bias.abs().max() == 0
+    assert (model.norm.weight == 1).all()
+    torch.manual_seed(5)
+    again = make(rope(), hidden_size=256, attention_bias=True, initializer_range=0.03)
+    assert torch.equal(again.embed_tokens.weight, model.embed_tokens.weight)
+
+
+# --- under torch.compile and torch.export
+
+
+@pytest.mark.traced
+def test_compiles_without_a_break() -> None:
+    """One graph without breaks, right for plain calls, and for padded rows of packed documents."""
+    model, tokens = make((rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
+        for arguments in ({}, {"attention_mask": mask, "document_ids": documents}):
+            real = arguments.get("attention_mask", torch.ones_like(mask)).bool()  # padding may hold anything
+            close(compiled(tokens, **arguments)[real], model(tokens, **arguments)[real])
+
+
+@pytest.mark.traced
+def test_compiled_lengths_share_a_graph() -> None:
+    """Changing lengths compile twice at most (static, then dynamic), stay right and send gradients back."""
+    from torch._dynamo.testing import CompileCounter
+
+    model, counter = make(rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for length in (12, 20, 33, 40):
+        tokens = ids(2, length)
+        out = compiled(tokens, seq_len=64)
+        close(out, model(tokens, seq_len=64))
+        out.sum().backward()
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.traced
+def test_exported() -> None:
+    """torch.export keeps the model whole, and eager use goes on."""
+    model, tokens = make(rope(YaRN(4.0, TRAINED)), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
+    exported = torch.export.export(model, (tokens,)).module()
+    close(exported(tokens), model(tokens))
+
+
+# --- with_positions: the same weights under another rope, another extension, or both
+
+
+def test_with_positions_shares_weights() -> None:
+    """The other model has the same weights, the first one its own rope; layers without a rope stay without."""
+    model, tokens = make((rope(), None, rope())), ids(1, 30)
+    before = model(tokens)
+    other = model.with_positions(rope=rope(Linear(4.0)))
+    assert other.config.ropes == (rope(Linear(4.0)), None, rope(Linear(4.0)))
+    assert model.config.ropes == (rope(), None, rope())
+    assert torch.equal(model(tokens), before)
+    assert (other(tokens) - before).abs().max() > 1e-3
+    assert {p.data_ptr() for p in other.parameters()} == {p.data_ptr() for p in model.parameters()}
+    assert torch.equal(other.with_positions(rope=(rope(), None, rope()))(tokens), before)
+    assert make(rope()).with_positions(rope=rope(Linear(4.0))).config.rope == rope(Linear(4.0))
+    assert model.with_positions(rope=None).config.ropes == (None, None, None)
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    assert other(tokens).abs().max() == 0
+    other.train()
+    assert not model.training
+    assert not model.layers[0].self_attn.training
+
+
+def test_with_positions_sets_both_at_once() -> None:
+    """A rope and an extension together, one alone, and neither; what is not named stays."""
+    model, near, tokens = make(rope()), ReRoPE(window=4), ids(1, 30)
+    both = model.with_positions(rope=rope(Linear(4.0)), extension=near)
+    assert both.config.positions == Positions((rope(Linear(4.0)),) * 3, (near,) * 3, (None,) * 3)
+    assert (both.config.rope, both.config.extension) == (rope(Linear(4.0)), near)
+    one_by_one = model.with_positions(rope=rope(Linear(4.0))).with_positions(extension=near)
+    assert torch.equal(both(tokens), one_by_one(tokens))
+    assert (
+        both.with_positions(extension=None).config.positions
+        == model.with_positions(rope=rope(Linear(4.0))).config.positions
+    )
+    without = both.with_positions(rope=None, extension=None)  # neither order of two calls could do this for a layer
+    assert without.config.positions == Positions((None,) * 3, (None,) * 3, (None,) * 3)
+    back = without.with_positions(rope=(rope(),) * 3, extension=(near, None, None))
+    assert back.config.positions == Positions((rope(),) * 3, (near, None, None), (None,) * 3)
+    assert torch.equal(both.with_positions()(tokens), both(tokens))
+    assert model.config.positions == Positions((rope(),) * 3, (None,) * 3, (None,) * 3)
+
+
+@pytest.mark.rejects
+def test_with_positions_refuses() -> None:
+    """Other types, another number of layers, and a rope that an extension still needs."""
+    model = make(rope())
+    for settings, message in (
+        ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
+        ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
+        ({"rope": 10_000.0}, "`rope` must be a RopeConfig"),
+        ({"extension": "rerope"}, "`extension` must be a Extension"),
+        ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            model.with_positions(**settings)
+    with pytest.raises(RopeError, match="cannot be removed"):
+        model.with_positions(extension=ReRoPE(4)).with_positions(rope=None)
+    with pytest.raises(RopeError, match=r"Positions: a tuple `extensions` needs one entry per layer"):
+        Positions((rope(),), (), (None,))

@@ -143,26 +143,6 @@ def test_both_ways_and_weights() -> None:
         torch.testing.assert_close(out[1:, 3:], layer(x[1:, 3:]), atol=1e-12, rtol=0)
 
 
-def test_dropout_acts_in_training() -> None:
-    """Attention's dropout is drawn for each document."""
-    layer = rw.Attention(16, 4, head_dim=8, rope=ROPE, attention_dropout=0.5).double()
-    x, marks = torch.randn(1, 12, 16, dtype=torch.float64), pack([[5, 7]])
-    assert not torch.equal(layer(x, document_ids=marks), layer(x, document_ids=marks))
-    layer.eval()
-    assert torch.equal(layer(x, document_ids=marks), layer(x, document_ids=marks))
-
-
-def test_nothing_but_padding() -> None:
-    """Rows without tokens, or of padding alone: zeros, and gradients that are zero."""
-    model = make(rope=ROPE)
-    assert model(torch.zeros(2, 0, dtype=torch.long), document_ids=torch.zeros(2, 0, dtype=torch.long)).shape[1] == 0
-    ids, marks = torch.randint(0, VOCAB, (2, 6)), pack([[2, 4], [6]])
-    out = model(ids, document_ids=marks, attention_mask=torch.zeros(2, 6, dtype=torch.long))
-    out.sum().backward()
-    assert out.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
 def test_where_the_documents_lie() -> None:
     """Rows end to end without padding; packing and unpacking give the tokens back, and zeros at padding."""
     marks, mask = torch.tensor([[7, 7, 2, 2, 2], [1, 1, 1, 1, 7]]), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]])

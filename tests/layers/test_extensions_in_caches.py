@@ -9,13 +9,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.layers.generation import generate
-from ropewalk.rope.extensions import (
-    DroPE,
-    DualChunk,
-    LogN,
-    ReRoPE,
-    SelfExtend,
-)
+from ropewalk.rope.extensions import DroPE, DualChunk, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import LongRoPE
 from tests.layers.extension_material import (
     DYNAMIC,
@@ -118,19 +112,6 @@ def test_a_layer_alone_asks_for_its_extension():
         rw.KVCache(**sizes, extensions=[None, None])
 
 
-@pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
-def test_generation_is_the_full_forward(extension):
-    """Greedy decoding of unequal rows under each: every token is the likeliest after those before it."""
-    model = make_model(extension)
-    prompts = [torch.randint(0, 50, (n,)).tolist() for n in (17, 5)]
-    found = generate(model, prompts, max_new_tokens=12, temperature=0.0)
-    for prompt, tokens in zip(prompts, found, strict=True):
-        whole = [*prompt, *tokens[-12:]]
-        with torch.no_grad():
-            likeliest = model(torch.tensor([whole]))[0].argmax(-1).tolist()
-        assert tokens[-12:] == likeliest[len(prompt) - 1 : -1]
-
-
 @pytest.mark.parametrize("extension", [LogN(trained_length=5), DroPE(factor=2.0)], ids=repr)
 def test_what_remaps_nothing_takes_a_length_for_each_row(extension):
     """Frequencies may follow each row's own length, in a forward and in generation."""
@@ -189,10 +170,3 @@ def test_generation_gives_each_row_its_own_length(rule):
     prompts = [torch.randint(0, 50, (length,)).tolist() for length in (20, 4, 12)]
     together = generate(model, prompts, max_new_tokens=8, temperature=0.0)
     assert together == [generate(model, [prompt], max_new_tokens=8, temperature=0.0)[0] for prompt in prompts]
-
-
-def test_rows_that_agree_on_a_length_have_one():
-    """A tensor of equal lengths is as good as an int."""
-    model, ids = make_model(ReRoPE(window=4)).with_positions(rope=DYNAMIC), torch.randint(0, 50, (2, 12))
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids, seq_len=torch.tensor([20, 20])), model(ids, seq_len=20))

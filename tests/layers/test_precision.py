@@ -99,10 +99,7 @@ def test_instructions_that_are_slower_than_float32_are_not_chosen(monkeypatch: p
     """Intel's AVX512-BF16 without AMX runs at half of float32's rate."""
     can = {"avx512_bf16": True, "avx512_fp16": True, "cpu_name": "Intel Xeon"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
-    assert chosen_dtype("auto", "cpu") == (
-        torch.float32,
-        "cpu multiplies bfloat16 more slowly, also with AVX512-BF16",
-    )
+    assert chosen_dtype("auto", "cpu") == (torch.float32, "cpu multiplies bfloat16 more slowly, also with AVX512-BF16")
     slow = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if slow_dtype(dtype, "cpu")]
     assert slow == [torch.bfloat16]
 

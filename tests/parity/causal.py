@@ -80,10 +80,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what else single families need
         },
     },
     "roformer": {"is_decoder": True},
-    "phi4_multimodal": {
-        "vision_config": _TOWER,
-        "audio_config": {**_TOWER, "num_blocks": 1},
-    },
+    "phi4_multimodal": {"vision_config": _TOWER, "audio_config": {**_TOWER, "num_blocks": 1}},
     "deepseek_v4": {
         "num_key_value_heads": 1,
         "head_dim": 16,

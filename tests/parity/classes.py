@@ -41,7 +41,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 # Classes that no config describes: the config that they are given is read as its text part.
 UNREAD = {
     "MusicFlamingoRotaryEmbedding": "it turns audio features by angles that are products of two times; "
-    "from_hf reads the text part of its config",
+    "from_hf reads the text part of its config"
 }
 WITHOUT_CLASS = ("gptj", "codegen", "roformer")  # functions and no class: tests/rope has them
 # Config classes without a model_type: the family that their numbers are read as.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from ropewalk.attachment import attach
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.errors import RopeError
 from ropewalk.layers.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.live_model import Prefix, QuestionIds
+from ropewalk.readers.loading import reader_of
 from ropewalk.readers.reader import Reader
+from ropewalk.rope.scaling import YaRN
 from tests.readers.random_models import random_model
 
 IDS = torch.randint(3, 256, (120,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -113,3 +118,47 @@ def test_layers_that_cannot_branch_are_asked_one_by_one(monkeypatch: pytest.Monk
         reader = Reader(model)
     assert not reader.live.branches
     assert asked(reader, monkeypatch)[1] == pytest.approx(alone(model), abs=1e-4)
+
+
+def test_what_begins_alike_is_read_once() -> None:
+    """The tokens that go through the model: the question's, and of each continuation all but the last."""
+    seen: list[int] = []
+    prefix = Reader(random_model("llama")).prefix(TEXT, seq_len=LENGTH)
+    embedding = prefix.live.model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0].shape[1]))
+    first, top = prefix.ask(QUESTIONS[:1]), prefix.top(3)
+    assert seen == [5 + 3 + 1]  # 60..62 of two, and one more third token
+    kept = prefix.cache.layers[0]._buffers
+    prefix.ask(QUESTIONS)
+    assert prefix.cache.layers[0]._buffers is kept
+    assert prefix.ask(QUESTIONS[:1]) == first
+    assert (prefix.tokens, prefix.top(3)) == (len(TEXT), top)
+
+
+@pytest.mark.parametrize("question", [([5, 6], [[1], []]), ([5, 6], []), ([], [[1]])])
+def test_a_question_without_tokens_is_refused(question: QuestionIds) -> None:
+    """With the question that it belongs to."""
+    with pytest.raises(RopeError, match="needs tokens"):
+        Reader(random_model("llama")).prefix(TEXT, seq_len=LENGTH).ask([question])
+
+
+TEXT_TOP = list(range(5, 45))
+
+
+def close(found, expected):
+    """The same tokens, and nats to float32's rounding."""
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [nats for _, nats in found] == pytest.approx([nats for _, nats in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1024, 7])
+def test_as_prefixes_say_it(chunk):
+    """In one forward, and in chunks of which some hold no length that is asked for and one holds two."""
+    model = load_decoder("tiny")
+    rope = dataclasses.replace(model.config.ropes[0], scaling=YaRN(4.0, 256))
+    reader = reader_of(model.float().with_positions(rope=rope))
+    lengths = [1, 16, 20, 40]
+    tops = reader.top_after(TEXT_TOP, lengths, count=5, seq_len=40, chunk=chunk)
+    assert [len(top) for top in tops] == [5] * 4
+    for length, top in zip(lengths, tops, strict=True):
+        close(top, reader.prefix(TEXT_TOP[:length], seq_len=40).top(5))

@@ -1,55 +1,20 @@
-"""Losses in chunks equal one full forward; crop equals a naive loop."""
+"""Losses in chunks, and from hidden states: to within rounding, whatever the weights are kept in."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
-from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
+from ropewalk.readers import live_model as head
+from ropewalk.readers.live_model import half_losses, wide_product
 from ropewalk.readers.loading import reader_of
 from ropewalk.readers.texts import read_text
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder, window_losses
-
-ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)
-ROPES = [
-    ROPE,
-    dataclasses.replace(ROPE, scaling=YaRN(4.0, 16)),
-    dataclasses.replace(ROPE, scaling=DynamicNTK()),
-    dataclasses.replace(ROPE, scaling=LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 4.0), 16), max_position_embeddings=64),
-]
-
-
-def full_forward(model: Decoder, ids: torch.Tensor, seq_len: int) -> np.ndarray:
-    """Minus the log of the softmax, in float64, from one forward without a cache."""
-    with torch.no_grad():
-        logits = model(ids[None], seq_len=seq_len)[0].double()
-    chosen = logits[:-1].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
-    return -chosen.numpy()
-
-
-@pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("chunk", [1, 7, 16, 63, 64, 1000])
-def test_chunks_equal_one_full_forward(rope: RopeConfig, chunk: int) -> None:
-    """Whatever the chunk and the rule, every token's loss is that of the full forward."""
-    model, ids = tiny_decoder(rope), random_ids(64)
-    np.testing.assert_allclose(window_losses(model, ids, chunk=chunk), full_forward(model, ids, 64), atol=2e-5)
-
-
-@pytest.mark.parametrize("first", [1, 2, 13, 39])
-def test_scoring_may_begin_later(first: int) -> None:
-    """`first` drops the earlier losses and changes none of the others."""
-    model, ids = tiny_decoder(), random_ids(40)
-    np.testing.assert_allclose(
-        window_losses(model, ids, first=first, chunk=9), window_losses(model, ids)[first - 1 :], atol=1e-5
-    )
 
 
 def test_progress_counts_every_token() -> None:
@@ -95,3 +60,54 @@ def test_a_window_is_given_up(most: int) -> None:
     whole, part = window_losses(model, ids, chunk=16), window_losses(model, ids, chunk=16, until=enough)
     assert len(part) == seen[-1] == next(length for length in (16, 32, 48, 63) if length >= most)
     np.testing.assert_allclose(part, whole[: len(part)], atol=1e-6)
+
+
+# --- from hidden states
+
+VOCAB, HIDDEN, TOKENS = 700, 64, 300
+
+
+def material(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, a head and targets with logits around 20, as language models have, and losses of a few nats."""
+    weight = (torch.randn(VOCAB, HIDDEN) + 1.0).to(dtype)
+    targets = torch.randint(VOCAB, (TOKENS,))
+    towards = weight[targets].float() - 1.0
+    return (torch.randn(TOKENS, HIDDEN) * 0.1 + towards * 0.08 + 0.3).to(dtype), weight, targets
+
+
+def exact_losses(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Minus the log of the softmax, in float64."""
+    likely = (hidden.double() @ weight.double().t()).log_softmax(-1)
+    return -likely[torch.arange(len(targets)), targets]
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 3e-3), (torch.float16, 4e-4)])
+def test_losses_are_exact_whatever_the_weights(dtype: torch.dtype, error: float) -> None:
+    """In a half type a logit of 20 is off by up to 0.06; a loss is not, because its own differences are small."""
+    hidden, weight, targets = material(dtype)
+    exact = exact_losses(hidden, weight, targets)
+    found = half_losses(hidden, weight, targets)
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().square().mean().sqrt() < error
+    if dtype == torch.bfloat16:
+        assert float((hidden.double() @ weight.double().t()).amax(-1).mean()) > 15
+        rounded = F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="none")
+        assert (rounded - exact).abs().square().mean().sqrt() > 3 * error
+
+
+def test_slices_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of logits that are widened at a time."""
+    hidden, weight, targets = material(torch.bfloat16)
+    whole = half_losses(hidden, weight, targets)
+    for cached in (1, VOCAB * 7, VOCAB * TOKENS):
+        monkeypatch.setattr(head, "CACHED", cached)
+        assert torch.equal(half_losses(hidden, weight, targets), whole)
+
+
+def test_a_wide_product_widens_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float64's logits of bfloat16 values, whatever the number of rows."""
+    hidden, weight, _ = material(torch.bfloat16)
+    monkeypatch.setattr(head, "WIDENED_ROWS", 99)
+    torch.testing.assert_close(
+        wide_product(hidden, weight).double(), hidden.double() @ weight.double().T, atol=1e-4, rtol=0
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -303,81 +302,28 @@ def theirs(module: Any, name: str) -> Array:
     return pairs_of(torch.cat([text, image]))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "flux kontext"])
-def test_tables_are_those_of_diffusers(name: str, transformers_of_diffusers: Any, record_property: Callable) -> None:
+def test_tables_are_those_of_diffusers(transformers_of_diffusers: Any) -> None:
     """Within the rounding of diffusers: of float32 tables if its angles are float64, else of float32 angles.
 
     A float32 angle is off by its size times a few roundings: of the frequency, of the product and of the power.
     """
-    config, positions, truth = CASES[name]
-    difference = np.abs(tables_of(config, positions) - theirs(transformers_of_diffusers, name)).max()
-    record_property("difference", float(difference))
-    in_float64 = name.startswith("flux") or name == "wan"
-    assert difference <= (6e-8 if in_float64 else 6e-8 + 4 * 2.0**-24 * np.abs(truth).max())
-    print(f"{name}: {difference:.1e}")
+    for name, (config, positions, truth) in CASES.items():
+        if name != "flux kontext":
+            difference = np.abs(tables_of(config, positions) - theirs(transformers_of_diffusers, name)).max()
+            in_float64 = name.startswith("flux") or name == "wan"
+            assert difference <= (6e-8 if in_float64 else 6e-8 + 4 * 2.0**-24 * np.abs(truth).max()), name
 
 
-def test_rotation_is_that_of_diffusers(transformers_of_diffusers: Any) -> None:
-    """apply_rotary_emb with use_real_unbind_dim -1 pairs (0, 1); its `sequence_dim=1` is our layout bshd."""
-    from diffusers.models.embeddings import apply_rotary_emb
-
-    config, positions, _ = CASES["flux"]
-    x = torch.randn(2, len(positions), 3, 128, generator=torch.Generator().manual_seed(2))
-    table = transformers_of_diffusers.transformer_flux.FluxPosEmbed(10_000, [16, 56, 56])(positions)
-    expected = apply_rotary_emb(x, table, sequence_dim=1)
-    torch.testing.assert_close(
-        rw.RotaryEmbedding(config).rotate(x, position_ids=positions), expected, atol=1e-6, rtol=0
-    )
-    half = apply_rotary_emb(x, table, sequence_dim=1, use_real_unbind_dim=-2)
-    assert (half - expected).abs().max() > 0.1
-
-
-SMALL: dict[str, dict[str, Any]] = {
-    "FluxTransformer2DModel": {"num_layers": 0, "num_single_layers": 0, "attention_head_dim": 16,
-                               "num_attention_heads": 1, "axes_dims_rope": (4, 6, 6)},
-    "WanTransformer3DModel": {"num_layers": 0, "attention_head_dim": 20, "num_attention_heads": 1, "text_dim": 8,
-                              "ffn_dim": 8, "freq_dim": 8},
-    "HunyuanVideoTransformer3DModel": {"num_layers": 0, "num_single_layers": 0, "num_refiner_layers": 1,
-                                       "attention_head_dim": 16, "num_attention_heads": 1, "text_embed_dim": 8,
-                                       "pooled_projection_dim": 8, "rope_axes_dim": (4, 6, 6), "rope_theta": 99.0},
-    "QwenImageTransformer2DModel": {"num_layers": 0, "attention_head_dim": 16, "num_attention_heads": 1,
-                                    "joint_attention_dim": 8, "axes_dims_rope": (4, 6, 6)},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_a_live_transformer(name: str, transformers_of_diffusers: Any, tmp_path: Any) -> None:
-    """A module, its saved folder and its dict give the same config, whose tables are those of its own rope."""
-    import diffusers
-
-    model = getattr(diffusers, name)(**SMALL[name])
-    config = rw.RopeConfig.from_diffusers(model)
-    model.save_config(tmp_path)
-    assert config == rw.RopeConfig.from_diffusers(tmp_path)
-    assert config == rw.RopeConfig.from_diffusers({"_class_name": name, **model.config})
-    video = torch.zeros(1, 16, 2, 6, 8)
-    if name == "FluxTransformer2DModel":
-        positions, found = at("flux", (1, 3, 4)), model.pos_embed(at("flux", (1, 3, 4)))
-    elif name == "QwenImageTransformer2DModel":
-        positions = at("qwen_image", (1, 3, 4), text=2)
-        image, text = model.pos_embed([[(1, 3, 4)]], max_txt_seq_len=2, device=torch.device("cpu"))
-        found = torch.cat([text, image])
-    else:
-        positions, found = at("wan", (2, 3, 4)), model.rope(video)
-    np.testing.assert_allclose(tables_of(config, positions), pairs_of(found), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_defaults_are_those_of_the_class(name: str, transformers_of_diffusers: Any) -> None:
+def test_defaults_are_those_of_the_class(transformers_of_diffusers: Any) -> None:
     """Each class exists in diffusers, and the defaults of its constructor are ours."""
     import inspect
 
     import diffusers
 
-    known = TRANSFORMERS[name]
-    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
-    assert parameters["attention_head_dim"].default == known.head_dim
-    for key, value in ((known.axes_key, known.axes_dim), (known.theta_key, known.theta)):
-        assert not key or parameters[key].default == value
-    words = {key for key in parameters if "rope" in key or "theta" in key or "rotary" in key}
-    assert words == {known.axes_key, known.theta_key, known.switch, *known.ignored} - {""}
+    for name, known in TRANSFORMERS.items():
+        parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+        assert parameters["attention_head_dim"].default == known.head_dim, name
+        for key, value in ((known.axes_key, known.axes_dim), (known.theta_key, known.theta)):
+            assert not key or parameters[key].default == value, name
+        words = {key for key in parameters if "rope" in key or "theta" in key or "rotary" in key}
+        assert words == {known.axes_key, known.theta_key, known.switch, *known.ignored} - {""}, name

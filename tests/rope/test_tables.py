@@ -97,28 +97,8 @@ def test_the_integer_phase_to_position_2_to_the_53(dtype, rounding):
                 assert abs(sin[row, pair].item() - mpmath.sin(angle)) <= bound
 
 
-def test_the_usual_float32_product_fails_this_bound():
-    """The bar means something: position * inv_freq in float32, as commonly done, misses it by far."""
-    angle = oracle.angles(np.array([1_000_000]), 1e4, 64)
-    inv_freq = 1.0 / (1e4 ** (torch.arange(0, 64, 2).float() / 64))
-    usual = (torch.tensor(1_000_000.0) * inv_freq).cos()
-    assert np.abs(usual.double().numpy() - np.cos(angle)).max() > 1e-3
-
-
 def test_any_leading_shape_and_real_coordinates():
     """Positions keep their shape; real coordinates are allowed."""
     cos, sin = make_tables(torch.tensor([[0.5, -0.25]]), (2.0, 1.0))
     assert cos.shape == (1, 2, 2)
     np.testing.assert_allclose(sin.numpy(), np.sin([[[1.0, 0.5], [-0.5, -0.25]]]), rtol=1e-6)
-
-
-def test_each_pair_follows_its_axis():
-    """With several axes a pair reads its own coordinate."""
-    positions = torch.tensor([[3, 5]])
-    cos, _ = make_tables(positions, (1.0, 0.5, 0.25), axes=(0, 1, 0), dtype=torch.float64)
-    np.testing.assert_allclose(cos[0], np.cos([3.0, 2.5, 0.75]))
-
-
-def test_text_positions():
-    """Text has the same number on every axis."""
-    assert rw.positions.text_positions(torch.tensor([[4, 7]]), 3).tolist() == [[[4] * 3, [7] * 3]]

@@ -69,18 +69,6 @@ def test_attention_factor_scales_queries_and_keys_not_tables():
     assert torch.equal(k, rope.rotate(x[:, :, :1], position_ids=torch.arange(5)))
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
-def test_layouts_and_in_place(layout):
-    """The module turns every layout alike, and in place when asked."""
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True, rotary_dim=4))
-    q = torch.randn(1, 5, 4, 8)
-    expected = rope.rotate(q, position_ids=torch.arange(5))
-    view = {"bshd": q, "bhsd": q.transpose(1, 2), "thd": q[0]}[layout]
-    got, _ = rope(view, view.clone(), position_ids=torch.arange(5), layout=layout, inplace=True)
-    assert got is view
-    assert torch.equal(q, expected)
-
-
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_length_dependent_rules_ask_for_the_length(name):
     """seq_len is required, may differ by row, and no row changes another's."""
@@ -332,18 +320,6 @@ def test_axial_equals_one_rotation_per_axis(sections):
     slices = x.split([2 * s for s in sections], -1)
     parts = [rw.apply_rotary_pos_emb(part.clone(), ids[..., a], theta=100.0) for a, part in enumerate(slices)]
     torch.testing.assert_close(got, torch.cat(parts, -1))
-
-
-def test_mrope_on_text_is_plain_rope():
-    """The same number on every axis is ordinary text; different numbers are not."""
-    config = rw.RopeConfig(16, interleaved=False, axes=rw.positions.axes_from_sections([4, 2, 2], interleaved=True))
-    plain = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False))
-    ids, x = torch.arange(9), torch.randn(1, 9, 2, 16)
-    text = rw.RotaryEmbedding(config).rotate(x, position_ids=rw.positions.text_positions(ids, 3))
-    assert torch.equal(text, plain.rotate(x, position_ids=ids))
-    moved = rw.positions.text_positions(ids, 3).clone()
-    moved[:, 1] += 1
-    assert not torch.equal(text, rw.RotaryEmbedding(config).rotate(x, position_ids=moved))
 
 
 @pytest.mark.rejects

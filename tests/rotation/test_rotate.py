@@ -1,8 +1,6 @@
-"""`rotate` and `rotate_qk` against the float64 oracle, in every variant."""
+"""`rotate`, `rotate_qk` and the complex form against the float64 oracle, in every variant."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
@@ -52,67 +50,6 @@ def test_equals_the_oracle(dtype, interleaved, layout, inverse, rotary_dim):
     assert torch.equal(got[..., rotary_dim:], x[..., rotary_dim:])
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-@pytest.mark.parametrize("rows", ["seq", "batch", "one", "heads", "every"])
-def test_tables_per_batch_and_per_head(layout, rows):
-    """Tables may differ by row of the batch, by head, or both; each shape means the same in each layout."""
-    batch, seq, heads, pairs = 2, 5, 3, 4
-    shape = {
-        "seq": (seq, pairs), "batch": (batch, seq, pairs), "one": (1, seq, pairs),
-        "heads": (1, seq, heads, pairs), "every": (batch, seq, heads, pairs),
-    }[rows]  # fmt: skip
-    angle = np.random.default_rng(1).uniform(-3, 3, shape)
-    x = torch.randn(batch, seq, heads, 2 * pairs)
-    given_x = x if layout == "bshd" else x.transpose(1, 2)
-    got = rw.rotate(given_x, *tables(angle), interleaved=True, layout=layout)
-    got = got if layout == "bshd" else got.transpose(1, 2)
-    full = angle[None, :, None] if rows == "seq" else angle[:, :, None] if angle.ndim == 3 else angle
-    np.testing.assert_allclose(got.numpy(), oracle.rotate(x.numpy(), full, interleaved=True), atol=tolerance(x), rtol=0)
-
-
-def test_packed_tables_per_head():
-    """In the packed layout a table row may hold one angle set per head."""
-    angle = np.random.default_rng(2).uniform(-3, 3, (7, 3, 4))
-    x = torch.randn(7, 3, 8)
-    got = rw.rotate(x, *tables(angle), interleaved=False, layout="thd")
-    np.testing.assert_allclose(
-        got.numpy(), oracle.rotate(x.numpy(), angle, interleaved=False), atol=tolerance(x), rtol=0
-    )
-
-
-def views() -> list[tuple[str, torch.Tensor]]:
-    base = torch.randn(2, 9, 6, 20)
-    return [
-        ("transposed", base.transpose(1, 2)[:, :, :6].transpose(1, 2)[:, :6]),
-        ("every second", base[:, 1::2, ::2, 4:12]),
-        ("feature stride", base[..., ::2]),
-        ("expanded", base[:, :1, :, :8].expand(2, 4, 6, 8)),
-        ("head of one", base[:, :, :1, :8]),
-    ]
-
-
-@pytest.mark.parametrize(("name", "x"), views(), ids=[name for name, _ in views()])
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_any_strides(name, x, interleaved):
-    """A view rotates as its contiguous copy does, and in place only where it can be written."""
-    cos, sin = rw.RotaryEmbedding(rw.RopeConfig(x.shape[-1], interleaved=interleaved)).cos_sin(torch.arange(x.shape[1]))
-    expected = rw.rotate(x.contiguous(), cos, sin, interleaved=interleaved)
-    assert torch.equal(rw.rotate(x, cos, sin, interleaved=interleaved), expected)
-    target = x.clone() if name == "expanded" else x
-    untouched = target.untyped_storage().nbytes()
-    assert rw.rotate(target, cos, sin, interleaved=interleaved, inplace=True) is target
-    assert torch.equal(target, expected)
-    assert target.untyped_storage().nbytes() == untouched
-
-
-@pytest.mark.parametrize("shape", [(0, 4, 2, 8), (2, 0, 2, 8), (2, 4, 0, 8)])
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_zero_size(shape, interleaved):
-    """Nothing to rotate is not an error."""
-    for cos in (torch.ones(shape[1], 4), torch.ones(shape[1], 8)[:, ::2]):
-        assert rw.rotate(torch.empty(shape), cos, cos, interleaved=interleaved).shape == shape
-
-
 @given(
     st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(1, 9), st.booleans(), st.booleans(),
     st.integers(0, 2**31),
@@ -134,49 +71,6 @@ def test_norm_inverse_and_composition(batch, seq, heads, pairs, interleaved, inp
     torch.testing.assert_close(turn(turn(x, a), b), turn(x, a + b), rtol=1e-12, atol=1e-12)
 
 
-def test_inverse_keeps_the_scale():
-    """inverse=True is the transpose: it undoes the angle, and only the reciprocal scale undoes the scale (law 11)."""
-    x, angle = torch.randn(1, 4, 2, 6, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64)
-    cos, sin = angle.cos(), angle.sin()
-    once = rw.rotate(x, cos, sin, interleaved=True, scale=1.5)
-    torch.testing.assert_close(rw.rotate(once, cos, sin, interleaved=True, scale=1.5, inverse=True), 2.25 * x)
-    torch.testing.assert_close(rw.rotate(once, cos, sin, interleaved=True, scale=1 / 1.5, inverse=True), x)
-
-
-@pytest.mark.parametrize(
-    ("interleaved", "layout", "rotary_dim", "inverse"),
-    [
-        pytest.param(*given, marks=[pytest.mark.repeats_shapes] * (given[0] == given[3]))
-        for given in itertools.product([True, False], ["bshd", "bhsd"], [4, 2], [True, False])
-    ],
-)
-def test_gradients(interleaved, layout, rotary_dim, inverse):
-    """First and second derivatives in x, cos and sin are right."""
-    tokens, heads = 2, 3
-    shape = (2, tokens, heads, 4) if layout == "bshd" else (2, heads, tokens, 4)
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    cos = torch.randn(tokens, rotary_dim // 2, dtype=torch.float64, requires_grad=True)
-    sin = torch.randn(tokens, rotary_dim // 2, dtype=torch.float64, requires_grad=True)
-
-    def turn(x, cos, sin):
-        return rw.rotate(
-            x, cos, sin, interleaved=interleaved, layout=layout, rotary_dim=rotary_dim, inverse=inverse, scale=1.5
-        )
-
-    assert torch.autograd.gradcheck(turn, (x, cos, sin))
-    assert torch.autograd.gradgradcheck(turn, (x, cos, sin))
-
-
-def test_backward_is_the_opposite_turn():
-    """The gradient is the incoming one turned back, with the scale kept; in bfloat16 too."""
-    x = torch.randn(1, 5, 2, 8).bfloat16().requires_grad_()
-    angle = torch.rand(5, 4) * 6
-    incoming = torch.randn(1, 5, 2, 8).bfloat16()
-    rw.rotate(x, angle.cos(), angle.sin(), interleaved=False, scale=1.5).backward(incoming)
-    expected = rw.rotate(incoming, angle.cos(), angle.sin(), interleaved=False, scale=1.5, inverse=True)
-    torch.testing.assert_close(x.grad, expected)
-
-
 def test_in_place_under_autograd():
     """In place on a non-leaf gives the gradients of the copy, in x and in the tables, and bumps the version counter."""
     leaf, angle = torch.randn(1, 4, 2, 6, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64)
@@ -191,41 +85,6 @@ def test_in_place_under_autograd():
         (z**3).sum().backward()
         grads.append((x.grad, a.grad))
     torch.testing.assert_close(grads[0], grads[1])
-
-
-def test_in_place_refuses_a_leaf():
-    """A leaf that requires grad is refused, for q and for k, before anything is written."""
-    q, k = torch.randn(1, 4, 2, 6), torch.randn(1, 4, 2, 6, requires_grad=True)
-    cos, sin = torch.zeros(4, 3), torch.ones(4, 3)
-    before = q.clone()
-    with pytest.raises(rw.RopeError, match="leaf that requires grad"):
-        rw.rotate_qk(q, k, cos, sin, interleaved=True, inplace=True)
-    assert torch.equal(q, before)
-    with torch.no_grad():
-        rw.rotate(k, cos, sin, interleaved=True, inplace=True)
-
-
-def test_out_and_untouched_input():
-    """`out` receives the result and is returned; the input stays as it was unless in-place is asked for."""
-    x = torch.randn(2, 4, 3, 6)
-    before, out = x.clone(), torch.full((2, 4, 3, 6), float("nan"))
-    cos, sin = torch.rand(4, 3).cos(), torch.rand(4, 3).sin()
-    plain = rw.rotate(x, cos, sin, interleaved=True)
-    assert rw.rotate(x, cos, sin, interleaved=True, out=out) is out
-    assert torch.equal(out, plain)
-    assert torch.equal(x, before)
-    shifted = torch.randn(2, 5, 3, 6)
-    overlapping = rw.rotate(shifted[:, :4].clone(), cos, sin, interleaved=True)
-    assert torch.equal(rw.rotate(shifted[:, :4], cos, sin, interleaved=True, out=shifted[:, 1:]), overlapping)
-
-
-def test_qk_equals_two_calls():
-    """`rotate_qk` is `rotate` on each, also with fewer key heads."""
-    q, k = torch.randn(2, 5, 8, 6), torch.randn(2, 5, 2, 6)
-    cos, sin = torch.rand(5, 3).cos(), torch.rand(5, 3).sin()
-    got = rw.rotate_qk(q, k, cos, sin, interleaved=False, scale=1.1)
-    for x, y in zip((q, k), got, strict=True):
-        assert torch.equal(y, rw.rotate(x, cos, sin, interleaved=False, scale=1.1))
 
 
 X, C = torch.zeros(2, 5, 8, 64), torch.zeros(5, 32)
@@ -252,6 +111,7 @@ BAD = [
     ("`out` must have the shape", lambda: rw.rotate(X, C, C, interleaved=True, out=X[:1])),
     ("expanded tensor", lambda: rw.rotate(X[:1].expand(2, 5, 8, 64), C, C, interleaved=True, inplace=True)),
     ("not support gradients", lambda: rw.rotate(X, C.clone().requires_grad_(), C, interleaved=True, out=X.clone())),
+    ("must be float64, float32, bfloat16 or float16", lambda: rw.rotate(X.long(), C, C, interleaved=True)),
     ("no backend 'cuda'", lambda: rw.rotate(X, C, C, interleaved=True, backend="cuda")),
 ]  # fmt: skip
 
@@ -262,13 +122,6 @@ def test_bad_input(message, call):
     """What does not fit is a RopeError that says so."""
     with pytest.raises(rw.RopeError, match=message):
         call()
-
-
-@pytest.mark.rejects
-def test_integers_are_refused():
-    """Only floating-point features rotate."""
-    with pytest.raises(rw.RopeError, match="must be float64, float32, bfloat16 or float16"):
-        rw.rotate(X.long(), C, C, interleaved=True)
 
 
 @pytest.mark.parametrize("twice", [lambda x: torch.cat([x, x], -1), lambda x: x.repeat_interleave(2, -1)])
@@ -356,3 +209,88 @@ def test_arguments_are_checked_once(monkeypatch):
         call()
         assert calls == ["check_tables", "choose"]
         calls.clear()
+
+
+# --- the complex form
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batched", [False, True])
+def test_equals_the_real_form(dtype, batched):
+    """Multiplying by e^(i angle) is turning interleaved pairs, within 1e-6."""
+    x = torch.randn(2, 6, 3, 8).to(dtype)
+    ids = torch.randint(0, 100_000, (2, 6) if batched else (6,))
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
+    cos, sin = rope.cos_sin(ids, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    real = rw.rotate(x, cos, sin, interleaved=True)
+    got = rw.rotation.apply_rotary_complex(x, rw.rotation.freqs_cis(cos, sin))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, real, rtol=0, atol=1e-6 if dtype != torch.bfloat16 else 2e-2)
+
+
+def test_strided_and_empty():
+    """Views and empty batches go through."""
+    cis = rw.rotation.freqs_cis(torch.rand(6, 2), torch.rand(6, 2))
+    x = torch.randn(2, 3, 6, 4).transpose(1, 2)
+    torch.testing.assert_close(
+        rw.rotation.apply_rotary_complex(x, cis), rw.rotation.apply_rotary_complex(x.contiguous(), cis)
+    )
+    assert rw.rotation.apply_rotary_complex(torch.empty(0, 6, 3, 4), cis).shape == (0, 6, 3, 4)
+
+
+VIEWS = {
+    "odd offset": lambda buffer: buffer[1:49].view(2, 3, 2, 4),
+    "odd strides": lambda buffer: buffer[:90].view(2, 3, 3, 5)[:, :, :2, :4],
+    "every other feature": lambda buffer: buffer[:96].view(2, 3, 2, 8)[..., ::2],
+    "every other feature from the second": lambda buffer: buffer[:96].view(2, 3, 2, 8)[..., 1::2],
+    "features first": lambda buffer: buffer[:48].view(4, 2, 3, 2).permute(1, 2, 3, 0),
+    "expanded": lambda buffer: buffer[3:27].view(1, 3, 2, 4).expand(2, 3, 2, 4),
+    "no tokens": lambda buffer: buffer[1:41].view(2, 1, 4, 5)[:, 1:, :2, 1:],
+    "no tokens, features apart": lambda buffer: buffer.as_strided((2, 0, 2, 4), (1, 1, 1, 3), 1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_any_memory(view, dtype):
+    """Whatever the offset and the strides of the input and of the gradient: as for contiguous ones, to the bit."""
+    x, grad = view(torch.randn(99).to(dtype)), view(torch.randn(99).to(dtype))
+    cis = rw.rotation.freqs_cis(torch.rand(x.shape[1], 2), torch.rand(x.shape[1], 2))
+    found, right = [], []
+    for to, xs, grads in ((found, x, grad), (right, x.clone(memory_format=torch.contiguous_format),
+                                             grad.clone(memory_format=torch.contiguous_format))):  # fmt: skip
+        leaf, factors = xs.detach().requires_grad_(), cis.clone().requires_grad_()
+        turned = rw.rotation.apply_rotary_complex(leaf, factors)
+        to += [turned.detach(), *torch.autograd.grad(turned, (leaf, factors), grads)]
+    for a, b in zip(found, right, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.traced
+def test_transforms():
+    """Under torch.func and in a graph: the same numbers."""
+    x, cis = torch.randn(97)[1:].view(2, 3, 4, 4), rw.rotation.freqs_cis(torch.rand(3, 2), torch.rand(3, 2))
+    right = rw.rotation.apply_rotary_complex(x, cis)
+    mapped = torch.func.vmap(lambda row: rw.rotation.apply_rotary_complex(row[None], cis)[0])(x)
+    torch.testing.assert_close(mapped, right, rtol=0, atol=0)
+    _, slope = torch.func.jvp(lambda x: rw.rotation.apply_rotary_complex(x, cis), (x,), (x,))
+    torch.testing.assert_close(slope, right, rtol=0, atol=1e-6)
+    assert torch.autograd.gradgradcheck(
+        lambda x: rw.rotation.apply_rotary_complex(x, cis), x[:1, :, :1].double().requires_grad_(), atol=1e-4
+    )
+
+
+@pytest.mark.rejects
+def test_bad_input_of_complex():
+    """Wrong shapes and real tables are refused."""
+    cis = rw.rotation.freqs_cis(torch.ones(4, 2), torch.zeros(4, 2))
+    with pytest.raises(rw.RopeError, match="must be complex"):
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), torch.ones(4, 2))
+    with pytest.raises(rw.RopeError, match="batch of `freqs_cis`"):
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), cis.expand(5, 4, 2))
+    with pytest.raises(rw.RopeError, match="must be floating point"):
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4).long(), cis)
+    with pytest.raises(rw.RopeError, match="must have the same shape"):
+        rw.rotation.freqs_cis(torch.ones(4, 2).half(), torch.zeros(4, 2).half())
+    with pytest.raises(rw.RopeError, match=r"\[seq, pairs\]"):
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 5, 1, 4), cis)

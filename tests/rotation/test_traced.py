@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
@@ -38,36 +39,26 @@ def inputs(seq: int, batch: int = 2):
 def test_three_graphs_for_all_lengths(name):
     """fullgraph: one graph for the first length, one dynamic, one for length 1; never more, and never wrong."""
     torch._dynamo.reset()
-    graphs = []
-
-    def backend(module, example_inputs):
-        graphs.append(module)
-        return module
-
+    graphs = CompileCounter()
     turn = Turn(CONFIGS[name])
-    compiled = torch.compile(turn, fullgraph=True, backend=backend)
+    compiled = torch.compile(turn, fullgraph=True, backend=graphs)
     for seq in (7, 9, 11, 1, 13, 1, 300, 5):
         given = inputs(seq)
         for got, expected in zip(compiled(*given), turn(*given), strict=True):
             torch.testing.assert_close(got, expected)
-    assert len(graphs) <= 3
+    assert graphs.frame_count <= 3
 
 
 def test_counted_positions_in_a_graph():
     """Positions that are left out, and an offset that grows with a cache: two graphs, and one exported."""
     torch._dynamo.reset()
-    graphs = []
-
-    def backend(module, example_inputs):
-        graphs.append(module)
-        return module
-
+    graphs = CompileCounter()
     rope = rw.RotaryEmbedding(CONFIGS["half"])
-    compiled = torch.compile(lambda q, k, offset: rope(q, k, offset=offset), fullgraph=True, backend=backend)
+    compiled = torch.compile(lambda q, k, offset: rope(q, k, offset=offset), fullgraph=True, backend=graphs)
     for seq, offset in ((7, 0), (9, 7), (11, 16), (13, 100)):
         q, k, ids = inputs(seq)
         torch.testing.assert_close(compiled(q, k, offset), rope(q, k, ids + offset))
-    assert len(graphs) <= 3
+    assert graphs.frame_count <= 3
     seq = torch.export.Dim("seq", min=2, max=4096)
     q, k, _ = inputs(9)
     exported = torch.export.export(rope, (q, k), dynamic_shapes=({1: seq}, {1: seq})).module()
@@ -79,20 +70,15 @@ def test_doubled_tables_are_not_looked_for_in_a_graph(monkeypatch):
     """Eager calls remember the numbers of pairs that they have seen; a graph does not depend on it."""
     torch._dynamo.reset()
     monkeypatch.setattr(checks, "_SINGLE", set())
-    graphs = []
-
-    def backend(module, example_inputs):
-        graphs.append(module)
-        return module
-
-    compiled = torch.compile(lambda x, c, s: rw.rotate(x, c, s, interleaved=False), fullgraph=True, backend=backend)
+    graphs = CompileCounter()
+    compiled = torch.compile(lambda x, c, s: rw.rotate(x, c, s, interleaved=False), fullgraph=True, backend=graphs)
     q, _, ids = inputs(7)
     cos, sin = rw.RotaryEmbedding(CONFIGS["half"]).cos_sin(ids)
     before = compiled(q, cos, sin)
     torch.testing.assert_close(rw.rotate(q, cos, sin, interleaved=False), before)
     assert list(checks._SINGLE) == [4]
     compiled(q, cos, sin)
-    assert len(graphs) == 1
+    assert graphs.frame_count == 1
 
 
 @pytest.mark.thorough
@@ -112,25 +98,6 @@ def test_compiled_for_real():
             grads.append((a.detach(), b.detach(), x.grad))
         for got, expected in zip(*grads, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=10 * atol)
-
-
-@pytest.mark.parametrize("rule", ["dynamic", "longrope"])
-def test_compiled_with_a_sequence_length(rule):
-    """A rule that depends on the length compiles for each seq_len that is fixed for a cache's life."""
-    torch._dynamo.reset()
-    scaling = {
-        "dynamic": rw.scaling.DynamicNTK(2.0),
-        "longrope": rw.scaling.LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 16),
-    }[rule]
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, scaling=scaling, max_position_embeddings=16))
-
-    def turn(x, ids, seq_len):
-        return rope.rotate(x, position_ids=ids, seq_len=seq_len)
-
-    compiled = torch.compile(turn, fullgraph=True, backend="eager")
-    for seq_len in (10, 40):
-        x, _, ids = inputs(9)
-        torch.testing.assert_close(compiled(x, ids, seq_len), turn(x, ids, seq_len))
 
 
 LENGTH_RULES = {
@@ -154,19 +121,18 @@ def of_length(rule, **changes):
 def test_compiled_with_lengths_in_a_tensor(rule, axes):
     """One graph serves every length, before the switch and beyond it, of all rows together or each its own."""
     torch._dynamo.reset()
-    graphs = []
-
-    def backend(module, example_inputs):
-        graphs.append(module)
-        return module
-
+    graphs = CompileCounter()
     turn = of_length(LENGTH_RULES[rule], axes=axes, axes_restart=axes is not None)
-    compiled = torch.compile(turn, fullgraph=True, backend=backend)
+    compiled = torch.compile(turn, fullgraph=True, backend=graphs)
     x, ids = torch.randn(3, 9, 4, 8), torch.randint(0, 200, (3, 9) if axes is None else (3, 9, 2))
     for lengths in ([6, 16, 17], [200, 40, 1], 16, 17, 200):
         seq_len = torch.tensor(lengths)
         torch.testing.assert_close(compiled(x, ids, seq_len), turn(x, ids, seq_len), rtol=0, atol=1e-6)
-    assert len(graphs) == 2  # [3] and []
+    assert graphs.frame_count == 2  # [3] and []
+    torch._dynamo.reset()
+    compiled = torch.compile(turn, fullgraph=True, backend="eager")
+    for seq_len in (10, 40):  # a number is fixed for a cache's life
+        torch.testing.assert_close(compiled(x, ids, seq_len), turn(x, ids, seq_len))
 
 
 @pytest.mark.parametrize("rule", list(LENGTH_RULES))

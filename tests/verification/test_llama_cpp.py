@@ -17,9 +17,15 @@ FILE = os.environ.get("ROPEWALK_TEST_GGUF")
 YARN = {"rope_scaling_type": 2, "rope_freq_scale": 0.25}
 CASES = [
     ({}, None, "as expected", "as expected"),
-    (YARN | {"yarn_orig_ctx": 256}, "yarn:4", "as expected", "as expected"),
+    pytest.param(YARN | {"yarn_orig_ctx": 256}, "yarn:4", "as expected", "as expected", marks=pytest.mark.thorough),
     (YARN | {"yarn_orig_ctx": 1024}, "yarn:4", "other", "yarn with original_max_position_embeddings 1024"),
-    ({"rope_scaling_type": 1, "rope_freq_scale": 0.5}, "pi:2", "as expected", "as expected"),
+    pytest.param(
+        {"rope_scaling_type": 1, "rope_freq_scale": 0.5},
+        "pi:2",
+        "as expected",
+        "as expected",
+        marks=pytest.mark.thorough,
+    ),
     ({"rope_freq_base": 1e5}, None, "other", "theta 100000"),
 ]
 

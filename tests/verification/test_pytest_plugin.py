@@ -18,15 +18,22 @@ EXAMPLE = Path(__file__).parents[2] / "examples/verify"
 PLUGIN = "ropewalk.verification.pytest_plugin"
 
 
+@pytest.fixture(scope="module")
+def golden(small, tmp_path_factory):
+    """Predictions of the small model, which all tests share."""
+    path = tmp_path_factory.mktemp("golden") / "golden.json"
+    write_golden(small, path, up_to=128)
+    return path
+
+
 @pytest.mark.parametrize(
     ("theta", "outcome"), [(1e4, "1 passed"), (1e5, "Applies theta 100000 instead"), (None, "1 skipped")]
 )
-def test_the_fixture(small, tmp_path, theta, outcome):
+def test_the_fixture(small, golden, tmp_path, theta, outcome):
     """As examples/verify/test_engine.py uses it."""
-    write_golden(small, tmp_path / "golden.json", up_to=128)
     rope = dataclasses.replace(small.config.ropes[0], theta=theta or 1e4)
     with serving(OurEngine(small.with_positions(rope=rope))) as url:
-        options = [] if theta is None else ["--golden", tmp_path / "golden.json", "--engine", url]
+        options = [] if theta is None else ["--golden", golden, "--engine", url]
         command = [
             sys.executable,
             "-m",

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.rotation.backends import choose
-from ropewalk.rotation.backends.autograd import norm_rotated
-from ropewalk.rotation.backends.request import Turn
 from tests.rotation.backends import truth
 from tests.rotation.backends.arena import Arena
 from tests.rotation.backends.calls import PAIRS, Call, Lie, lies
@@ -27,6 +24,7 @@ class NormCall:
 
     - `size`: of the features; `weights`: the dtype of the weights, None for no norm.
     - `skipped`: every so many tokens have no slot; `own_slots`: each sequence has its own.
+    - `joint`: one norm over all heads of a token.
     """
 
     call: Call
@@ -35,6 +33,7 @@ class NormCall:
     weights: torch.dtype | None = torch.float32
     skipped: int = 3
     own_slots: bool = False
+    joint: bool = False
     cache: Lie = field(default_factory=Lie)
 
     def inputs(self, place: Place) -> tuple[list[Arena], list[Tensor], list[Arena]]:
@@ -47,8 +46,8 @@ class NormCall:
                   for n in (call.heads, call.kv_heads, call.kv_heads)]  # fmt: skip
         given = [call.x.arena(v.shape, call.dtype, place.device).holding(v) for v in values]
         dim = values[0].shape[-1]
-        weights = [(torch.rand(dim, generator=source) + 0.5).to(place.device, self.weights or torch.float32)
-                   for _ in range(2)]  # fmt: skip
+        weights = [(torch.rand(n * dim, generator=source) + 0.5).to(place.device, self.weights or torch.float32)
+                   for n in ((call.heads, call.kv_heads) if self.joint else (1, 1))]  # fmt: skip
         return given, weights, tables
 
     def slots(self, device: str) -> Tensor:
@@ -63,8 +62,8 @@ class NormCall:
 
 def _options(norm: NormCall, place: Place) -> dict:
     call = norm.call
-    return {"eps": norm.eps, "interleaved": call.interleaved, "rotary_dim": 2 * call.pairs, "scale": call.scale,
-            "layout": call.layout, "backend": place.backend}  # fmt: skip
+    return {"eps": norm.eps, "joint": norm.joint, "interleaved": call.interleaved, "rotary_dim": 2 * call.pairs,
+            "scale": call.scale, "layout": call.layout, "backend": place.backend}  # fmt: skip
 
 
 def _expected(norm: NormCall, x: Tensor, weight: Tensor, tables: list[Arena]) -> tuple[np.ndarray, np.ndarray]:
@@ -72,10 +71,16 @@ def _expected(norm: NormCall, x: Tensor, weight: Tensor, tables: list[Arena]) ->
     call, values = norm.call, truth.wide(x)
     roundings = 1.0
     if norm.weights is not None:
-        values, _ = truth.rms_norm(values, truth.wide(weight), norm.eps)
+        of_heads = truth.wide(weight).reshape(-1, x.shape[-1])
+        if norm.joint:
+            head = 1 if call.layout == "bhsd" else -2
+            values = values / np.sqrt((values * values).mean((head, -1), keepdims=True) + norm.eps)
+            values = values * (of_heads[:, None] if call.layout == "bhsd" else of_heads)
+        else:
+            values, _ = truth.rms_norm(values, of_heads[0], norm.eps)
         roundings = 2.0 + x.shape[-1] / 128
     cos, sin = (call.against(truth.wide(table.x)) for table in tables)
-    right, lengths = truth.turn(values, cos, sin, interleaved=call.interleaved, scale=call.scale)
+    right, lengths = call.turned(values, cos, sin, back=False)
     if norm.weights is not None:
         lengths[..., 2 * call.pairs :] = np.abs(values[..., 2 * call.pairs :])
     return right, truth.slack(lengths, call.dtype, roundings)
@@ -108,9 +113,10 @@ def check_store(norm: NormCall, place: Place) -> None:
     store, cos_sin = rw.fused.Store(keys.x, values.x, fresh, slots), [t.x for t in tables]
     if norm.weights is not None:
         turned, buffer = rw.fused.qk_norm_rotate(q, k, *weights, *cos_sin, **_options(norm, place), store=store)
-    else:  # as Attention calls it where it has no norm
-        turn = Turn(call.interleaved, call.scale, False, call.layout)
-        turned, buffer = norm_rotated(choose(q, place.backend), q, k, *cos_sin, turn, None, store)
+    else:
+        options = {"interleaved": call.interleaved, "interleaved_out": call.written, "rotary_offset": call.first,
+                   "rotary_dim": 2 * call.pairs, "scale": call.scale, "layout": call.layout}  # fmt: skip
+        turned, buffer = rw.fused.rotate_store(q, k, *cos_sin, store, **options, backend=place.backend)
     assert buffer is keys.x
     truth.Allowed(*_expected(norm, q, weights[0], tables), q.dtype).check(turned, str(norm))
     columns, rows = slots.expand(batch, -1), torch.arange(batch, device=slots.device)[:, None]

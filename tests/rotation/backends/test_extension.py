@@ -1,6 +1,11 @@
-"""The extension's own checks: no call, however wrong, reads or writes outside its tensors."""
+"""The extension's own checks: no call reads or writes outside its tensors; and its sources compile for Arm."""
 
 from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,17 +85,7 @@ def test_slots_that_do_not_fit(slots):
         (torch.zeros(5, 1).long(), torch.ones(1, 1, 4), None, 5),
         (torch.zeros(5, 0).long(), (1.0,) * 4, None, 5),
     ],
-    ids=[
-        "float32",
-        "meta",
-        "rows",
-        "pairs",
-        "no such axis",
-        "too few axes",
-        "groups",
-        "float32 columns",
-        "none",
-    ],
+    ids=["float32", "meta", "rows", "pairs", "no such axis", "too few axes", "groups", "float32 columns", "none"],
 )
 def test_table_requests_that_do_not_fit(positions, columns, axes, rows):
     """Positions, frequencies, axes and results that do not belong together are refused."""
@@ -107,3 +102,51 @@ def test_windows_and_blocks_that_do_not_fit(where):
     x, table = torch.zeros(1, 2, 1, 10), torch.zeros(2, 4)
     with pytest.raises(ValueError, match="does not fit the tensors"):
         compiled.kernels.rotate(where, False, 1.0, 1.0, 1, table, table, x, x.clone())
+
+
+ROOT = Path(__file__).resolve().parents[3]
+CSRC = ROOT / "src" / "ropewalk" / "rotation" / "backends" / "csrc"
+COMPILER = shutil.which("aarch64-linux-gnu-g++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs Debian's g++-aarch64-linux-gnu")
+FLAGS = ("-std=c++17", "-DROPEWALK_ARM", "-Wall", "-Wextra", "-Werror")
+
+
+def compiled_of_arm(*arguments: str) -> str:
+    """Run the cross compiler; its messages are the failure's."""
+    assert COMPILER is not None
+    done = subprocess.run([COMPILER, *FLAGS, *arguments], cwd=CSRC, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("file", "flags"),
+    [("isa_neon.cpp", ()), ("isa_neon_bf16.cpp", ("-march=armv8.2-a+bf16",)), ("isa_portable.cpp", ()),
+     ("memory.cpp", ()), ("threads.cpp", ())],
+)  # fmt: skip
+def test_sources_compile_for_arm(file: str, flags: tuple[str, ...]) -> None:
+    """Without warnings, with the flags that CMakeLists.txt gives them."""
+    compiled_of_arm("-fsyntax-only", *flags, file)
+    assert not flags or f'"{flags[0]}"' in (ROOT / "CMakeLists.txt").read_text()
+
+
+@needs_compiler
+@pytest.mark.thorough
+def test_the_instructions_for_bfloat16_are_used() -> None:
+    """Rounding is one instruction for four numbers with BF16, and arithmetic on integers without."""
+    flags = ("-O1", "-S", "-o", "-")
+    assert "bfcvtn" in compiled_of_arm(*flags, "-march=armv8.2-a+bf16", "isa_neon_bf16.cpp")
+    plain = compiled_of_arm(*flags, "isa_neon.cpp")
+    assert "bfcvtn" not in plain
+    assert "fmla" in plain
+
+
+def test_wheels_for_arm_are_configured() -> None:
+    """Of Linux, macOS and Windows; CMakeLists.txt knows the processor by each system's name."""
+    wheels = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert "aarch64" in wheels["linux"]["archs"]
+    assert "arm64" in wheels["macos"]["archs"]
+    assert "ARM64" in wheels["windows"]["archs"]
+    assert "^(aarch64|arm64|ARM64)$" in (ROOT / "CMakeLists.txt").read_text()

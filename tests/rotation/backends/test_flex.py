@@ -13,10 +13,15 @@ from ropewalk.rotation.backends.request import AttentionRequest, Bounds
 from tests.rotation.backends.attention_cases import CASES, Case, check
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_cases(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cases"),
+    [(torch.float32, CASES[::4]), (torch.bfloat16, CASES[2::16]),
+     pytest.param(torch.float32, [case for at, case in enumerate(CASES) if at % 4], marks=pytest.mark.thorough)],
+    ids=["float32", "bfloat16", "the other cases"],
+)  # fmt: skip
+def test_cases(dtype: torch.dtype, cases: list[Case]) -> None:
     """Sizes, masks, memory layouts, turned keys, several regions, softcap and sinks."""
-    for case in CASES if dtype == torch.float32 else CASES[::3]:
+    for case in cases:
         check(case, dtype, flex.attend)
 
 

@@ -1,4 +1,4 @@
-"""`qk_norm_rotate` on every backend: the norm, the turn and the cache's rows in one pass, and its gradients."""
+"""`qk_norm_rotate` and `rotate_store` on every backend: norm, rotation and a cache's rows in one pass; gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ropewalk as rw
+from ropewalk.rotation.backends.request import Store
 from tests.rotation.backends.calls import Call, Lie
 from tests.rotation.backends.norms import NormCall, check_gradients, check_norm, check_store, norm_calls
 from tests.rotation.backends.truth import FORMATS, same_bits
@@ -89,3 +90,108 @@ def test_threads_give_the_same_bits(kernels, two_threads):
         found.append(torch.autograd.grad(turned, leaves, [y.detach() for y in turned]))
     for one, two in zip(*found, strict=True):
         assert same_bits(one, two)
+
+
+BF16 = torch.bfloat16
+CALL = Call(torch.float32, False, "fresh", kv_heads=2, pairs=5, passing=3, scale=1.25, per_row=True)
+NORM = NormCall(CALL, weights=None, eps=1e-2, own_slots=True, cache=Lie(gaps=(2, 1, 3)))
+
+
+@pytest.mark.parametrize("changes", [
+    {"written": True, "dtype": torch.float16}, {"interleaved": True, "written": False, "first": 3},
+    {"interleaved": True, "written": False, "first": 2, "dtype": BF16}, {"layout": "bhsd", "x": Lie(step=2)},
+], ids=str)  # fmt: skip
+def test_windows_and_written_pairs(changes, place):
+    """Every number within its rounding, every other byte as it was."""
+    check_store(replace(NORM, call=replace(CALL, **changes)), place)
+
+
+@pytest.mark.parametrize("changes", [
+    {"layout": "bhsd"}, {"dtype": BF16, "layout": "thd"}, {"interleaved": True, "x": Lie(step=3)}, {"dtype": BF16},
+], ids=str)  # fmt: skip
+def test_joint_norm(changes, place):
+    """The same for a norm over all heads of a token, into a cache or not."""
+    norm = replace(NORM, call=replace(CALL, **changes), joint=True, weights=torch.float32)
+    check_store(norm, place)
+    check_norm(norm, place)
+
+
+def test_joint_norm_as_olmo2():
+    """RMSNorm over all heads and the rotation, as OLMo 2's layers; its gradients are those of the plain expression."""
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
+    cos, sin = rope.cos_sin(torch.arange(5))
+    q, k = torch.randn(2, 5, 4, 8, requires_grad=True), torch.randn(2, 5, 2, 8, requires_grad=True)
+    norms = [Olmo2RMSNorm(x.shape[-2] * 8, eps=1e-5) for x in (q, k)]
+    for norm in norms:
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    normed = [norm(x.flatten(-2)).view_as(x) for norm, x in zip(norms, (q, k), strict=True)]
+    expected = rw.rotate_qk(*normed, cos, sin, interleaved=False)
+    weights = [norm.weight for norm in norms]
+    with torch.no_grad():
+        alone = rw.fused.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
+    trained = rw.fused.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
+    leaves = [q, k, *weights]
+    found, right = (torch.autograd.grad(sum(x.square().sum() for x in pair), leaves) for pair in (trained, expected))
+    for a, b in zip([*alone, *trained, *found], [*expected, *expected, *right], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keys": torch.zeros(1, 2, 6, 8, dtype=BF16), "values": torch.zeros(1, 2, 6, 8, dtype=BF16)}, "do not fit"),
+        ({"values": torch.zeros(1, 2, 6, 8, dtype=BF16)}, "the cache's buffers do not fit"),
+        ({"slots": torch.tensor([[0, 6]])}, "below the capacity"),
+    ],
+)
+def test_refused(changes, message):
+    """What does not fit, before anything is written; as well as queries of another kind and gradients."""
+    x, table = torch.ones(1, 2, 2, 8), torch.ones(2, 4)
+    caches = torch.zeros(2, 1, 2, 6, 8)
+    store = Store(caches[0], caches[1], x, torch.tensor([[0, 1]]))
+    with pytest.raises(rw.RopeError, match=message):
+        rw.fused.rotate_store(x, x, table, table, store._replace(**changes), interleaved=False)
+    assert not caches.any()
+    with pytest.raises(rw.RopeError, match="must have one dtype, batch"):
+        rw.fused.rotate_store(x.half(), x, table, table, store, interleaved=False)
+    with pytest.raises(rw.RopeError, match="loses gradients"):
+        rw.fused.rotate_store(x.clone().requires_grad_(), x, table, table, store, interleaved=False)
+    with pytest.raises(rw.RopeError, match="weights one float"):
+        rw.fused.qk_norm_rotate(x, x, *([torch.ones(8)] * 2), table, table, joint=True, interleaved=False)
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("source", ["k", "fresh", "both"])
+def test_inputs_that_are_views_of_the_buffers(backend, source):
+    """Rows that lie one place before their slots are read before the slots are written."""
+    generator = torch.Generator().manual_seed(7)
+    caches = torch.randn(2, 1, 2, 9, 8, generator=generator)
+    q, table = torch.randn(1, 2, 5, 8, generator=generator), torch.rand(5, 4, generator=generator)
+    k, fresh = torch.randn(2, 1, 2, 5, 8, generator=generator)
+
+    def stored(caches, *, apart):
+        shifted = [k if source == "fresh" else caches[0, :, :, :5], fresh if source == "k" else caches[1, :, :, :5]]
+        mine, values = [x.clone() if apart else x for x in shifted]
+        store = Store(caches[0], caches[1], values, torch.arange(1, 6)[None])
+        turned, _ = rw.fused.rotate_store(
+            q, mine, table, 1 - table, store, interleaved=False, layout="bhsd", backend=backend
+        )
+        return turned, caches
+
+    for found, expected in zip(stored(caches.clone(), apart=False), stored(caches.clone(), apart=True), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_one_buffer_for_keys_and_values_is_refused():
+    """The same one and one that overlaps; keys and values that alternate in one buffer are apart."""
+    x, table = torch.ones(1, 2, 2, 8), torch.ones(2, 4)
+    slots, buffer = torch.tensor([[0, 1]]), torch.zeros(1, 2, 2, 4, 8)
+    rw.fused.rotate_store(x, x, table, table, Store(buffer[:, 0], buffer[:, 1], 2 * x, slots), interleaved=False)
+    assert buffer.sum() == 32 * 3
+    whole = torch.zeros(192)
+    for keys, values in ((buffer[:, 0], buffer[:, 0]), (whole[:64].view(1, 2, 4, 8), whole[32:96].view(1, 2, 4, 8))):
+        with pytest.raises(rw.RopeError, match="share memory"):
+            rw.fused.rotate_store(x, x, table, table, Store(keys, values, x, slots), interleaved=False)

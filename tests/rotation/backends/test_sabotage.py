@@ -257,7 +257,9 @@ def _norm(what: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for layout in ("bshd", "bhsd", "thd"):
             call = Call(dtype, layout == "thd", "fresh", layout=layout, heads=3, kv_heads=2, pairs=4, passing=2)
-            CHECKS_OF_NORMS[what](NormCall(call, eps=1e-2, own_slots=True, cache=Lie(gaps=(2, 2, 2))), PLACE)
+            norm = NormCall(call, eps=1e-2, own_slots=True, cache=Lie(gaps=(2, 2, 2)))
+            for each in (norm, replace(norm, weights=None), replace(norm, joint=True)) if what == "store" else (norm,):
+                CHECKS_OF_NORMS[what](each, PLACE)
 
 
 def wrong_norm(change: Callable[[Norm], Norm]) -> dict[str, Callable]:
@@ -317,6 +319,13 @@ def norm_rounds_between(q, k, cos, sin, turn, norm, store):
     return cpu.norm_rotate(q, k, cos, sin, turn, None, store)
 
 
+def norm_of_each_head(q, k, cos, sin, turn, norm, store):
+    """Where one over all heads is asked for."""
+    if norm is not None and norm.joint:
+        norm = Norm(norm.q_weight[: q.shape[-1]], norm.k_weight[: q.shape[-1]], norm.eps)
+    return cpu.norm_rotate(q, k, cos, sin, turn, norm, store)
+
+
 def stores(change: Callable[[Store], Store]) -> Callable:
     def norm_rotate(q, k, cos, sin, turn, norm, store):
         turned, _ = cpu.norm_rotate(q, k, cos, sin, turn, norm, change(store))
@@ -354,11 +363,14 @@ def one_weight(q, norm, to_q, to_k, to_q_weight, to_k_weight):
         ("store", {"norm_rotate": stores(lambda s: s._replace(slots=s.slots[:1]))}),
         ("store", {"norm_rotate": stores(lambda s: s._replace(values=s.values.clone()))}),
         ("store", {"norm_rotate": stores(lambda s: s._replace(fresh=-s.fresh))}),
+        ("store", {"norm_rotate": stores(lambda s: s._replace(keys=s.values, values=s.keys))}),
+        ("store", {"norm_rotate": norm_of_each_head}),
         ("gradients", {"norm_rotate_backward": backward(along_x)}),
         ("gradients", {"norm_rotate_backward": backward(one_weight)}),
     ],
     ids=["rounded between", "rounded between, stored", "a slot later", "skipped slots", "slots of one sequence",
-         "no values", "other values", "a part along x", "a weight's gradient"],
+         "no values", "other values", "keys and values swapped", "norm of each head", "a part along x",
+         "a weight's gradient"],
 )  # fmt: skip
 def test_found_where_norms_store_and_go_back(what, fault, sabotage):
     """Faults of the cache's rows and of the gradients alone."""
