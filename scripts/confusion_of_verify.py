@@ -45,8 +45,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from records import environment  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
+from ropewalk.checkpoints.gguf_copy import copy_gguf  # noqa: E402
 from ropewalk.checkpoints.gguf_file import GGUFFile  # noqa: E402
-from ropewalk.checkpoints.gguf_writer import copy_gguf  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.diagnosis.ledger import fingerprint  # noqa: E402

@@ -26,7 +26,7 @@ FORGETS = "†"  # the mark of baselines in the table
 def served(name: str) -> list[str]:
     """Return for each engine of TITLES whether it runs a method: yes, yes with a caveat of its own (\\*), or no."""
     from ropewalk.checkpoints.export import hub_rope
-    from ropewalk.checkpoints.gguf_keys import gguf_rope
+    from ropewalk.checkpoints.gguf_copy import gguf_rope
     from ropewalk.errors import RopeError
     from ropewalk.methods import METHODS, Reach
     from ropewalk.rope.config import RopeConfig

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import ropewalk as rw
 from ropewalk.checkpoints import sources
-from ropewalk.checkpoints.load import load, load_decoder, read_config, save, write_config
-from ropewalk.checkpoints.materialize import Widened
+from ropewalk.checkpoints.decoder_config import config_to_hf
+from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.config import DecoderConfig
@@ -81,7 +80,7 @@ def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
     assert again.config.ropes[0] == HALF
     torch.testing.assert_close(logits(again), logits(model), rtol=0, atol=1e-5)
     torch.testing.assert_close(theirs(input_ids(40)).logits.detach(), logits(model), rtol=0, atol=1e-5)
-    assert write_config(model.config)["model_type"] == "ropewalk"  # without its weights nothing can be re-ordered
+    assert config_to_hf(model.config)["model_type"] == "ropewalk"  # without its weights nothing can be re-ordered
 
 
 def test_dtype_is_kept_or_converted(tmp_path: Path) -> None:
@@ -92,7 +91,7 @@ def test_dtype_is_kept_or_converted(tmp_path: Path) -> None:
     assert {p.dtype for p in load(tmp_path / "model").parameters()} == {torch.float32}
     assert {p.dtype for p in load(tmp_path / "model", dtype=torch.float16).parameters()} == {torch.float16}
     save(make().to(torch.bfloat16), tmp_path / "narrow")
-    assert {p.dtype for p in load_decoder(tmp_path / "narrow").parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load(tmp_path / "narrow", dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
     assert json.loads((tmp_path / "narrow" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -158,7 +157,7 @@ for folder in sys.argv[1:]:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_one_copy_of_the_weights(tmp_path: Path) -> None:
-    """Peak memory is one copy, also if bfloat16 is widened."""
+    """Peak memory is one copy; if bfloat16 is widened, also its mapped file, whose pages the kernel can take back."""
     large = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 32000}
     with torch.device("meta"):
         model = Decoder(DecoderConfig(**SIZES | large | {"rope": None}))
@@ -169,23 +168,7 @@ def test_one_copy_of_the_weights(tmp_path: Path) -> None:
     printed = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
     as_stored, widened = map(float, printed.split())
     assert 0.95 < as_stored < 1.1
-    assert 0.95 < widened < 1.1
-
-
-def test_converted_tensors_are_those_of_torch(tmp_path: Path) -> None:
-    """Whatever is stored and asked for, the numbers are `.to`'s; scalars and empty tensors beside odd sizes."""
-    tensors = {
-        "a": torch.randn(3, 5), "b": torch.randn(()), "c": torch.zeros(0, 4), "d": torch.randn(7).to(torch.bfloat16),
-        "e": torch.randn(1025, 33).half(), "f": torch.randn(2, 3).double(),
-    }  # fmt: skip
-    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    pieces = Widened(tmp_path / "x.safetensors")
-    for name, tensor in tensors.items():
-        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            read = pieces.read(name, tuple(tensor.shape), tensor.dtype, dtype)
-            if dtype != tensor.dtype:
-                assert torch.equal(read, tensor.to(dtype))
-                assert read.shape == tensor.shape
+    assert 0.95 < widened < 1.6
 
 
 # --- saving is whole or not at all

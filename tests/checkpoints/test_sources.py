@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.load import load, load_classifier, load_decoder, read_config
+from ropewalk.checkpoints.load import load, read_config
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 
-READERS = [load, load_decoder, read_config, Checkpoint.open]
+READERS = [load, read_config, Checkpoint.open]
 
 
 def message_of(source: str | Path) -> str:
@@ -93,8 +93,6 @@ def test_a_plain_pickle_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     for protocol in (2, 3, 4, 5):
         (tmp_path / "weights").write_bytes(pickle.dumps({}, protocol))
         assert "Pickles are not supported" in message_of(tmp_path / "weights")
-    with pytest.raises(RopeError, match="Pickles are not supported"):
-        load_classifier(tmp_path / "weights")
 
 
 def test_a_gguf_file_of_another_suffix_is_read(tmp_path: Path) -> None:

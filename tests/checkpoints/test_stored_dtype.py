@@ -16,9 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import ropewalk as rw
 from ropewalk import serving
-from ropewalk.checkpoints.load import load, load_decoder, save
-from ropewalk.checkpoints.materialize import read_header
-from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
+from ropewalk.checkpoints.load import fast_dtype, load, save, stored_dtype
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.readers.loading import open_reader
@@ -63,7 +61,7 @@ def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built-in model as a folder of bfloat16."""
     path = tmp_path_factory.mktemp("own") / "narrow"
-    save(load_decoder("tiny"), path)
+    save(load("tiny", dtype=torch.bfloat16), path)
     return path
 
 
@@ -85,7 +83,7 @@ def test_load_gives_float32_and_says_so(own: Path) -> None:
     with pytest.warns(UserWarning, match=f"load: narrow: Computed in float32: {SLOW}. Pass `dtype` to choose."):
         wide = load(own)
     assert dtypes(wide) == {torch.float32}
-    narrow = load_decoder(own)
+    narrow = load(own, dtype=torch.bfloat16)
     assert dtypes(narrow) == {torch.bfloat16}
     for name, weight in narrow.named_parameters():
         assert torch.equal(wide.get_parameter(name), weight.float())
@@ -122,7 +120,7 @@ def test_a_classifier_too(tmp_path: Path) -> None:
 
 def test_without_memory_the_stored_dtype_stays(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 needs 1.5 times its bytes."""
-    count = sum(weight.numel() for weight in load_decoder(own).parameters())
+    count = sum(weight.numel() for weight in load(own, dtype=torch.bfloat16).parameters())
     for free, kept in ((6 * count, True), (6 * count + 1, False)):
         monkeypatch.setattr("psutil.virtual_memory", lambda free=free: SimpleNamespace(available=free))
         dtype, sentence = fast_dtype(own)
@@ -149,24 +147,22 @@ def test_the_stored_dtype(own: Path, foreign: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        (b"", "Expecting value"),
-        ((10**8 + 1).to_bytes(8, "little") + b"{}", "a header of 100,000,001 bytes"),
-        ('{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}', "wrong type"),
-        ('{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}', "wrong type"),
-        ('{"a": {"dtype": "F32"}}', "shape"),
-        ("[" * 10_000 + "]" * 10_000, "nested too deeply"),
+        b"",
+        (10**8 + 1).to_bytes(8, "little") + b"{}",
+        '{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32"}}',
+        "[" * 10_000 + "]" * 10_000,
     ],
 )
-def test_a_damaged_header_has_no_dtype(content: bytes | str, words: str, tmp_path: Path) -> None:
-    """It is refused by its size before it is read, and by the types of its entries; the loader then reports it."""
+def test_a_damaged_header_has_no_dtype(content: bytes | str, tmp_path: Path) -> None:
+    """The loader then reports it."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     coded = content if isinstance(content, bytes) else len(content).to_bytes(8, "little") + content.encode()
     (tmp_path / "model.safetensors").write_bytes(coded)
     assert fast_dtype(tmp_path) == (None, None)
-    with pytest.raises((OSError, ValueError, KeyError), match=words):
-        read_header(tmp_path / "model.safetensors")
 
 
 def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:

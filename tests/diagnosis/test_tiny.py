@@ -20,7 +20,7 @@ import torch
 
 import ropewalk
 import ropewalk as rw
-from ropewalk.checkpoints.load import load, load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import generate
 from ropewalk.layers.training import Batch, TextWindows, held_out_windows, loss_by_position
@@ -48,7 +48,7 @@ def test_the_folder_is_at_most_8_mb_and_complete() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
     names = {path.name for path in FOLDER.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "training-log.jsonl", "README.md"}
-    assert {p.dtype for p in load_decoder("tiny").parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load("tiny", dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
 def test_transformers_reads_it_with_the_same_logits(tiny: Decoder, moby_dick: str) -> None:

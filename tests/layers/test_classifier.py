@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.load import load_classifier, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.encodings import ENCODINGS
 
@@ -116,14 +115,11 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     """No folder, another kind of model, a missing field, a truncated file, a head of another size."""
     with pytest.raises(rw.RopeError, match="no such file or folder"):
         rw.load(tmp_path / "nowhere")
-    with pytest.raises(rw.RopeError, match="no such folder"):
-        load_classifier(tmp_path / "nowhere")
     folder = tmp_path / "model"
     rw.save(rw.TextClassifier(small()), folder)
     config = json.loads((folder / "config.json").read_text())
     for change, message in (
-        ({"model_type": "llama"}, "not a text classifier of ropewalk"),
-        ({"model_type": "ropewalk-checkpoint-classifier"}, "(?s)classifiers on language models.*d970beb"),
+        ({"model_type": "ropewalk-checkpoint-classifier"}, "unknown architecture"),
         ({"labels": ["a", "b"]}, "shape of a tensor differs from the config"),
         ({"labels": None}, "config.json is damaged"),
         ({"pooling": "last"}, "unknown `pooling`"),
@@ -131,10 +127,8 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(rw.RopeError, match=message):
-            load_classifier(folder)
+            rw.load(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(rw.RopeError, match="contains a text classifier, but a language model is needed"):
-        load_decoder(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(rw.RopeError, match="truncated or damaged"):

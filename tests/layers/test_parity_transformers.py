@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.checkpoints.load import load, read_config, save, write_config
+from ropewalk.checkpoints.decoder_config import config_to_hf
+from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import generate
 from ropewalk.readers.loading import load_gguf
@@ -94,11 +95,11 @@ def test_greedy_tokens(tmp_path: Path) -> None:
 
 
 def test_config_is_written_as_it_was_read(tmp_path: Path) -> None:
-    """write_config's dict reads back as the same config of Llama."""
+    """config_to_hf's dict reads back as the same config of Llama."""
     for name in CASES:
         make(name).config.save_pretrained(tmp_path)
         config = read_config(tmp_path)
-        written = write_config(config)
+        written = config_to_hf(config)
         assert read_config(written) == config
         assert written["model_type"] == "llama"
 
@@ -124,7 +125,7 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     filled = transformers.AutoConfig.for_model(**said).to_dict()
     config = read_config(said)
     assert config == read_config(filled)
-    assert read_config(write_config(config)) == config
+    assert read_config(config_to_hf(config)) == config
 
 
 PROMPTS = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropewalk.attachment import attach
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.layers.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
@@ -154,7 +154,7 @@ def close(found, expected):
 @pytest.mark.parametrize("chunk", [1024, 7])
 def test_as_prefixes_say_it(chunk):
     """In one forward, and in chunks of which some hold no length that is asked for and one holds two."""
-    model = load_decoder("tiny")
+    model = load("tiny")
     rope = dataclasses.replace(model.config.ropes[0], scaling=YaRN(4.0, 256))
     reader = reader_of(model.float().with_positions(rope=rope))
     lengths = [1, 16, 20, 40]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers import live_model as head
@@ -33,11 +33,11 @@ def test_impossible_calls_are_refused(tokens: int, first: int, chunk: int) -> No
 
 def test_bfloat16_measures_what_float32_measures() -> None:
     """The built-in model: the mean loss to 0.002 nats, and so the gain of a method over another."""
-    reader = reader_of(load_decoder("tiny", dtype=torch.float32), "tiny")
+    reader = reader_of(load("tiny", dtype=torch.float32), "tiny")
     windows = torch.tensor(reader.tokenizer.encode(read_text(None)[1][30_000:60_000]))[: 2 * 1024].view(2, 1024)
     means = {}
     for dtype in (torch.float32, torch.bfloat16):
-        reader = reader_of(load_decoder("tiny", dtype=dtype))
+        reader = reader_of(load("tiny", dtype=dtype))
         assert reader.dtype == dtype
         for method in ("plain", "ntk", "dca"):
             variant = reader.under(METHODS[method].positions(reader.positions, Reach(256, 1024)))

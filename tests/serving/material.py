@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from ropewalk.checkpoints.decoder_config import half_split
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach, method_named
@@ -78,7 +78,7 @@ HOW = {"reach": REACH}
 
 def extended(folder: Path, method: str) -> Decoder:
     """The checkpoint under a method, in float32."""
-    return under(load_decoder(folder, dtype=torch.float32), method)
+    return under(load(folder, dtype=torch.float32), method)
 
 
 def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
@@ -90,5 +90,5 @@ def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
 def export(model: Decoder, out: Path, **how: Any) -> Exported:
     """`serving.job.export` of a decoder's positions, put into its source if that is given."""
     dtype = model.embed_tokens.weight.dtype
-    reader: Any = reader_of(load_decoder(how["source"], dtype=dtype) if "source" in how else model)
+    reader: Any = reader_of(load(how["source"], dtype=dtype) if "source" in how else model)
     return export_reader(reader.under(half_split(model.config).positions), out, **how)

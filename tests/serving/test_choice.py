@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.readers.loading import open_reader
@@ -23,7 +23,7 @@ from tests.serving.records import record_of
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint in bfloat16."""
     place = tmp_path_factory.mktemp("choice")
-    rw.save(load_decoder(checkpoint(place / "source")).to(torch.bfloat16), place / "small")
+    rw.save(load(checkpoint(place / "source"), dtype=torch.bfloat16), place / "small")
     return place / "small"
 
 
@@ -77,9 +77,9 @@ def test_where_the_doctor_extends_nothing(
 
 def test_another_model_is_refused(source: Path, found: dict[str, Any], tmp_path: Path) -> None:
     """One weight apart in its last bit is another model; the dtype that was measured in is not."""
-    measured_in_float32 = load_decoder(source, dtype=torch.float32)
+    measured_in_float32 = load(source, dtype=torch.float32)
     apply(measured_in_float32, tmp_path / "fine", record=found)
-    other = load_decoder(source)
+    other = load(source, dtype=torch.bfloat16)
     with torch.no_grad():
         other.embed_tokens.weight.view(torch.int16)[0, 0] += 1
     with pytest.raises(RopeError, match="belongs to a different model"):

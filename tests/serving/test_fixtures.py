@@ -21,7 +21,7 @@ from ropewalk import serving
 from ropewalk.attachment import attach
 from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf import PERMUTED
-from ropewalk.checkpoints.gguf_keys import gguf_rope
+from ropewalk.checkpoints.gguf_copy import gguf_rope
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types

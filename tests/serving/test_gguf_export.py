@@ -11,7 +11,7 @@ import gguf
 import pytest
 import torch
 
-from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
+from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.readers.loading import load_gguf

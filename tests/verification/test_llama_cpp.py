@@ -7,7 +7,7 @@ import os
 import pytest
 
 import ropewalk as rw
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.verify import our_side
 from tests.layers.material import gguf_of
@@ -35,7 +35,7 @@ def tiny(tmp_path_factory):
     """The built-in model, its GGUF file, and a folder for our predictions, which all tests share."""
     folder = tmp_path_factory.mktemp("llama_cpp")
     file = gguf_of("tiny", folder / "tiny.gguf")
-    return load_decoder("tiny").float(), file, folder / "state"
+    return load("tiny").float(), file, folder / "state"
 
 
 @pytest.mark.parametrize(("options", "expect", "kind", "name"), CASES)

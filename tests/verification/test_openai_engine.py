@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.verification.engine import Engine, NextTokens, OurEngine, TooLong
 from ropewalk.verification.openai_engine import KEY, OpenAIEngine
@@ -23,7 +23,7 @@ from tests.verification.fake_server import serving
 @pytest.fixture(scope="module")
 def ours():
     """`tiny` as an engine."""
-    return OurEngine(load_decoder("tiny"))
+    return OurEngine(load("tiny"))
 
 
 @pytest.mark.parametrize("style", ["llama.cpp", "vllm", "sglang"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ropewalk.audit.findings import SEVERITIES, Finding, Severity
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.hugging_face import open_safetensors
+from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
@@ -171,12 +171,11 @@ def _query(model: Checkpoint) -> Tensor | None:
     if model.path is not None and model.arch in PERMUTED:
         file, name = GGUFFile(model.path), "blk.0.attn_q.weight"
         return file.read(name).float() if name in file.tensors else None
-    with ExitStack() as files:
-        for path in sorted(model.path.glob("*.safetensors")) if model.path is not None else ():
-            opened = open_safetensors(path, files)
-            for key in opened.keys():  # noqa: SIM118
-                if f".{key}".endswith(".layers.0.self_attn.q_proj.weight"):
-                    return Tensor.float(opened.get_tensor(key)).clone()
+    for path in sorted(model.path.glob("*.safetensors")) if model.path is not None else ():
+        opened = open_safetensors(path)
+        for key in opened.keys():  # noqa: SIM118
+            if f".{key}".endswith(".layers.0.self_attn.q_proj.weight"):
+                return Tensor.float(opened.get_tensor(key)).clone()
     return None
 
 

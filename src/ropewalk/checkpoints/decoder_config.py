@@ -1,24 +1,26 @@
-"""config.json of decoders: Llama's, and ropewalk's own format."""
+"""config.json of decoders, Llama's and ropewalk's own format, and of text classifiers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
+from ropewalk.layers.classifier import SHARED, TextClassifierConfig
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.encoding import EncodingConfig
 from ropewalk.layers.encodings import ENCODINGS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.scaling import rule_from_dict
-from ropewalk.rope.values import MOST_SIZE, as_whole, is_number
+from ropewalk.rope.values import MOST_SIZE, check_whole, is_number
 
-NATIVE = "ropewalk"
+NATIVE, CLASSIFIER = "ropewalk", "ropewalk-classifier"
 _OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
+_OF_CLASSIFIERS = ("pooling", "max_length", "dropout", "embedding_range")
 
 
 def config_to_native(config: DecoderConfig) -> dict[str, Any]:
@@ -109,7 +111,40 @@ def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
     return RopeConfig(**values)
 
 
+def classifier_to_json(config: TextClassifierConfig) -> dict[str, Any]:
+    """Return a classifier's config.json: labels in the order of the logits, and the encoder in ropewalk's own form."""
+    encoder = {key: value for key, value in config_to_native(config.encoder).items() if key != "architectures"}
+    return {
+        "architectures": ["RopewalkTextClassifier"],
+        "model_type": CLASSIFIER,
+        "labels": list(config.labels),
+        **{name: getattr(config, name) for name in _OF_CLASSIFIERS},
+        "encoder": encoder,
+    }
+
+
+def classifier_from_json(content: Mapping[str, Any], where: str) -> TextClassifierConfig:
+    """Return the config written by `classifier_to_json`; `where` names the file in errors."""
+    try:
+        encoder = config_from_native(content["encoder"], where)
+        shared = {name: getattr(encoder, name) for name in SHARED}
+        own = {name: content[name] for name in _OF_CLASSIFIERS}
+        encoding = encoder.encoding if encoder.rope is None else encoder.rope
+        labels = content["labels"]
+        if isinstance(labels, list) and not isinstance(encoding, tuple):
+            return TextClassifierConfig(**shared, **own, labels=labels, encoding=encoding)
+        reason = "`labels` is not a list, or the layers have different ropes"
+    except (KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise RopeError(
+        "TextClassifier: the config.json is damaged.",
+        facts={"file": where, "error": reason},
+        cure="Fetch the folder again, or train the classifier again.",
+    )
+
+
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_NUMBERS = ("attention_dropout", "residual_dropout", "initializer_range")
 _LLAMA: dict[str, Any] = {  # LlamaConfig's values of keys that a config.json leaves out
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -132,37 +167,38 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
     """
     if config.get("model_type") == NATIVE:
         return config_from_native(config, where)
-    _check_llama(config, where)
     settings = {**_LLAMA, **config}
-    _check_known(settings, where)
-    sizes: dict[str, Any] = {name: _whole(settings, name, where) for name in _SIZES}
-    heads, bias = settings["num_key_value_heads"], bool(settings["attention_bias"])
-    return DecoderConfig(
-        **sizes,
-        num_key_value_heads=sizes["num_attention_heads"]
-        if heads is None
-        else _whole(settings, "num_key_value_heads", where),
-        head_dim=None if settings["head_dim"] is None else _whole(settings, "head_dim", where),
-        rope=_rope(settings, where),
-        norm_eps=_number(settings, "rms_norm_eps", where),
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(settings["mlp_bias"]),
-        tie_word_embeddings=bool(settings["tie_word_embeddings"]),
-        attention_dropout=_number(settings, "attention_dropout", where),
-        residual_dropout=_number(settings, "residual_dropout", where),
-        initializer_range=_number(settings, "initializer_range", where),
-    )
+    _check_llama(settings, where)
+    bias = bool(settings["attention_bias"])
+    given = {name: value for name, value in settings.items() if name != "head_dim" or value is not None}
+    sizes: dict[str, Any] = {
+        name: settings.get(name, "missing") for name in (*_SIZES, "num_key_value_heads", "head_dim")
+    }
+    try:
+        for name in _SIZES:
+            check_whole("load", most=MOST_SIZE, optional=False, **{name: sizes[name]})
+        numbers: dict[str, Any] = {name: _number(settings, name) for name in _NUMBERS}
+        return DecoderConfig(
+            **sizes,
+            **numbers,
+            norm_eps=_number(settings, "rms_norm_eps"),
+            rope=RopeConfig.from_hf(given),
+            attention_bias=bias,
+            output_bias=bias,
+            mlp_bias=bool(settings["mlp_bias"]),
+            tie_word_embeddings=bool(settings["tie_word_embeddings"]),
+        )
+    except RopeError as error:
+        raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
 
 
 def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     """Return an equivalent config.json: Llama's if loading it gives an equal config, else ropewalk's own form."""
     stated = _stated(config)
-    written = _write(stated)
-    if written is not None:
-        with suppress(RopeError):  # Llama cannot express it
-            if _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
-                return written
+    with suppress(RopeError):  # Llama cannot express it
+        written = _write(stated)
+        if written is not None and _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
+            return written
     return config_to_native(config)
 
 
@@ -178,85 +214,52 @@ def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
     return replace(rope, interleaved=False) if rope is not None and whole else rope
 
 
-def _check_llama(config: Mapping[str, Any], where: str) -> None:
-    """Raise `RopeError` for another architecture than Llama's, whole or without its head."""
-    model_type, architectures = config.get("model_type"), config.get("architectures")
+def _check_llama(settings: Mapping[str, Any], where: str) -> None:
+    """Raise `RopeError` for another architecture than Llama's, whole or without its head, and for unknown parts."""
+
+    def refuse(rule: str, cure: str, **facts: Any) -> None:
+        raise RopeError(f"load: {rule}", facts={"file": where, **facts}, cure=cure)
+
+    model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if model_type != "llama" or (architectures and architectures not in (["LlamaForCausalLM"], ["LlamaModel"])):
-        own = {"auto_map": config["auto_map"]} if config.get("auto_map") else {}
-        raise RopeError(
-            "load: unknown architecture: rw.Decoder has Llama's layout"
+        own = {"auto_map": settings["auto_map"]} if settings.get("auto_map") else {}
+        refuse(
+            "unknown architecture: rw.Decoder has Llama's layout"
             + (", and ropewalk never runs the code named in the config." if own else "."),
-            facts={"file": where, "model_type": model_type, "architectures": architectures, **own},
-            cure="Load it with transformers, and pass the model to rw.attach or rw.doctor.",
+            "Load it with transformers, and pass the model to rw.attach or rw.doctor.",
+            model_type=model_type,
+            architectures=architectures,
+            **own,
         )
-
-
-def _check_known(settings: Mapping[str, Any], where: str) -> None:
-    """Raise `RopeError` for keys that would change the computation and are not supported."""
     if settings["hidden_act"] not in ("silu", "swish"):
-        raise RopeError(
-            "load: the feed-forward must be gated by silu.",
-            facts={"file": where, "hidden_act": settings["hidden_act"]},
-            cure="Use the model's own code for a different function.",
-        )
+        cure = "Use the model's own code for a different function."
+        refuse("the feed-forward must be gated by silu.", cure, hidden_act=settings["hidden_act"])
     for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts"):
         if settings.get(key):
-            raise RopeError(
-                f"load: the config's `{key}` is not supported.",
-                facts={"file": where, key: settings[key]},
-                cure="Load it with transformers.",
-            )
+            refuse(f"the config's `{key}` is not supported.", "Load it with transformers.", **{key: settings[key]})
     kinds = settings.get("layer_types")
     if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
-        raise RopeError(
-            "load: all layers of a Llama attend to all earlier tokens, but `layer_types` differ.",
-            facts={"file": where, "layer_types": kinds},
-            cure="Remove `layer_types`, or load the model with transformers.",
-        )
+        cure = "Remove `layer_types`, or load the model with transformers."
+        refuse("all layers of a Llama attend to all earlier tokens, but `layer_types` differ.", cure, layer_types=kinds)
     block = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     for holder in (settings, block if isinstance(block, Mapping) else {}):
         fraction = holder.get("partial_rotary_factor")
         # p-RoPE's fraction is the share of pairs that rotate in the whole head; transformers' rule has that meaning
         if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
-            raise RopeError(
-                "load: Llama rotates the whole head, but the config rotates a part.",
-                facts={"file": where, "partial_rotary_factor": fraction},
-                cure="Use the model's own code; RopeConfig.from_hf supports the rope itself.",
-            )
+            cure = "Use the model's own code; RopeConfig.from_hf supports the rope itself."
+            refuse("Llama rotates the whole head, but the config rotates a part.", cure, partial_rotary_factor=fraction)
 
 
-def _rope(settings: Mapping[str, Any], where: str) -> RopeConfig:
-    """Return the rope of every layer."""
-    config = dict(settings)
-    if config["head_dim"] is None:
-        config.pop("head_dim")
-    try:
-        return RopeConfig.from_hf(config)
-    except RopeError as error:
-        raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
-
-
-def _whole(settings: Mapping[str, Any], name: str, where: str) -> int:
-    """Return a whole number from 1; raise `RopeError` with the key otherwise."""
-    wanted = f"a whole number from 1 to {MOST_SIZE:,}"
-    return int(_checked(settings, name, where, lambda value: 1 <= (as_whole(value) or 0) <= MOST_SIZE, wanted))
-
-
-def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
+def _number(settings: Mapping[str, Any], name: str) -> float:
     """Return a number, 0 for null (dropouts); raise `RopeError` with the key otherwise."""
-    value = _checked(settings, name, where, lambda v: v is None or is_number(v), "a finite number")
-    return float(value or 0.0)
-
-
-def _checked(settings: Mapping[str, Any], name: str, where: str, fits: Callable[[Any], bool], wanted: str) -> Any:
-    value = settings.get(name)
-    if isinstance(value, bool) or not fits(value):
+    value = settings[name]
+    if value is not None and not is_number(value):
         raise RopeError(
-            f"load: the config's `{name}` must be {wanted}.",
-            facts={"file": where, name: value if name in settings else "missing"},
+            f"load: the config's `{name}` must be a finite number.",
+            facts={name: value},
             cure="Correct the key in config.json, or download the file again.",
         )
-    return value
+    return float(value or 0.0)
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
@@ -273,7 +276,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "max_position_embeddings": rope.max_position_embeddings,
-        "rope_parameters": _rope_block(rope),
+        "rope_parameters": rope.to_hf(),
         "tie_word_embeddings": config.tie_word_embeddings,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
@@ -284,14 +287,6 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     if config.residual_dropout:
         written["residual_dropout"] = config.residual_dropout  # our own key: transformers keeps it and ignores it
     return written
-
-
-def _rope_block(rope: RopeConfig) -> dict[str, Any] | None:
-    """Return `rope_parameters`, or None if Hugging Face has no form for this rope."""
-    try:
-        return rope.to_hf()
-    except RopeError:
-        return None
 
 
 def _stated(config: DecoderConfig) -> DecoderConfig:

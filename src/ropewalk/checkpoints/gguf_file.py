@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from ropewalk.atomic_io import open_file
-from ropewalk.checkpoints.materialize import forget_pages
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
@@ -42,7 +41,10 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class TypedValue:
-    """A stored metadata value: ggml's number of its type and of an array's element type, and the value."""
+    """A stored metadata value: ggml's number of its type and of an array's element type, and the value.
+
+    Strings are undecoded bytes.
+    """
 
     kind: int
     element: int | None
@@ -52,7 +54,7 @@ class TypedValue:
 class GGUFFile:
     """A GGUF file (versions 2 and 3, little-endian), mapped copy-on-write, its tensors dequantised one at a time.
 
-    - `metadata`: every key and value, as Python numbers, strings and lists.
+    - `metadata`: every key and value, as Python numbers, strings and lists. `typed`: the same as stored.
     - `tensors`: name to `GGUFTensor`.
 
     **Raises:** `RopeError` with the file's name if it is not a complete GGUF file.
@@ -66,10 +68,10 @@ class GGUFFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise self.error("the file cannot be read.", facts={"error": str(error)}) from error
-        self._at, self._end, self._decoded = 0, len(self._map), True
+        self._at, self._end = 0, len(self._map)
+        self.typed: dict[str, TypedValue] = {}
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
-        self._values_at: dict[str, int] = {}
         self._read_header()
 
     def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = _CURE) -> RopeError:
@@ -82,10 +84,7 @@ class GGUFFile:
         if tensor.kind in _STORED:
             stored, _ = _STORED[tensor.kind]
             flat = torch.frombuffer(self._map, dtype=stored, count=prod(tensor.shape), offset=tensor.offset)
-            values = flat.view(tensor.shape).to(dtype or torch.float32)
-            if values.dtype != stored:
-                self.forget(name)
-            return values
+            return flat.view(tensor.shape).to(dtype or torch.float32)
         gguf = need("gguf")
         kind = gguf.GGMLQuantizationType(tensor.kind)
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -100,31 +99,13 @@ class GGUFFile:
                 facts={"tensor": name, "type": kind.name},
                 cure="Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or one of the K types.",
             ) from error
-        weights = torch.from_numpy(dequantised).to(dtype or torch.float32)
-        self.forget(name)
-        return weights
+        return torch.from_numpy(dequantised).to(dtype or torch.float32)
 
     def stored(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a tensor's bytes, `[..., bytes of a row]`: a view of the mapping, which `forget` releases."""
+        """Return a tensor's bytes, `[..., bytes of a row]`: a view of the mapping."""
         tensor = self.tensors[name]
         flat = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
         return flat.reshape(*tensor.shape[:-1], -1)
-
-    def forget(self, name: str) -> None:
-        """Release the memory pages that contain only this tensor."""
-        tensor = self.tensors[name]
-        forget_pages(self._map, tensor.offset, tensor.size)
-
-    def typed(self, key: str) -> TypedValue:
-        """Return a metadata value with its type; its strings are undecoded bytes."""
-        self._at, self._decoded = self._values_at[key], False
-        try:
-            kind = self._take("I")
-            element = self._take("I") if kind == _ARRAY else None
-            self._at = self._values_at[key] + 4
-            return TypedValue(kind, element, self._value(kind))
-        finally:
-            self._decoded = True
 
     def _take(self, code: str) -> Any:
         """Read the next number of the file."""
@@ -135,14 +116,13 @@ class GGUFFile:
         self._at += size
         return value
 
-    def _string(self) -> Any:
-        """Read the next string of the file, as bytes inside `typed`."""
+    def _string(self) -> bytes:
+        """Read the next string of the file."""
         length = self._take("Q")
         if self._at + length > self._end:
             raise self._truncated()
-        raw = self._map[self._at : self._at + length]
         self._at += length
-        return raw.decode("utf-8", errors="replace") if self._decoded else raw
+        return self._map[self._at - length : self._at]
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         """Read the next metadata value of the file, nested in `depth` arrays."""
@@ -194,12 +174,13 @@ class GGUFFile:
             )
         tensors, keys = self._take("Q"), self._take("Q")
         for _ in range(keys):
-            key = self._string()
-            self._values_at[key] = self._at
-            self.metadata[key] = self._value(self._take("I"))
+            key, kind = _decoded(self._string()), self._take("I")
+            at, value = self._at, self._value(kind)
+            element = struct.unpack_from("<I", self._map, at)[0] if kind == _ARRAY else None
+            self.typed[key], self.metadata[key] = TypedValue(kind, element, value), _decoded(value)
         infos = []
         for _ in range(tensors):
-            name, dims = self._string(), self._take("I")
+            name, dims = _decoded(self._string()), self._take("I")
             if dims > 8:
                 raise self._truncated()
             shape = tuple(reversed([int(self._take("Q")) for _ in range(dims)]))
@@ -237,3 +218,10 @@ class GGUFFile:
                 "a quantised row must contain whole blocks.", facts={"tensor": name, "shape": shape, "block": block}
             )
         return int(prod(shape) // block * size)
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value with its strings decoded."""
+    if isinstance(value, list) and value and isinstance(value[0], bytes | list):
+        return [_decoded(one) for one in value]
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

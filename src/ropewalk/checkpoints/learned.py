@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor
 
-from ropewalk.checkpoints.hugging_face import open_safetensors
+from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.checkpoints.sources import no_safetensors
 from ropewalk.errors import RopeError
 
@@ -58,15 +57,14 @@ def _read(folder: Path, *endings: str) -> Tensor:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise no_safetensors(folder)
-    with ExitStack() as open_files:
-        opened = [open_safetensors(path, open_files) for path in files]
-        places = [(file, name) for file in opened for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
-        if len(places) != 1:
-            raise RopeError(
-                "read: a checkpoint with a learned rotation must have exactly one such tensor.",
-                facts={"folder": str(folder), "endings": endings, "found": [name for _, name in places]},
-                cure="Fetch every weight file of one checkpoint into one folder.",
-            )
-        file, name = places[0]
-        tensor: Tensor = file.get_tensor(name).clone()  # not a view of a file that closes
-        return tensor
+    opened = map(open_safetensors, files)
+    places = [(file, name) for file in opened for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
+    if len(places) != 1:
+        raise RopeError(
+            "read: a checkpoint with a learned rotation must have exactly one such tensor.",
+            facts={"folder": str(folder), "endings": endings, "found": [name for _, name in places]},
+            cure="Fetch every weight file of one checkpoint into one folder.",
+        )
+    file, name = places[0]
+    tensor: Tensor = file.get_tensor(name).clone()  # not a view of the file
+    return tensor

@@ -1,26 +1,54 @@
-"""`load` and `save` for decoders and classifiers, and the configs of checkpoints."""
+"""`load` and `save`: folders of decoders and text classifiers, in safetensors files, and the dtype to load them in."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ropewalk.atomic_io import as_path, read_json
-from ropewalk.checkpoints.classifier_files import is_classifier, read_classifier, save_classifier
-from ropewalk.checkpoints.decoder_config import config_from_hf, config_to_hf
-from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
-from ropewalk.checkpoints.materialize import FLOATS
-from ropewalk.checkpoints.sources import find, refuse_bare_weights
-from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
+from ropewalk.atomic_io import as_path, read_json, whole_folder, write_json
+from ropewalk.checkpoints.decoder_config import (
+    CLASSIFIER,
+    NATIVE,
+    classifier_from_json,
+    classifier_to_json,
+    config_from_hf,
+    config_to_hf,
+    half_split,
+)
+from ropewalk.checkpoints.sources import find, no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.classifier import TextClassifier
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.precision import is_slow, memory_for, name_of
+from ropewalk.layers.prompts import Tokenizer
+from ropewalk.optional import need
+from ropewalk.rope.pairing import convert_pairing
+from ropewalk.rotation.backends.widened import slow_dtype
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_FILES = frozenset(
+    {
+        "config.json",
+        _SINGLE,
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    }
+)
+_CURE = "Use config and weights of one model, and fetch the file again if it is damaged."
 
 
 def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Any:
@@ -32,10 +60,9 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several), except that float32
       replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both.
 
-    Weights are half-split as in Hugging Face's files. They are memory-mapped. A tensor that needs no conversion is
-    never copied. Others are converted one by one, so the peak memory is little more than one copy. Do not overwrite a
-    file in place while it is mapped; `save` never does. Nothing is unpickled, and a checkpoint's own code (`auto_map`)
-    is never run.
+    Weights are half-split as in Hugging Face's files. They are memory-mapped by safetensors: a tensor that needs no
+    conversion is never copied, and others are converted one by one. Do not overwrite a file in place while it is
+    mapped; `save` never does. Nothing is unpickled, and a checkpoint's own code (`auto_map`) is never run.
 
     **Raises:** `RopeError`, with the name of the file or tensor, if it is missing, truncated, unexpected or of a wrong
     shape, or if the architecture is unknown.
@@ -46,48 +73,29 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     ropewalk.errors.RopeError: load: no such file or folder.
     """
     path = find(source)
-    if path.is_dir() and (path / "config.json").is_file() and is_classifier(read_json(path / "config.json")):
-        return load_classifier(path, dtype=dtype)
-    _check_dtype(dtype)
-    return load_decoder(path, dtype=fast_dtype_or_warn(path, "load") if dtype is None else dtype)
-
-
-def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
-    """Load a language model like `load`, but in the stored dtype by default; raise `RopeError` for a classifier."""
-    path = find(source)
-    _check_dtype(dtype)
-    _refuse_gguf(path)
-    content = read_json(path / "config.json")
-    if is_classifier(content):
+    if dtype not in (None, *FLOATS):
         raise RopeError(
-            "load: this folder contains a text classifier, but a language model is needed.",
-            facts={"source": str(source)},
-            cure="Use rw.load, which loads both.",
+            "load: `dtype` must be a floating dtype of torch, or None.",
+            facts={"dtype": dtype},
+            cure="Pass for example torch.bfloat16, or None to keep the stored dtype.",
         )
-    return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
-
-
-def _refuse_gguf(path: Path) -> None:
-    if path.is_file() and path.suffix != ".json":
-        raise RopeError(
-            "load: rw.Decoder reads folders, and this is a file.",
-            facts={"file": str(path)},
-            cure="transformers computes it: ropewalk.readers.loading.load_gguf(path) returns its model and tokenizer.",
-        )
-
-
-def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
-    """Load a text classifier like `load`; raise `RopeError` for anything else."""
-    _check_dtype(dtype)
-    path = Path(as_path(source, "load"))
-    refuse_bare_weights(path)
-    if not path.is_dir():
-        raise RopeError(
-            "load: there is no such folder.",
-            facts={"folder": str(path)},
-            cure="Pass a folder that `save` wrote of a TextClassifier.",
-        )
-    return read_classifier(path, fast_dtype_or_warn(path, "load") if dtype is None else dtype)
+    file = _config_file(path)
+    content = read_json(file)
+    build: Callable[[], Any]
+    if content.get("model_type") == CLASSIFIER:
+        of_classifier = classifier_from_json(content, str(file))
+        build, layers = (lambda: TextClassifier(of_classifier)), of_classifier.num_hidden_layers
+    else:
+        config = config_from_hf(content, str(file))
+        build, layers = (lambda: Decoder(config)), config.num_hidden_layers
+    dtype = fast_dtype_or_warn(path, "load") if dtype is None else dtype
+    stored = stored_tensors(file.parent)
+    if content.get("tie_word_embeddings") and "lm_head.weight" in stored:
+        _remove_tied_head(stored, str(path))
+    model = _filled(build, layers, stored, dtype, str(path))
+    if (file.parent / "tokenizer.json").is_file():
+        model.tokenizer = TextTokenizer.from_folder(file.parent)
+    return model
 
 
 def save(
@@ -117,20 +125,20 @@ def save(
     """
     place = as_path(folder, "save")
     check_kind("save", torch.nn.Module, "Pass the model first: save(model, folder).", model=model)
-    chosen = model.tokenizer if tokenizer is None else tokenizer
+    chosen: Tokenizer | None = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(model, TextClassifier):
-        save_classifier(model, place, chosen)
+        content, weights = classifier_to_json(model.config), model.state_dict()
     else:
-        save_decoder(model, place, chosen)
-
-
-def _check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype not in (None, *FLOATS):
-        raise RopeError(
-            "load: `dtype` must be a floating dtype of torch, or None.",
-            facts={"dtype": dtype},
-            cure="Pass for example torch.bfloat16, or None to keep the stored dtype.",
-        )
+        content, weights = hugging_face_form(model, chosen)
+    with whole_folder(place, _FILES) as staging:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        need("safetensors.torch").save_file(plain, staging / _SINGLE, metadata={"format": "pt"})
+        write_json(staging / "config.json", content)
+        if chosen is not None:
+            chosen.save(staging)
+            ids = {key: content[key] for key in ("bos_token_id", "eos_token_id") if key in content}
+            if ids:
+                write_json(staging / "generation_config.json", ids)
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
@@ -144,21 +152,226 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderCo
     """
     if isinstance(source, Mapping):
         return config_from_hf(source, "the dict that was passed")
-    path = find(source)
-    _refuse_gguf(path)
-    path = path if path.is_file() else path / "config.json"
-    return config_from_hf(read_json(path), str(path))
+    file = _config_file(find(source))
+    return config_from_hf(read_json(file), str(file))
 
 
-def write_config(config: DecoderConfig) -> dict[str, Any]:
-    """Return an equivalent config.json: of Llama if it can express it, else of "ropewalk".
+def _config_file(path: Path) -> Path:
+    """Return the path of a folder's config.json; raise `RopeError` for a .gguf file."""
+    if path.is_file() and path.suffix != ".json":
+        raise RopeError(
+            "load: rw.Decoder reads folders, and this is a file.",
+            facts={"file": str(path)},
+            cure="transformers computes it: ropewalk.readers.loading.load_gguf(path) returns its model and tokenizer.",
+        )
+    return path if path.is_file() else path / "config.json"
 
-    Llama is half-split, so an interleaved config becomes `model_type` "ropewalk"; `save` re-orders the weights.
 
-    >>> from ropewalk import RopeConfig
-    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
-    >>> write_config(config)["architectures"]
-    ['LlamaForCausalLM']
+def hugging_face_form(model: Decoder, tokenizer: Tokenizer | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and the weights by their names in a file: of Llama if it can express the model.
+
+    Interleaved heads are re-ordered to half-split for that. Special ids are null where there are none: transformers
+    would use its family's defaults.
     """
-    return config_to_hf(config)
+    config, weights = model.config, dict(model.state_dict())
+    half = half_split(config)
+    if half != config and config_to_hf(half)["model_type"] != NATIVE:
+        for layer, (old, new) in enumerate(zip(config.ropes, half.ropes, strict=True)):
+            if old != new and old is not None:
+                start = f"layers.{layer}.self_attn."
+                own = {name: tensor for name, tensor in weights.items() if name.startswith(start)}
+                weights |= convert_pairing(own, to="half", head_dim=old.head_dim)
+        config = half
+    content, ends = config_to_hf(config), [] if tokenizer is None else list(tokenizer.eos_ids)
+    content |= {
+        "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": None,
+        "dtype": name_of(model.embed_tokens.weight.dtype),
+    }
+    prefix = "" if content["model_type"] == NATIVE else "model."
+    return content, {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
+
+
+# safetensors files
+
+
+def open_safetensors(path: Path) -> Any:
+    """Open a safetensors file; raise `RopeError` with its name if it is damaged."""
+    safetensors = need("safetensors")
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RopeError(
+            "load: a safetensors file cannot be read: it is truncated or damaged.",
+            facts={"file": str(path), "bytes": path.stat().st_size, "error": str(error)},
+            cure="Fetch the file again.",
+        ) from error
+
+
+def stored_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder's safetensors files, keyed by the Decoder's names: views of the mapped files."""
+    stored: dict[str, Tensor] = {}
+    for path, names in _shards(folder).items():
+        file = open_safetensors(path)
+        for name in sorted(names if names is not None else file.keys()):
+            if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+                raise RopeError(
+                    "load: the index names a tensor that is missing from its file.",
+                    facts={"file": str(path), "tensor": name},
+                    cure="Fetch the file again.",
+                )
+            ours = name.removeprefix("model.")
+            if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
+                continue
+            if ours in stored:
+                raise RopeError(
+                    "load: a tensor is stored twice.",
+                    facts={"file": str(path), "tensor": name},
+                    cure="Keep the shards of one checkpoint in the folder, and remove others.",
+                )
+            stored[ours] = file.get_tensor(name)
+    return stored
+
+
+def _shards(folder: Path) -> dict[Path, set[str] | None]:
+    """Return the weight files of a folder and the tensors to take from each (None: all)."""
+    if (folder / _SINGLE).is_file():
+        return {folder / _SINGLE: None}
+    if not (folder / _INDEX).is_file():
+        raise no_safetensors(folder)
+    index = read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise RopeError(
+            "load: the index has no `weight_map`.",
+            facts={"file": str(folder / _INDEX)},
+            cure="Download the index file again.",
+        )
+    shards: dict[Path, set[str] | None] = {}
+    for shard in sorted(set(index.values())):
+        path = folder / shard
+        if Path(shard).name != shard or not path.is_file():
+            raise RopeError(
+                "load: a shard in the index is missing from the folder.",
+                facts={"folder": str(folder), "shard": shard},
+                cure="Fetch the missing file.",
+            )
+        shards[path] = {name for name, place in index.items() if place == shard}
+    return shards
+
+
+def _remove_tied_head(stored: dict[str, Tensor], where: str) -> None:
+    """Remove a tied head; raise `RopeError` if it differs from the embedding."""
+    head, embedding = stored.pop("lm_head.weight"), stored.get("embed_tokens.weight")
+    if embedding is not None and not torch.equal(head, embedding):
+        raise RopeError(
+            "load: the config ties the head to the embedding, but the checkpoint contains a separate head.",
+            facts={"folder": where, "tensor": "lm_head.weight"},
+            cure="Set tie_word_embeddings to false in config.json to use that head.",
+        )
+
+
+def _filled(
+    build: Callable[[], Any], layers: int, stored: Mapping[str, Tensor], dtype: torch.dtype | None, where: str
+) -> Any:
+    """Return the module from `build`, in eval mode, with the stored tensors, all checked before any is converted."""
+    facts: dict[str, Any] = {"checkpoint": where}
+    if layers > len(stored):  # before a damaged number of layers is built
+        facts |= {"tensors": len(stored), "num_hidden_layers": layers}
+        raise RopeError("load: tensors are missing from the checkpoint.", facts=facts, cure=_CURE)
+    try:
+        with torch.device("meta"), _WithoutValues():
+            model: nn.Module = build()
+    except RuntimeError as error:  # torch cannot count the numbers of damaged sizes
+        facts["error"] = str(error).partition("\n")[0]
+        raise RopeError("load: no model has the sizes of the config.", facts=facts, cure=_CURE) from error
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for rule, names in (
+        ("load: tensors are missing from the checkpoint.", [name for name in wanted if name not in stored]),
+        ("load: the checkpoint contains tensors that the model does not have.", [n for n in stored if n not in wanted]),
+    ):
+        if names:
+            facts |= {"tensors": names[:4], **({"and more": len(names) - 4} if len(names) > 4 else {})}
+            raise RopeError(rule, facts=facts, cure=_CURE)
+    for name, shape in wanted.items():
+        tensor = stored[name]
+        if tensor.shape != shape:
+            facts |= {"tensor": name, "shape": tuple(tensor.shape), "expected": shape}
+            raise RopeError("load: the shape of a tensor differs from the config.", facts=facts, cure=_CURE)
+        if tensor.dtype not in FLOATS:
+            raise RopeError(
+                "load: a weight is not stored in a plain floating type.",
+                facts={**facts, "tensor": name, "dtype": tensor.dtype},
+                cure="Use an unquantised checkpoint, or a GGUF file.",
+            )
+    if dtype is None:
+        dtype = reduce(torch.promote_types, {stored[name].dtype for name in wanted})
+    model.load_state_dict({name: stored[name].to(dtype) for name in wanted}, strict=True, assign=True)
+    return model.eval()
+
+
+class _WithoutValues(TorchFunctionMode):
+    """A mode that skips random initialization, which has no effect on meta and makes torch import dynamo."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+# The dtype of a folder
+
+
+def stored_dtype(path: Path) -> torch.dtype | None:
+    """Return the dtype of a folder's weights; None for a GGUF file, quantized weights, and files that are damaged.
+
+    For families of other libraries this is the dtype in config.json, which transformers takes, if there is one.
+
+    >>> stored_dtype(find("tiny"))
+    torch.bfloat16
+    """
+    if not (path / "config.json").is_file():
+        return None
+    config = read_json(path / "config.json")
+    if "quantization_config" in config:
+        return None
+    named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    if config.get("model_type") not in ("llama", NATIVE, CLASSIFIER) and isinstance(named, torch.dtype):
+        return named
+    plain = {tensor.dtype for tensor in _readable(path)} & {*FLOATS}
+    return reduce(torch.promote_types, plain) if plain else None
+
+
+def fast_dtype(path: Path, device: torch.device | str = "cpu") -> tuple[torch.dtype | None, str | None]:
+    """Return the dtype in which to load a checkpoint if none was asked for, and a sentence if it is not the stored one.
+
+    None is the stored dtype. float32 replaces a dtype that the CPU multiplies slowly, if memory suffices.
+    """
+    stored = stored_dtype(path)
+    if stored is None or not slow_dtype(stored, str(device)):
+        return None, None
+    missing = memory_for(sum(tensor.numel() for tensor in _readable(path)))
+    if missing is not None:
+        return None, f"Computed in {name_of(stored)}: float32 is several times faster on this CPU, but {missing}."
+    return torch.float32, f"Computed in float32: {is_slow(stored)}."
+
+
+def fast_dtype_or_warn(path: Path, call: str, device: torch.device | str = "cpu") -> torch.dtype | None:
+    """Return the dtype of `fast_dtype`; warn in the name of a call if it is not what the checkpoint stores.
+
+    The built-in model is an example, for which there is no warning.
+    """
+    dtype, sentence = fast_dtype(path, device)
+    if sentence is not None and path != find("tiny"):
+        warnings.warn(f"{call}: {path.name}: {sentence} Pass `dtype` to choose.", stacklevel=3)
+    return dtype
+
+
+def _readable(folder: Path) -> list[Tensor]:
+    """Return the tensors of a folder; none if its files are damaged, which the loader reports."""
+    try:
+        return list(stored_tensors(folder).values())
+    except RopeError:
+        return []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Method, Reach
@@ -75,7 +75,7 @@ def model_header(model: Decoder) -> dict[str, Any]:
 
 
 def _built_in() -> Decoder:
-    model = load_decoder(MODEL)
+    model: Decoder = load(MODEL, dtype=torch.bfloat16)
     config = model.config
     plain = (
         isinstance(config.rope, RopeConfig)

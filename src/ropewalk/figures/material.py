@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
@@ -109,8 +109,8 @@ def theta_of(rope: RopeConfig) -> str:
 
 def rotary_model(source: str | Decoder) -> Decoder:
     """Return a model with a tokenizer and a rope in every layer, loaded in float32; raise `RopeError` for others."""
-    model = source if isinstance(source, Decoder) else load_decoder(source, dtype=torch.float32)
-    ropes = model.config.ropes
+    model = source if isinstance(source, Decoder) else load(source, dtype=torch.float32)
+    ropes = model.config.ropes if isinstance(model, Decoder) else (None,)
     if model.tokenizer is None or any(rope is None or rope.num_axes > 1 for rope in ropes):
         raise RopeError(
             "figures: this needs a model with a tokenizer and one-dimensional RoPE in every layer.",

@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, half_split
+from ropewalk.checkpoints.decoder_config import NATIVE, half_split
 from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.hugging_face import hugging_face_form, special_ids, stored_names
+from ropewalk.checkpoints.load import fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.sources import display_name, find, no_safetensors
-from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
@@ -196,11 +195,11 @@ def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:
         model = model.with_positions(extension=None)
         forms = [model, model.with_positions(rope=(plain,) * model.config.num_hidden_layers)]
     for form in forms:
-        config, weights = hugging_face_form(form)
-        content = config_to_hf(config) | special_ids(model.tokenizer)
+        content, tensors = hugging_face_form(form, model.tokenizer)
         if content["model_type"] != NATIVE:
             break
     else:
+        config = model.config
         raise RopeError(
             "readers: only decoders in Llama's layout can be measured.",
             facts={
@@ -213,9 +212,8 @@ def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:
             cure="Use RMSNorm, swiglu and one rope, without windows and without norms of queries and keys.",
         )
     built = need("transformers", "transformers").CONFIG_MAPPING[content["model_type"]](**content)
-    tensors = stored_names({name: weight.detach() for name, weight in weights.items()}, native=False)
-    dtype = model.embed_tokens.weight.dtype
-    live = _loaded(None, built, "the decoder", lambda: tensors, dtype=dtype)
+    weights = {name: weight.detach() for name, weight in tensors.items()}
+    live = _loaded(None, built, "the decoder", lambda: weights, dtype=model.embed_tokens.weight.dtype)
     return live.to(model.embed_tokens.weight.device).eval(), model.tokenizer
 
 

@@ -14,8 +14,8 @@ import torch
 
 from ropewalk.atomic_io import as_path, may_replace, whole_folder, write_json
 from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES, compared_lengths, refuse_inexpressible
+from ropewalk.checkpoints.load import fast_dtype, stored_dtype
 from ropewalk.checkpoints.sources import find
-from ropewalk.checkpoints.stored_dtype import fast_dtype, stored_dtype
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import slow_dtype_of
 from ropewalk.methods import Reach, required_trained_length, settled_by_length

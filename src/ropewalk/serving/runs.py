@@ -13,9 +13,8 @@ import torch
 from ropewalk.atomic_io import as_path, may_replace
 from ropewalk.checkpoints.export import check_length, hub_rope, refuse_inexpressible
 from ropewalk.checkpoints.gguf import PERMUTED, config_fields
+from ropewalk.checkpoints.gguf_copy import copy_gguf, gguf_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.gguf_keys import gguf_rope
-from ropewalk.checkpoints.gguf_writer import copy_gguf
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import dtype_named

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ropewalk.checkpoints.load import fast_dtype_or_warn
 from ropewalk.checkpoints.sources import find
-from ropewalk.checkpoints.stored_dtype import fast_dtype_or_warn
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import warn_if_slow
 from ropewalk.layers.prompts import Tokenizer

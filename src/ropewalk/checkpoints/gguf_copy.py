@@ -1,4 +1,4 @@
-"""A decoder's rope as keys and divisors of a GGUF file.
+"""A decoder's rope as keys and divisors of a GGUF file, and the copy of a file with them.
 
 llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also applies one divisor for each
 pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. It ignores YaRN's betas
@@ -11,22 +11,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ropewalk.atomic_io import whole_file
 from ropewalk.checkpoints.export import HubRope, alternatives, compared_lengths, read_block
-from ropewalk.checkpoints.gguf import USUAL_BETAS, rope_parameters
-from ropewalk.checkpoints.gguf_writer import GGUFRope
+from ropewalk.checkpoints.gguf import ROPE_TENSORS, USUAL_BETAS, rope_parameters
+from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
+from ropewalk.optional import need
+from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
 from ropewalk.rope.rules.yarn import yarn_mscale
+from ropewalk.version import __version__
 
 WITH_DIVISORS = ("llama",)
 """The written architectures with support for `rope_freqs` and `rope_factors_*`."""
 STILL = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 CLOSE = 1e-6  # relative: a GGUF file's numbers are float32
 _NEGLIGIBLE = 1e-15  # radians per token
+_VERSION = "ropewalk.version"  # marks a file that ropewalk may replace; see `atomic_io`
+
+
+@dataclass(frozen=True)
+class GGUFRope:
+    """A rope in the form of a GGUF file.
+
+    - `keys`: metadata without the architecture's prefix: str, bool, int and float values.
+    - `divisors`: of each pair's frequency, by the name of the tensor without ".weight".
+    """
+
+    keys: Mapping[str, str | bool | int | float]
+    divisors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: bool = False) -> GGUFRope:
@@ -119,3 +140,47 @@ def _usual_betas(block: Mapping[str, Any]) -> bool:
 
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(old / new if new else STILL for old, new in zip(plain, scaled, strict=True))
+
+
+def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Progress | None = None) -> None:
+    """Copy a GGUF file with a new rope, all other keys and weights byte for byte.
+
+    `rope` None keeps the file's own. The write is atomic; it needs memory for one tensor.
+    """
+    gguf, arch, shown = need("gguf"), source.metadata["general.architecture"], progress or SilentProgress()
+    kinds, tensor_kinds = gguf.GGUFValueType, gguf.GGMLQuantizationType
+    writer = gguf.GGUFWriter(None, arch)
+    writer.data_alignment = int(source.metadata.get("general.alignment", 32))
+    writer.add_string(_VERSION, __version__)
+    replaced = () if rope is None else (f"{arch}.rope.scal", f"{arch}.rope.freq_base", f"{arch}.context_length")
+    for key, typed in source.typed.items():
+        if key in ("general.architecture", _VERSION) or key.startswith(replaced or "\0") or typed.value == []:
+            continue  # the writer does not support empty arrays
+        element = () if typed.element is None else (kinds(typed.element),)
+        writer.add_key_value(key, typed.value, kinds(typed.kind), *element)
+    adders = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for key, value in (rope.keys if rope is not None else {}).items():
+        adders[type(value)](f"{arch}.{key}", value)
+    divisors = {} if rope is None else {f"{name}.weight": of for name, of in rope.divisors.items()}
+    new = {name: np.array(of, dtype=np.float32) for name, of in divisors.items()}
+    kept = [name for name in source.tensors if rope is None or name not in ROPE_TENSORS]
+    for name, values in new.items():
+        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes, tensor_kinds.F32)
+    for name in kept:
+        tensor = source.tensors[name]
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), tensor.size, tensor_kinds(tensor.kind))
+    shown.begin(f"writing {path.name} (MiB)", sum(source.tensors[name].size for name in kept) >> 20)
+    with whole_file(path) as temporary:
+        try:
+            writer.write_header_to_file(temporary)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for values in new.values():
+                writer.write_tensor_data(values)
+            done = 0
+            for name in kept:
+                writer.write_tensor_data(source.stored(name))
+                before, done = done, done + source.tensors[name].size
+                shown.advance((done >> 20) - (before >> 20))
+        finally:
+            writer.close()
