@@ -2,7 +2,7 @@
 
     python scripts/docs_figures.py [--out FOLDER] [NAME ...]
 
-With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes). `comparison` and `convergence` are drawn
+With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes). `comparison` is drawn
 from benchmarks/results/compare.jsonl.
 """
 
@@ -13,7 +13,6 @@ import json
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +70,12 @@ def comparison(
     with style():
         figure = Figure(figsize=(11.0 if scalings else 7.0, 4.6))
         panels = figure.subplots(1, 2 if scalings else 1, sharey=True, squeeze=False)[0]
-        _lines(panels[0], encodings, ENCODING_LOOKS, _aside)
+        _lines(panels[0], encodings, ENCODING_LOOKS)
         panels[0].set_ylabel("loss (nats per token)")
         panels[0].set_title(title)
         if scalings:
             looks = {name: look_of("plain" if name == "rope" else name) for name in scalings}
-            _lines(panels[1], scalings, looks, _aside)
+            _lines(panels[1], scalings, looks)
             panels[1].set_title("The same ropes, scaled in the test")
         for axes in panels:
             axes.set_xscale("log", base=2)
@@ -97,37 +96,11 @@ def comparison(
         return figure
 
 
-def convergence(curves: Mapping[str, Sequence[Point]], *, title: str = "Loss while training", note: str = "") -> Figure:
-    """Draw the validation loss (nats per token) at the trained length by training tokens."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    with style():
-        figure = Figure(figsize=(7.0, 4.6))
-        axes = figure.subplots()
-        apart = min((b[0] - a[0] for points in curves.values() for a, b in pairwise(points)), default=0.0) / 16
-        _lines(axes, curves, ENCODING_LOOKS, lambda x, step: x + apart * step)
-        axes.set_title(title)
-        axes.set_xlabel("training tokens")
-        axes.set_ylabel("validation loss (nats per token)")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.legend(fontsize=8)
-        if note:
-            figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
-        return figure
-
-
-def _aside(length: float, step: float) -> float:
-    return float(length * 2 ** (step / 24))
-
-
-def _lines(
-    axes: Axes, lines: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], moved: Callable[[float, float], float]
-) -> None:
-    """Draw lines with their intervals as bars; `moved(x, step)` shifts each line, so that bars do not overlap."""
+def _lines(axes: Axes, lines: Mapping[str, Sequence[Point]], looks: Mapping[str, Look]) -> None:
+    """Draw lines with their intervals as bars; each line is moved a little, so that bars do not overlap."""
     for number, (name, points) in enumerate(lines.items()):
         look, step = looks.get(name, OTHER), number - (len(lines) - 1) / 2
-        x, y = [moved(point[0], step) for point in points], [point[1] for point in points]
+        x, y = [point[0] * 2 ** (step / 24) for point in points], [point[1] for point in points]
         axes.plot(
             x, y, color=look.color, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.6, label=name
         )
@@ -171,20 +144,6 @@ def comparison_numbers(record: Path = RECORD) -> dict[str, Any]:
     return {"encodings": plain, "scalings": scaled, "trained_length": trained, "note": note}
 
 
-def convergence_numbers(record: Path = RECORD) -> dict[str, Any]:
-    """Return the validation loss of each encoding by training tokens, with intervals over seeds."""
-    _, lines, note = read(record)
-    runs: dict[str, list[list[list[float]]]] = {}
-    for line in lines:
-        if line["kind"] == "run":
-            runs.setdefault(line["encoding"], []).append(line["curve"])
-    curves = {
-        encoding: [(int(at[0][0]), *mean_and_interval([loss for _, loss in at])) for at in zip(*each, strict=False)]
-        for encoding, each in runs.items()
-    }
-    return {"curves": curves, "note": note}
-
-
 PAPER = rw.RopeConfig(64, interleaved=False)
 GRID = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=(0,) * 16 + (1,) * 16, axes_restart=True)
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -194,6 +153,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "tables": lambda: rw.figures.tables(PAPER),
     "layer": lambda: LESSON["layer"](**LESSON["layer_numbers"]()),
     "shift": lambda: rw.figures.shift(PAPER),
+    "biases": lambda: LESSON["biases"](**LESSON["biases_numbers"]()),
     "decay": lambda: rw.figures.decay(PAPER, model="tiny"),
     "maps": lambda: rw.figures.maps(),
     "unseen": lambda: rw.figures.unseen("phi_3_5_mini"),
@@ -202,7 +162,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         ["llama_2_7b", "llama_3_1_8b", "qwen2_5_7b_yarn", "gemma_3_1b", "smollm2_135m"]
     ),
     "comparison": lambda: comparison(**comparison_numbers()),
-    "convergence": lambda: convergence(**convergence_numbers()),
     "pairing": lambda: LESSON["pairing"](**LESSON["pairing_numbers"]()),
     "axial": lambda: rw.figures.axial(GRID),
     "cache": lambda: LESSON["cache"](**LESSON["cache_numbers"]()),

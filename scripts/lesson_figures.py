@@ -1,4 +1,4 @@
-"""Figures that only the lesson draws: order, layer, pairing, cache and precision.
+"""Figures that only the lesson draws: order, layer, biases, pairing, cache and precision.
 
 `NAME(**numbers())` of each is drawn by scripts/docs_figures.py.
 """
@@ -19,6 +19,7 @@ from ropewalk.figures.style import (
     BLUE,
     GREEN,
     INK,
+    MAP,
     ORANGE,
     OTHER,
     PURPLE,
@@ -30,6 +31,8 @@ from ropewalk.figures.style import (
     panel,
     style,
 )
+from ropewalk.layers.biases import t5_bucket
+from ropewalk.layers.encodings import Sizes
 from ropewalk.methods import Look
 from ropewalk.rope.pairing import pairing_order
 
@@ -268,6 +271,41 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
         for axes in grid[:, 0]:
             axes.set_ylabel("query of token m (index)")
         caption(figure, "The distance between query and key that each score contains", note)
+        return figure
+
+
+def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
+    """Return ALiBi's bias `[heads, distances]` and T5's bucket `[distances]` at distances 0, 1, ..., `longest`."""
+    distances = torch.arange(longest + 1)
+    sizes = Sizes(hidden_size=8 * heads, num_attention_heads=heads, head_dim=8)
+    return {
+        "alibi": rw.encodings.ALiBi().build(sizes).of_distance(distances).numpy(),
+        "buckets": t5_bucket(distances, num_buckets=32, max_distance=128, causal=True).numpy(),
+        "note": f"ALiBi with {heads} heads; T5 with 32 buckets and a largest distance of 128, causal.",
+    }
+
+
+def biases(alibi: Any, *, buckets: Any, note: str = "") -> Figure:
+    """Draw ALiBi's bias of each head, and T5's bucket, by distance; a line marks where the last bucket begins."""
+    with style():
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9.8, 4.0))
+        left, right = figure.subplots(1, 2)
+        for head, values in enumerate(alibi):
+            left.plot(values, color=colormaps[MAP](head / max(1, len(alibi) - 1)), label=f"slope 1/{2 ** (head + 1)}")
+        left.set_ylim(-16.5, 0.5)
+        left.set_ylabel("added to the score (no unit)")
+        left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        panel(left, "ALiBi: one slope for each head")
+        right.step(range(len(buckets)), buckets, where="post", color=RED)
+        right.axvline(int((buckets == buckets.max()).argmax()), color=QUIET, linewidth=1)
+        right.set_ylabel("bucket (index)")
+        panel(right, "T5: one learned number for each bucket")
+        for axes in (left, right):
+            axes.set_xlabel("distance (tokens)")
+        caption(figure, "Two biases by distance", note)
         return figure
 
 

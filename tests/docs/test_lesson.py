@@ -72,17 +72,18 @@ def pictures_of_the_explorer():
 
 @pytest.mark.parametrize("page", LESSON, ids=lambda page: page.stem)
 def test_each_step_names_its_slide_and_asks_first(page):
-    """Step N names slide N first, and pictures of the explorer; a question with a folded answer before output."""
+    """Step N names slide N first, and pictures of the explorer; a question with a folded answer; an exercise."""
     text = page.read_text()
     first = text.split("\n\n")[1]
     assert re.match(rf"\*Slide {int(page.name[:2])}, “.+”", first.splitlines()[0])
-    pictures = re.findall(r"\]\(\.\./explorer/index\.html#(\w*)\)", first)
+    pictures = re.findall(r"\]\(\.\./explorer/index\.html#(\w*)(?:&[\w.=-]+)*\)", first)
     assert pictures
     assert set(pictures) <= pictures_of_the_explorer()
     folded = r'<details markdown="1">\n<summary>Answer</summary>\n\n.+?\n\n</details>\n'
     assert len(re.findall(folded, text, re.DOTALL)) == text.count("<details") == text.count("</details>")
     question = text.index("**Predict first.**")
     assert question < text.index("<details") < text.index('```text title="Output"', question)
+    assert "**Exercise.**" in text
 
 
 def test_a_changed_output_is_found(tmp_path, monkeypatch):

@@ -75,6 +75,16 @@ def test_a_cache_shows_these_distances() -> None:
         np.testing.assert_allclose(found[way], np.where(n <= m, distances, np.nan), rtol=0, atol=1e-6)
 
 
+def test_biases_by_distance() -> None:
+    """ALiBi's slopes halve from head to head; T5's last bucket begins at 113, and the figure marks it."""
+    found = LESSON["biases_numbers"]()
+    np.testing.assert_allclose(found["alibi"][:, 8], [-8 / 2 ** (head + 1) for head in range(8)])
+    assert (found["buckets"][[15, 16, 112, 113, 128]] == [15, 16, 30, 31, 31]).all()
+    left, right = LESSON["biases"](**found).axes
+    assert len(lines(left)) == 8
+    assert list(right.lines[1].get_xdata()) == [113, 113]
+
+
 def test_precision_against_float64() -> None:
     """Ropewalk's tables stay within 1.2e-7, bfloat16's within half a unit at 1; float32 angles grow with position."""
     found = LESSON["precision_numbers"](head_dim=16, longest=1_000_000, points=6)
@@ -125,7 +135,6 @@ def record(folder: Path) -> Path:
     for length, loss in ((64, 4.5), (128, None)):
         lines.append({"kind": "loss", "encoding": "learned", "seed": 0, "scaling": None, "length": length,
                       "loss": loss, "blocks": []})  # fmt: skip
-    lines.append({"kind": "run", "encoding": "rope", "seed": 0, "curve": [[256, 5.0], [512, 4.0]]})
     path = folder / "results.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -141,12 +150,9 @@ def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
     assert [point[:2] for point in found["scalings"]["pi"]] == [(64, 4.5), (128, 5.5)]
     assert found["trained_length"] == 64
     assert found["encodings"]["rope"][0][2] == pytest.approx((4.5 - 12.706 / 2, 4.5 + 12.706 / 2), abs=1e-3)
-    curves = SCRIPT["convergence_numbers"](path)
-    assert curves["curves"] == {"rope": [(256, 5.0, None), (512, 4.0, None)]}
     left, right = SCRIPT["comparison"](**found).axes
     assert {line.get_label() for line in right.lines} >= {"rope", "pi"}
     np.testing.assert_allclose(lines(left)["rope"], [4.5, 6.5])
-    assert lines(SCRIPT["convergence"](**curves).axes[0]) == {"rope": [5.0, 4.0]}
 
 
 def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,12 +186,16 @@ def _cache() -> Any:
     return LESSON["cache"]({"right": right, "again": np.array([[0.0, np.nan], [-2.0, 1e-9]])})
 
 
+def _biases() -> Any:
+    return LESSON["biases"](-np.outer([1.0, 0.5], range(4)), buckets=np.array([0, 1, 2, 2]))
+
+
 def _precision() -> Any:
     curves = {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
     return LESSON["precision"]([64, 1000], cosines=curves, scores=curves, distance=16)
 
 
-@pytest.mark.parametrize("draw", [_order, _pairing, _cache, _precision], ids=lambda draw: draw.__name__[1:])
+@pytest.mark.parametrize("draw", [_order, _pairing, _cache, _biases, _precision], ids=lambda draw: draw.__name__[1:])
 def test_axes_have_units(draw: Callable[[], Any]) -> None:
     """Laid out without a warning, every axis with its unit."""
     check_units(draw())
