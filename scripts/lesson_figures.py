@@ -31,8 +31,7 @@ from ropewalk.figures.style import (
     panel,
     style,
 )
-from ropewalk.layers.biases import t5_bucket
-from ropewalk.layers.encodings import Sizes
+from ropewalk.layers.encodings import Sizes, t5_bucket
 from ropewalk.methods import Look
 from ropewalk.rope.pairing import pairing_order
 
