@@ -290,8 +290,6 @@ def test_nothing_given_is_ignored() -> None:
     bias = torch.zeros(1, HEADS, 4, 4, dtype=torch.float64)
     with pytest.raises(RopeError, match="`bias` requires `inputs`"):
         attention(x, bias=bias)
-    with pytest.raises(RopeError, match="`bias` would be ignored"):
-        attention(x, inputs=ForwardInputs.of(x, document_ids=torch.tensor([[0, 0, 1, 1]])), bias=bias)
     with pytest.raises(RopeError, match="built for a different shape"):
         attention(x[:, :3], inputs=inputs)
 

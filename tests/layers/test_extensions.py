@@ -233,7 +233,7 @@ def test_impossible_uses_are_refused():
         Attention(32, HEADS, rope=ROPE, causal=False, extension=ReRoPE(window=4))
     with pytest.raises(rw.RopeError, match="one entry for each row"):
         model.with_positions(rope=DYNAMIC)(ids, seq_len=torch.tensor([6, 12, 18]))
-    with pytest.raises(rw.RopeError, match="cannot be removed"):
+    with pytest.raises(rw.RopeError, match="with a rope over all earlier tokens"):
         model.with_positions(rope=None)
     layer, x = make_layer(ReRoPE(window=4)), torch.zeros(1, 6, 24, dtype=torch.float64)
     with pytest.raises(rw.RopeError, match="would be ignored"):
@@ -277,7 +277,7 @@ def test_logits_with_a_bias_are_not_scaled(extension):
         for made in (
             lambda name=name: Decoder(replace(config, encoding=name, extension=extension)),
             lambda model=model: model.with_positions(extension=extension),
-            lambda layer=layer: layer.set_extension(extension),
+            lambda layer=layer: layer.set_positions(layer.rope, extension),
             lambda name=name: Attention(24, HEADS, head_dim=HEAD_DIM, encoding=name, extension=extension),
         ):
             with pytest.raises(rw.RopeError, match="adds to scores"):

@@ -98,7 +98,7 @@ def test_a_layer_alone_asks_for_its_extension():
     sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
     x = torch.randn(1, 3, 24)
     layer, plain = make_layer(ReRoPE(window=4), torch.float32), make_layer(LogN(trained_length=9), torch.float32)
-    plain.set_extension(None)
+    plain.set_positions(plain.rope, None)
     named, unnamed = rw.KVCache(**sizes, extensions=[ReRoPE(window=4)]), rw.KVCache(**sizes)
     with torch.no_grad():
         layer(x, cache=named)

@@ -298,10 +298,10 @@ def test_an_extension_in_attention_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
-    """LayerNorm and ReLU: no config of transformers here says it."""
+    """Normed heads: no config of Llama says it."""
     rope = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
     config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                           num_attention_heads=4, rope=rope, norm="layernorm", hidden_act="relu")  # fmt: skip
+                           num_attention_heads=4, rope=rope, qk_norm=True)  # fmt: skip
     model = under(Decoder(config), "pi")
     with pytest.raises(RopeError, match="only decoders in Llama's layout"):
         export(model, tmp_path / "out", method="pi", **HOW)

@@ -111,7 +111,7 @@ def save(
     - `tokenizer`: saved in the same folder; defaults to `model.tokenizer`.
 
     A decoder's interleaved heads are written half-split, as in Llama: the same function with its
-    rows in a different order. A decoder that Llama cannot express (LayerNorm, ReLU, windows, two thetas, partial
+    rows in a different order. A decoder that Llama cannot express (windows, two thetas, partial
     rotary, a rope without a Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` supports
     and transformers does not. Weights keep their dtype.
 

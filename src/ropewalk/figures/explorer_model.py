@@ -85,7 +85,6 @@ def _built_in() -> Decoder:
         and config.kv_heads == config.num_attention_heads
         and config.tie_word_embeddings
         and not any(config.sliding_windows)
-        and (config.norm, config.hidden_act) == ("rmsnorm", "swiglu")
     )
     if not plain:
         raise RopeError(

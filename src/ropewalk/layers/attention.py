@@ -15,7 +15,7 @@ from ropewalk.layers.cache import KVCache
 from ropewalk.layers.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.layers.encodings import resolve
 from ropewalk.layers.forward_inputs import ForwardInputs, masked_bias
-from ropewalk.layers.masks import PackedDocuments, SeqLen, Visibility
+from ropewalk.layers.masks import SeqLen, Visibility
 from ropewalk.layers.norm import RMSNorm, projected
 from ropewalk.layers.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
@@ -44,12 +44,6 @@ def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | No
             "Attention: `inputs` was built for a different shape.",
             facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
             cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
-        )
-    if bias is not None and inputs.documents is not None:
-        raise RopeError(
-            "Attention: each packed document has its own bias, so `bias` would be ignored.",
-            facts={"bias": bias},
-            cure="Pass the result of ForwardInputs.shared_bias: None for packed documents.",
         )
 
 
@@ -120,8 +114,8 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     return layer or 0
 
 
-def check_rope(rope: RopeConfig | None, head_dim: int, extension: Extension | None) -> None:
-    """Raise `RopeError` unless the rope fits the heads, and exists if an extension remaps its positions."""
+def check_rope(rope: RopeConfig | None, head_dim: int) -> None:
+    """Raise `RopeError` unless the rope fits the heads."""
     if rope is not None:
         check_kind("Attention", RopeConfig, "Build one: rw.RopeConfig(head_dim, interleaved=False).", rope=rope)
     if rope is not None and rope.head_dim != head_dim:
@@ -129,12 +123,6 @@ def check_rope(rope: RopeConfig | None, head_dim: int, extension: Extension | No
             "Attention: `rope` has a different head_dim.",
             facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
             cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
-        )
-    if rope is None and extension is not None and extension.remaps:
-        raise RopeError(
-            "Attention: the layer's extension remaps the positions of its rope, so the rope cannot be removed.",
-            facts={"extension": extension},
-            cure="Remove both: set_positions(None, None), or model.with_positions(rope=None, extension=None).",
         )
 
 
@@ -227,9 +215,8 @@ class Attention(nn.Module):
         self.rotary: RotaryEmbedding | None = None
         self.encoding: Encoding | None = None
         self._shared: tuple[Encoding, ...] = ()
-        self._set_encoding(rope, encoding)
         self.extension: Extension | None = None
-        self.set_extension(extension)
+        self._set_encoding(rope, encoding, extension)
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -247,7 +234,10 @@ class Attention(nn.Module):
         return LogitRules(self.softcap or 0.0, self.sinks)
 
     def _set_encoding(
-        self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
+        self,
+        rope: RopeConfig | None,
+        encoding: str | EncodingConfig | RopeConfig | Encoding | None,
+        extension: Extension | None,
     ) -> None:
         """Set a rope, an encoding of this layer, or one that a model shares among its layers (and registers)."""
         if rope is not None and encoding is not None:
@@ -263,34 +253,18 @@ class Attention(nn.Module):
             if isinstance(chosen, RopeConfig):
                 rope = chosen
             else:
-                self.encoding = chosen.build(self._sizes())
-        self.set_rope(rope)
-
-    def _sizes(self) -> Sizes:
-        return Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal)
-
-    def set_rope(self, rope: RopeConfig | RotaryEmbedding | None) -> None:
-        """Replace the rope; raise `RopeError` if it does not fit this layer."""
-        config = rope.config if isinstance(rope, RotaryEmbedding) else rope
-        check_rope(config, self.head_dim, getattr(self, "extension", None))
-        self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
+                self.encoding = chosen.build(
+                    Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal)
+                )
+        self.set_positions(rope, extension)
 
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
-        """Replace rope and extension together; raise `RopeError` if they do not fit this layer."""
-        before = self.rotary, self.extension
-        if extension != self.extension:
-            self.extension = None
-        try:
-            self.set_rope(rope)
-            self.set_extension(extension)
-        except RopeError:
-            self.rotary, self.extension = before
-            raise
-
-    def set_extension(self, extension: Extension | None) -> None:
-        """Replace the extension; raise `RopeError` if it does not fit this layer."""
+        """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
+        config = rope.config if isinstance(rope, RotaryEmbedding) else rope
+        check_rope(config, self.head_dim)
         if extension is not None:
-            check_extension(extension, self.rope, self.position_encoding, self.causal, self.sliding_window)
+            check_extension(extension, config, self.position_encoding, self.causal, self.sliding_window)
+        self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
         self.extension = extension
 
     def forward(
@@ -390,34 +364,18 @@ class Attention(nn.Module):
         q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
-        if inputs.documents is not None and not need_weights:
-            return self._projected(self._attend_documents(q, keys, values, inputs, inputs.documents)), None
+        remaps = self.extension is not None and self.extension.remaps
+        encoding = self.position_encoding
+        biased = bias is not None or (encoding is not None and encoding.adds_to_scores)
+        if not need_weights and not remaps and not biased and not (self.training and self.attention_dropout):
+            packed = inputs.documents
+            if packed is not None:
+                flat_q, k, v = (packed.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
+                out = attend_varlen(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
+                if out is not None:
+                    return self._projected(packed.unpack(out).transpose(1, 2)), None
         out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
         return self._projected(out), weights
-
-    def _attend_documents(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        inputs: ForwardInputs,
-        documents: PackedDocuments,
-    ) -> Tensor:
-        """Attend within each packed document, without a mask or scores over whole rows."""
-        q, keys, values = (documents.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
-        remaps = self.extension is not None and self.extension.remaps
-        biased = self.position_encoding is not None and self.position_encoding.adds_to_scores
-        whole = None
-        if not remaps and not biased and not (self.training and self.attention_dropout):
-            whole = attend_varlen(q, keys, values, documents, self.causal, self.sliding_window, self.logit_rules)
-        if whole is None:
-            parts = zip(*map(documents.split, (q, keys, values)), inputs.of_documents(), strict=True)
-            outs = [
-                self._attend_rotated(q[None], k[None].transpose(1, 2), v[None].transpose(1, 2), own, None, False)[0][0]
-                for q, k, v, own in parts
-            ]
-            whole = torch.cat(outs, 1).transpose(0, 1) if outs else q
-        return documents.unpack(whole).transpose(1, 2)
 
     def _attend_rotated(
         self,

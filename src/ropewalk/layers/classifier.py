@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import check_ids, draw_weights, make_layer, make_norm, run_layers, shared_encoding
+from ropewalk.layers.decoder import check_ids, draw_weights, make_layer, run_layers, shared_encoding
 from ropewalk.layers.encoding import EncodingConfig
 from ropewalk.layers.encodings import LearnedAbsolute
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import TokenLayout
-from ropewalk.layers.norm import residual_stream
+from ropewalk.layers.norm import RMSNorm, residual_stream
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.shapes import Float, Int, Shaped
@@ -59,8 +59,6 @@ class TextClassifierConfig:
     encoding: str | EncodingConfig | RopeConfig | None = "rope"
     pooling: str = "mean"
     max_length: int = 512
-    hidden_act: str = "swiglu"
-    norm: str = "rmsnorm"
     norm_eps: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -110,7 +108,7 @@ class TextClassifierConfig:
 
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "hidden_act", "norm", "norm_eps", "attention_dropout", "initializer_range",
+    "num_key_value_heads", "head_dim", "norm_eps", "attention_dropout", "initializer_range",
 )  # fmt: skip
 """The fields with the same meaning in DecoderConfig."""
 
@@ -141,7 +139,7 @@ class TextClassifier(nn.Module):
         self.layers = nn.ModuleList(
             make_layer(shape, rope, None, None, self.encoding, causal=False) for rope in shape.ropes
         )
-        self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.classifier = nn.Linear(config.hidden_size, len(config.labels))
         self.reset_parameters()
 

@@ -12,9 +12,6 @@ from ropewalk.rope.extensions import Extension
 from ropewalk.rope.of_layers import ExtensionSetting, Positions, RopeSetting, entries
 from ropewalk.rope.values import MOST_SIZE, check_whole
 
-ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
-NORMS = ("rmsnorm", "layernorm")
-
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -28,7 +25,6 @@ class DecoderConfig:
       `rope`.
     - `sliding_window`: tokens, None, or a tuple with one entry per layer.
     - `extension`: one of `ropewalk.rope.extensions`, None, or a tuple with one entry (or None) per layer.
-    - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
     - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, applied only in training.
 
     **Raises:** `RopeError` if sizes do not match.
@@ -51,8 +47,6 @@ class DecoderConfig:
     encoding: str | EncodingConfig | None = None
     sliding_window: int | tuple[int | None, ...] | None = None
     extension: ExtensionSetting = None
-    hidden_act: str = "swiglu"
-    norm: str = "rmsnorm"
     norm_eps: float = 1e-5
     qk_norm: bool = False
     attention_bias: bool = False
@@ -86,13 +80,6 @@ class DecoderConfig:
                     cure="Pass head_dim=... if a head is not hidden_size / num_attention_heads.",
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for name, known in (("hidden_act", ACTIVATIONS), ("norm", NORMS)):
-            if getattr(self, name) not in known:
-                raise RopeError(
-                    f"DecoderConfig: unknown `{name}`.",
-                    facts={name: getattr(self, name), "known": known},
-                    cure="Choose one of the known values.",
-                )
         if self.encoding is not None:
             if self.rope is not None:
                 raise RopeError(

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.config import ACTIVATIONS, DecoderConfig
+from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import SeqLen
-from ropewalk.layers.norm import LayerNorm, RMSNorm, multiplied, projected, residual_stream
+from ropewalk.layers.norm import RMSNorm, multiplied, projected, residual_stream
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
@@ -34,39 +34,22 @@ HeadFunction = Callable[[Tensor, Tensor], ResultT]
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) * up(x)) for "swiglu"; down(act(up(x))) for "gelu", "gelu_tanh" and "relu".
+    """down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
 
-    Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
-
-    >>> FeedForward(8, 16, hidden_act="relu")(torch.zeros(1, 2, 8)).shape
+    >>> FeedForward(8, 16)(torch.zeros(1, 2, 8)).shape
     torch.Size([1, 2, 8])
     """
 
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, *, hidden_act: str = "swiglu", bias: bool = False
-    ) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()
-        if hidden_act not in ACTIVATIONS:
-            raise RopeError(
-                "FeedForward: unknown `hidden_act`.",
-                facts={"hidden_act": hidden_act, "known": ACTIVATIONS},
-                cure="Choose one of the known values.",
-            )
-        self.hidden_act = hidden_act
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias) if hidden_act == "swiglu" else None
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., hidden]` for `[..., hidden]`."""
-        if self.gate_proj is not None:
-            up, gate = projected(x, self.up_proj, self.gate_proj)
-            inner = F.silu(gate) * up
-        else:
-            (up,) = projected(x, self.up_proj)
-            tanh = "tanh" if self.hidden_act == "gelu_tanh" else "none"
-            inner = F.relu(up) if self.hidden_act == "relu" else F.gelu(up, approximate=tanh)
-        return projected(inner, self.down_proj)[0]
+        up, gate = projected(x, self.up_proj, self.gate_proj)
+        return projected(F.silu(gate) * up, self.down_proj)[0]
 
 
 class Head(nn.Linear):
@@ -80,11 +63,6 @@ class Head(nn.Linear):
 def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return the hidden states: a `head_fn` that skips the head."""
     return hidden
-
-
-def make_norm(kind: str, size: int, eps: float) -> nn.Module:
-    """Return an RMSNorm, or a LayerNorm with a bias."""
-    return RMSNorm(size, eps=eps) if kind == "rmsnorm" else LayerNorm(size, eps=eps)
 
 
 class DecoderLayer(nn.Module):
@@ -165,9 +143,9 @@ def make_layer(
     )
     return DecoderLayer(
         attention,
-        FeedForward(config.hidden_size, config.intermediate_size, hidden_act=config.hidden_act, bias=config.mlp_bias),
-        make_norm(config.norm, config.hidden_size, config.norm_eps),
-        make_norm(config.norm, config.hidden_size, config.norm_eps),
+        FeedForward(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
+        RMSNorm(config.hidden_size, eps=config.norm_eps),
+        RMSNorm(config.hidden_size, eps=config.norm_eps),
         residual_dropout=config.residual_dropout,
     )
 
@@ -188,7 +166,7 @@ def draw_weights(model: nn.Module, deviation: float, embeddings: tuple[Tensor, f
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.weight.normal_(0.0, deviation)
-            elif isinstance(module, RMSNorm | nn.LayerNorm):
+            elif isinstance(module, RMSNorm):
                 module.weight.fill_(1.0)
             bias = getattr(module, "bias", None)
             if isinstance(bias, Tensor):
@@ -259,7 +237,7 @@ class Decoder(nn.Module):
             make_layer(config, rope, window, extension, self.encoding)
             for rope, window, extension in zip(config.ropes, config.sliding_windows, config.extensions, strict=True)
         )
-        self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)

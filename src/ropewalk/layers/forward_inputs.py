@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,18 +121,14 @@ class ForwardInputs:
         """Return the packed documents; None if there are none, or if their lengths are unknown."""
         return self.layout.memo("documents", lambda: find_documents(self.layout))
 
-    def of_documents(self) -> list[ForwardInputs]:
-        """Return the inputs of each packed document as for a separate call; equal ones are one object."""
-        return self.layout.memo("inputs of documents", self._make_documents)
-
     def shared_bias(self, encoding: Encoding | None, causal: bool, window: int | None) -> Tensor | None:
         """Return the masked bias of an encoding shared by all layers, `[1 or batch, heads, seq, keys]`, or None.
 
         It may have a gradient, so it is not stored here: a model computes it once for each forward and window, and
         passes it to its layers as an argument.
         """
-        if encoding is None or not encoding.adds_to_scores or self.documents is not None:
-            return None  # each packed document has its own bias
+        if encoding is None or not encoding.adds_to_scores:
+            return None
         bias = encoding.score_bias(self.places, self.dtype)
         return None if bias is None else masked_bias(bias, self.layout.visibility(causal, window, whole=True))
 
@@ -159,25 +154,6 @@ class ForwardInputs:
             if rope.num_axes > 1:
                 position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
         return RotaryTables(*tables_at(rotary, position_ids, length, self.table_dtype))
-
-    def _make_documents(self) -> list[ForwardInputs]:
-        documents, layout, position_ids = self.documents, self.layout, self.position_ids
-        assert documents is not None, "only a call with documents has inputs for each"
-        by_row = self.seq_len.tolist() if isinstance(self.seq_len, Tensor) and self.seq_len.ndim else None
-        pieces: Sequence[Tensor | None] = [position_ids] * len(documents.lengths)
-        if position_ids is not None and position_ids.shape in ((layout.seq,), (layout.batch, layout.seq)):
-            pieces = documents.split(documents.pack(position_ids.expand(layout.batch, -1)))
-        shared: dict[tuple[int, SeqLen | None], ForwardInputs] = {}
-        inputs = []
-        for length, row, positions in zip(documents.lengths, documents.rows, pieces, strict=True):
-            seq_len = self.seq_len if by_row is None else by_row[row]
-            own = shared.get((length, seq_len)) if positions is None else None
-            if own is None:
-                plain = TokenLayout(1, length, layout.device, total=length)
-                own = ForwardInputs(plain, position_ids=positions, seq_len=seq_len, dtype=self.dtype)
-                shared[length, seq_len] = own
-            inputs.append(own)
-        return inputs
 
     def _make_places(self) -> Places:
         layout, position_ids = self.layout, self.position_ids

@@ -472,7 +472,7 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
 class PackedDocuments:
     """The positions of a call's documents after its rows are concatenated and padding is removed.
 
-    - `lengths`: real tokens of each document, row by row; `rows`: the row of each document.
+    - `lengths`: real tokens of each document, row by row.
     - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
     - `offsets`: int32 `[documents + 1]`, the beginning of each document, and the end.
     """
@@ -480,7 +480,6 @@ class PackedDocuments:
     batch: int
     seq: int
     lengths: tuple[int, ...]
-    rows: tuple[int, ...]
     index: Tensor | None = field(repr=False)
     offsets: Tensor = field(repr=False)
     _memo: Memo = field(init=False, repr=False, default_factory=Memo)
@@ -489,10 +488,6 @@ class PackedDocuments:
         """Return `[batch, seq, ...]` as `[tokens, ...]`."""
         flat = x.reshape(self.batch * self.seq, *x.shape[2:])
         return flat if self.index is None else flat.index_select(0, self.index)
-
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return one tensor for each document of `[tokens, ...]`."""
-        return torch.split(x, list(self.lengths))
 
     def bounds(self, causal: bool, window: int | None) -> Bounds:
         """Return the keys visible to each packed query: those of its document, in order and in the window."""
@@ -530,11 +525,10 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
     if layout.real is not None:
         index = layout.real.flatten().nonzero()[:, 0]
         numbers = numbers[index]
-    documents, counts = torch.unique_consecutive(numbers, return_counts=True)
+    counts = torch.unique_consecutive(numbers, return_counts=True)[1]
     offsets = torch.zeros(len(counts) + 1, dtype=torch.int32, device=layout.device)
     offsets[1:] = counts.cumsum(0)
-    of_rows = (documents // (layout.seq + 1)).tolist()
-    return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), tuple(of_rows), index, offsets)
+    return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), index, offsets)
 
 
 def _is_readable(x: Tensor) -> bool:

@@ -76,21 +76,6 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
-class LayerNorm(nn.LayerNorm):
-    """torch's LayerNorm with support for float32 inputs and half-type weights.
-
-    >>> LayerNorm(2).bfloat16()(torch.tensor([3.0, 5.0]))
-    tensor([-1.0000,  1.0000], grad_fn=<NativeLayerNormBackward0>)
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise `[..., size]`."""
-        if x.dtype == self.weight.dtype:
-            return super().forward(x)
-        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
-
-
 def residual_stream(x: Tensor) -> Tensor:
     """Return embeddings in the dtype of the residual stream: float32 for a half type, to keep small summands."""
     return x.float() if x.dtype in HALF else x

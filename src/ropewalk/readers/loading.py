@@ -203,13 +203,11 @@ def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:
         raise RopeError(
             "readers: only decoders in Llama's layout can be measured.",
             facts={
-                "norm": config.norm,
-                "hidden_act": config.hidden_act,
                 "encoding": config.encoding,
                 "qk_norm": config.qk_norm,
                 "sliding_window": config.sliding_window,
             },
-            cure="Use RMSNorm, swiglu and one rope, without windows and without norms of queries and keys.",
+            cure="Use one rope, without windows and without norms of queries and keys.",
         )
     built = need("transformers", "transformers").CONFIG_MAPPING[content["model_type"]](**content)
     weights = {name: weight.detach() for name, weight in tensors.items()}
