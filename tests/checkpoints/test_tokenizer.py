@@ -1,4 +1,4 @@
-"""Tokenizers: trained, of bytes, from folders, from GGUF metadata; and text that streams without broken characters."""
+"""Tokenizers: trained, of bytes, from folders, and from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -276,38 +276,6 @@ def test_gguf_tokenizers_that_are_refused(change: dict[str, Any], message: str, 
     """Nothing is guessed: what is not understood is named."""
     with pytest.raises(RopeError, match=message):
         tokenizer_from_metadata(byte_level_metadata(trained, "smollm") | change, "test")
-
-
-def streams(tokenizer: TextTokenizer, ids: list[int]) -> list[str]:
-    """The pieces of text that a stream gives, the last one included."""
-    stream = tokenizer.stream()
-    return [*(stream.push(token) for token in ids), stream.finish()]
-
-
-@given(st.text(max_size=40))
-@settings(max_examples=150, deadline=None)
-def test_stream_never_breaks_a_character(text: str) -> None:
-    """Byte by byte, the pieces join to the text, and each is whole characters."""
-    pieces = streams(TextTokenizer.bytes(), TextTokenizer.bytes().encode(text))
-    assert "".join(pieces) == text
-    if "\ufffd" not in text:
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
-@given(st.text(alphabet="the cat你é🦜 \n", max_size=30))
-@settings(max_examples=150, deadline=None)
-def test_stream_of_sentencepiece(text: str) -> None:
-    """With byte fallback and a decoder that drops the first space, too."""
-    tokenizer = tokenizer_from_metadata(sentencepiece_metadata(), "test")
-    pieces = streams(tokenizer, tokenizer.encode(text))
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_stream_shows_invalid_bytes() -> None:
-    """Bytes that can become no character come out as U+FFFD instead of holding the text back for ever."""
-    pieces = streams(TextTokenizer.bytes(), [0x61, 0x80, 0x80, 0x80, 0x80, 0x62, 0xE2])
-    assert "".join(pieces) == "a\ufffd\ufffd\ufffd\ufffdb\ufffd"
 
 
 @pytest.mark.slow

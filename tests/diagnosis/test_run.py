@@ -13,13 +13,12 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.diagnosis.ledger import Ledger
-from ropewalk.diagnosis.plan import CROP, PLAIN
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
 from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.reading import at_once
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.diagnosis.workers import WorkersProgress, complete
 from ropewalk.errors import RopeError
 from ropewalk.readers.texts import novel
 from tests.diagnosis.models import ROPE, tiny_decoder
@@ -196,42 +195,37 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
     assert found.verdict.stopped == "minutes" or found.verdict.settled
 
 
-def test_the_last_job_has_every_core(tmp_path: Path) -> None:
+def test_the_last_job_has_every_core() -> None:
     """Two workers on four cores have two each; once one has no job left, the other takes all at its next step."""
-    ledger = Ledger(tmp_path / "ledger", kind="test", key="none")
-    ledger.begin()
-    progress = WorkersProgress(None, threading.Event(), pieces=2)
     both, one_left = threading.Barrier(2, timeout=20), threading.Event()
     threads: dict[str, list[int]] = {"short": [], "long": []}
 
-    def measure(job: str) -> dict[str, int]:
+    def measure(job: Job, advance: Any) -> None:
         both.wait()
-        progress.advance(1)
-        threads[job].append(torch.get_num_threads())
+        advance(1)
+        threads[job.key].append(torch.get_num_threads())
         both.wait()
-        if job == "long":
+        if job.key == "long":
             for _ in range(2000):  # until the other worker has ended its job
-                progress.advance(1)
+                advance(1)
                 if torch.get_num_threads() == 4:
                     break
                 one_left.wait(0.01)
-            threads[job].append(torch.get_num_threads())
-        return {}
+            threads[job.key].append(torch.get_num_threads())
 
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        complete(ledger, ["short", "long"], str, measure, workers=2)
+        at_once([Job("plain", 0, key, Work.of(1)) for key in threads], measure, workers=2)
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
     assert threads == {"short": [2], "long": [2, 4]}
 
 
-def test_one_worker_keeps_every_core(tmp_path: Path) -> None:
+def test_one_worker_keeps_every_core() -> None:
     """Jobs one after the other compute with what torch is set to."""
-    ledger = Ledger(tmp_path / "ledger", kind="test", key="none")
-    ledger.begin()
-    seen = []
-    complete(ledger, ["one", "two"], str, lambda job: seen.append(torch.get_num_threads()) or {}, workers=1)
+    seen: list[int] = []
+    jobs = [Job("plain", number, str(number), Work.of(1)) for number in range(2)]
+    at_once(jobs, lambda job, advance: seen.append(torch.get_num_threads()), workers=1)
     assert seen == [torch.get_num_threads()] * 2

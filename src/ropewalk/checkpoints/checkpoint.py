@@ -33,7 +33,6 @@ class Checkpoint:
     - `arch`: of a GGUF file, as in its metadata; else None.
     - `positions`: of each layer, of a loaded model and of ropewalk's own form; else None.
     - `alpha`: LeRoPE's learned logarithms, zeros without weights; None for other families.
-    - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.loading.fast_copy`), or None.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Checkpoint:
     arch: str | None = None
     positions: Positions | None = None
     alpha: tuple[float, ...] | None = None
-    dtype_note: str | None = None
 
     @classmethod
     def open(cls, source: str | os.PathLike[str]) -> Checkpoint:

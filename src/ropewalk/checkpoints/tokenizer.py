@@ -97,10 +97,6 @@ class TextTokenizer:
         """Return the text of `ids`; incomplete characters become U+FFFD. `skip_special` omits control tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
-    def stream(self, skip_special: bool = True) -> TextStream:
-        """Return a `TextStream`, which decodes token by token and never splits a character."""
-        return TextStream(self, skip_special)
-
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json into `folder`; transformers' AutoTokenizer loads them."""
         target = Path(folder)
@@ -130,11 +126,8 @@ class TextTokenizer:
         eos ids come from generation_config.json, else config.json, else tokenizer_config.json; the bos id comes from
         tokenizer_config.json, else the others. Raises `RopeError` with the name of a missing or damaged file.
         """
-        root = Path(folder)
-        path, cure = (
-            root / "tokenizer.json",
-            "Save the tokenizer by AutoTokenizer...save_pretrained, or fetch it again.",
-        )
+        root, cure = Path(folder), "Save the tokenizer by AutoTokenizer...save_pretrained, or fetch it again."
+        path = root / "tokenizer.json"
         text = read_text(path, "TextTokenizer", cure)
         try:
             tokenizer = need("tokenizers").Tokenizer.from_str(text)
@@ -211,42 +204,6 @@ class TextTokenizer:
         tokenizer.decoder = kit.decoders.ByteLevel()
         tokenizer.add_special_tokens([END_OF_TEXT])
         return cls(tokenizer, bos_id=256, eos_ids=(256,))
-
-
-class TextStream:
-    """Decode tokens one by one, holding back text while a character is incomplete.
-
-    >>> stream = TextTokenizer.bytes().stream()
-    >>> [stream.push(byte) for byte in "né".encode()], stream.finish()
-    (['n', '', 'é'], '')
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, skip_special: bool = True) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special
-        self._anchor: list[int] = []  # one complete token before, because some decoders drop a leading space
-        self._held: list[int] = []
-
-    def push(self, token: int) -> str:
-        """Return the text completed by `token`; empty while its last character is incomplete."""
-        self._held.append(token)
-        # A character has at most four bytes, so four tokens either complete it or never will.
-        if self._text().endswith("\ufffd") and len(self._held) < 4:
-            return ""
-        return self.finish()
-
-    def finish(self) -> str:
-        """Return the remaining text, with U+FFFD for missing bytes."""
-        text = self._text()
-        if self._held and "\ufffd" not in self._decode(self._held[-1:]):
-            self._anchor = self._held[-1:]
-        self._held = []
-        return text
-
-    def _text(self) -> str:
-        return self._decode(self._anchor + self._held)[len(self._decode(self._anchor)) :]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special=self._skip)
 
 
 def byte_alphabet() -> dict[str, int]:

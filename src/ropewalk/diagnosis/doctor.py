@@ -63,20 +63,7 @@ def doctor(
     >>> list(diagnosis.readings)
     ['plain', 'dca', 'crop']
     """
-    settings = DoctorSettings(
-        target=target,
-        trained_length=trained_length,
-        text=text,
-        methods=methods,
-        engine=engine,
-        minutes=minutes,
-        windows=windows,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        state=state,
-        resume=resume,
-    )
+    given: dict[str, Any] = locals()
+    settings = DoctorSettings(**{name: given[name] for name in DoctorSettings.__dataclass_fields__})
     chosen = model if tokenizer is None else with_tokenizer(model, tokenizer)
     return prepare(chosen, settings, progress).measure(progress)

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,21 +123,6 @@ class WindowReading:
     stopped: int | None = None
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the reading as JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> WindowReading:
-        """Return the reading that `to_json` wrote."""
-        return cls(
-            loss=tuple(content["loss"]),
-            answers=tuple(map(tuple, content["answers"])),
-            control={int(number): tuple(row) for number, row in content["control"].items()},
-            stopped=content["stopped"],
-            seconds=content["seconds"],
-        )
-
 
 def choice(answers: Sequence[float]) -> int:
     """Return the likeliest of the four choices."""
@@ -174,17 +158,6 @@ class Standing:
     within: float | None
     windows: int
     broken: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the standing as JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Standing:
-        """Return the standing that `to_json` wrote."""
-        kinds = {"beyond": Found, "near": Found, "half": Half, "loss": Mean, "cost": Mean}
-        parts = {name: None if content[name] is None else kind(**content[name]) for name, kind in kinds.items()}
-        return cls(**{**content, **parts})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,17 +209,11 @@ def gather(
     standings, right = {}, dict[str, dict[tuple[int, int], bool]]()
     for name, of in readings.items():
         crops = name == "crop"
-        asked = [(window, one) for window, one in zip(windows, of, strict=False) if one.answers]
-        by_part = {
-            far: [
-                group
-                for window, one in asked
-                for group in groups_of(
-                    window.facts, {n: row for n, row in enumerate(one.answers) if window.facts[n].far == far}
-                )
-            ]
-            for far in (True, False)
-        }
+        by_part: dict[bool, list[list[int]]] = {True: [], False: []}
+        for window, one in zip(windows, of, strict=False):
+            for far, groups in by_part.items():
+                rows = {number: row for number, row in enumerate(one.answers) if window.facts[number].far == far}
+                groups += groups_of(window.facts, rows)
         right[name] = {
             (number, index): choice(row) == window.facts[index].right
             for number, (window, one) in enumerate(zip(windows, of, strict=False))

@@ -220,25 +220,19 @@ class Teller:
         names = _drawn(list(self._asks), known, len(places), random)
         values = _drawn(self._alike, known, len(places), random)
         ids: list[int] = []
-        counted: list[bool] = []
         spans: list[tuple[int, int]] = []
         rest = iter(body)
-        pause = 0
         for (low, high), name, value in zip(places, names, values, strict=True):
             wanted, latest = int(random.integers(low, max(low + 1, (low + high + 1) // 2))), max(low, high - 1)
             while len(ids) < latest and not (len(ids) >= wanted and self._ends(ids[-1])):
                 ids.append(next(rest))
-                counted.append(pause == 0)
-                pause = max(0, pause - 1)
             told = [*self._asks[name], *self._values[value], *self._stop]
             spans.append((len(ids), len(ids) + len(told)))
             ids += told
-            counted += [False] * len(told)
-            pause = AFTER
-        while len(ids) < layout.target:
-            ids.append(next(rest))
-            counted.append(pause == 0)
-            pause = max(0, pause - 1)
+        ids += itertools.islice(rest, layout.target - len(ids))
+        counted = np.ones(layout.target, dtype=np.bool_)
+        for start, end in ((0, 1), *((start, end + AFTER) for start, end in spans)):
+            counted[start:end] = False
         facts, questions = [], []
         for number, (start, end) in enumerate(spans):
             group, right = divmod(number, GROUP)
@@ -246,8 +240,7 @@ class Teller:
             far = number < layout.far
             facts.append(ToldFact(names[number], values[number], start, end, group, right, choices, far))
             questions.append((list(self._asks[names[number]]), [list(self._values[choice]) for choice in choices]))
-        counted[0] = False
-        return Told(np.array(ids[: layout.target]), np.array(counted[: layout.target]), tuple(facts), tuple(questions))
+        return Told(np.array(ids), counted, tuple(facts), tuple(questions))
 
     def _ends(self, token: int) -> bool:
         """Return whether a token ends a sentence or a line."""

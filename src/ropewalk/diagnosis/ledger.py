@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,14 @@ class Ledger:
 
         Raises `RopeError` if the folder contains anything else, or if another run is using it.
         """
-        return self._opened(self._begin)
+        return self._opened(fresh=True)
 
     def resume(self) -> int:
         """Load the folder's results and return their number.
 
         Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
         """
-        return self._opened(self._resume)
+        return self._opened(fresh=False)
 
     def gather(self) -> int:
         """Merge the results of all processes of the launch and return their number."""
@@ -130,39 +130,33 @@ class Ledger:
             with FileLock(self.folder / LOCK, timeout=0):
                 yield
         except Timeout:
-            raise self._in_use() from None
+            raise RopeError(
+                f"{self.kind}: another run is computing these results.",
+                facts={"folder": str(self.folder)},
+                cure="Wait until it has ended, or choose a different folder: --state FOLDER.",
+            ) from None
 
-    def _opened(self, opening: Callable[[], None]) -> int:
+    def _opened(self, *, fresh: bool) -> int:
         """Open the folder on rank 0, and then on the others, which may see a folder of their own."""
         self.results = {}
         first = current().is_first
         if first:
-            opening()
+            self._load(fresh=fresh)
         from_all(None)
         if not first:
-            self._resume()
+            self._load(fresh=False)
         return self.gather()
 
-    def _begin(self) -> None:
+    def _load(self, *, fresh: bool) -> None:
+        """Load the folder's results; if `fresh`, remove them instead."""
         if self.folder is None:
             return
-        if self._is_there():
-            if self._head() is None:
-                raise self._foreign()
-            try:
-                with FileLock(self.folder / LOCK, timeout=0):
-                    pass
-            except Timeout:
-                raise self._in_use() from None
+        head = self._head()
+        if fresh and head:
+            with self.at_work():
+                pass
             remove_folder(self.folder)
-        self._resume()
-
-    def _resume(self) -> None:
-        if self.folder is None:
-            return
-        head = self._head() if self._is_there() else {}
-        if head is None:
-            raise self._foreign()
+            head = {}
         if head and (head.get("kind"), head.get("key")) != (self.kind, self.key):
             raise RopeError(
                 f"{self.kind}: the folder contains results of a different job.",
@@ -181,32 +175,22 @@ class Ledger:
                     row = json.loads(line)
                     self.results.setdefault(str(row["job"]), dict(row["result"]))
 
-    def _is_there(self) -> bool:
-        """Return whether the folder exists and contains anything but a lock, or a head that is being written."""
-        assert self.folder is not None
-        if self.folder.is_dir():
-            return any(not path.name.startswith((f".{HEAD}.", LOCK)) for path in self.folder.iterdir())
-        return self.folder.exists() and not self.folder.is_dir()  # a folder that another process just made is empty
-
-    def _head(self) -> dict[str, Any] | None:
-        """Return the contents of ledger.json; None if the folder is no ledger, or has another format."""
-        assert self.folder is not None
-        try:
-            head = json.loads((self.folder / HEAD).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return head if isinstance(head, dict) and head.get("ledger") == FORMAT else None
-
-    def _foreign(self) -> RopeError:
-        return RopeError(
+    def _head(self) -> dict[str, Any]:
+        """Return the contents of ledger.json, or {} for a new folder; raise `RopeError` if it contains other files."""
+        folder = self.folder
+        assert folder is not None
+        if folder.is_dir():  # a lock, or a head that another process is writing, may be there
+            new = all(path.name.startswith((f".{HEAD}.", LOCK)) for path in folder.iterdir())
+        else:
+            new = not folder.exists() or folder.is_dir()  # one that another process just made is empty
+        if new:
+            return {}
+        with contextlib.suppress(OSError, ValueError):
+            head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+            if isinstance(head, dict) and head.get("ledger") == FORMAT:
+                return head
+        raise RopeError(
             f"{self.kind}: the results folder contains other files.",
-            facts={"folder": str(self.folder)},
+            facts={"folder": str(folder)},
             cure="Choose a new folder.",
-        )
-
-    def _in_use(self) -> RopeError:
-        return RopeError(
-            f"{self.kind}: another run is computing these results.",
-            facts={"folder": str(self.folder)},
-            cure="Wait until it has ended, or choose a different folder: --state FOLDER.",
         )

@@ -272,24 +272,3 @@ def _missing_glyphs() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
         yield
-
-
-class Pictured:
-    """What a diagnosis shows of itself by pictures. `Diagnosis` inherits it; the functions above take a `Diagnosis`."""
-
-    def to_html(self, path: str | Path | None = None) -> str:
-        """Return the report as one HTML page with figures; if `path` is given, write it, completely or not at all.
-
-        Raises `RopeError` if the extra `figures` is not installed.
-        """
-        page = page_of(self)
-        if path is not None:
-            write_output(path, page)
-        return page
-
-    def figure(self, name: str = "facts") -> Figure:
-        """Return one matplotlib figure of the report: "facts" or "loss".
-
-        Raises `RopeError` for another name, or if the extra `figures` is not installed.
-        """
-        return figure_of(self, name)

@@ -1,35 +1,24 @@
-"""The plan of a measurement: the positions of each method, the jobs of its windows, and how one window is read."""
+"""The plan of a measurement: the positions of each method, how it is set in a config, and the jobs of its windows."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-import torch
-
-from ropewalk.diagnosis.evidence import Window, WindowReading
-from ropewalk.diagnosis.facts import GROUP, Layout, Told
 from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.diagnosis.windows import Design
-from ropewalk.diagnosis.workers import WorkersProgress, complete
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods
-from ropewalk.progress import Progress
-from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
+from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, main_rope, rope_parameters
+from ropewalk.readers.reader import Reader
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.of_layers import Positions
 
 PLAIN, CROP = "plain", "crop"
 KIND = "windows"
 FORMAT = 7  # of a result and of how it is measured: a change of either takes the next number
-MOST_CONTROLS = 24  # facts asked for at the trained length, of one window
-BROKEN = 1.0  # nats per token: a rise of the loss after which a reading is given up
-RECENT = 512  # tokens over which that rise is measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,150 +141,38 @@ def _angles(positions: Positions, seq_len: int) -> object:
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)
 
 
-def run_jobs(
-    reader: Reader,
-    plan: Plan,
-    layout: Layout,
-    told: Sequence[Told],
-    ledger: Ledger,
-    jobs: Sequence[Job],
-    *,
-    workers: int = 1,
-    progress: Progress | None = None,
-    until: Callable[[], bool] = lambda: False,
-) -> None:
-    """Read the windows of these jobs, several at a time, and save each result as it is computed.
+def config_of(method: str, plan: Plan) -> dict[str, Any] | None:
+    """Return the keys of config.json that make a checkpoint use a method; None if no config expresses it.
 
-    - `told`: the windows with their facts. `workers`: jobs at one time, each on its share of the cores.
-    - `until`: no job begins after it returns True.
-
-    A KeyboardInterrupt passes through; finished results are in the ledger. Raises `RopeError` if a loss is not finite.
+    `max_position_embeddings` is the target, with these exceptions: the trained length if the rule starts from it
+    (dynamic), and for plain; the config's own length if the method keeps the scaling.
     """
-    stop, levels = threading.Event(), dict[int, float]()
-    shown = WorkersProgress(progress, stop, pieces=len(jobs))
-
-    def measure(job: Job) -> Mapping[str, Any]:
-        shown.begin(f"{job.method}, window {job.window + 1}", job.work.tokens)
-        started = time.perf_counter()
-        variant, window = reader.under(plan.positions[job.method]), told[job.window]
-        if job.method == CROP:
-            found = _read_cropped(variant, window, plan.design, job.window, shown.advance)
-        else:
-            found = _read(variant, window, plan.design, layout, job, levels, shown.advance)
-        return dataclasses.replace(found, seconds=round(time.perf_counter() - started, 3)).to_json()
-
-    complete(ledger, jobs, lambda job: job.key, measure, workers=workers, stop=stop, until=until)
+    rope, record, block = main_rope(plan.positions[method].ropes), METHODS[method], block_under(method, plan)
+    if rope is None or block is None:
+        return None
+    length = plan.design.target
+    unchanged = record.scaling is None and (record.keeps_own or rope.scaling is not None)
+    if unchanged and rope.max_position_embeddings is not None:
+        length = rope.max_position_embeddings
+    elif record.scaling is None or (rope.scaling is not None and rope.scaling.starts_at_max_length):
+        length = plan.design.trained_length
+    return plan.config_form.whole({"rope_parameters": block, "max_position_embeddings": length})
 
 
-def _read(
-    reader: Reader, window: Told, design: Design, layout: Layout, job: Job, levels: dict[int, float], advance: Advance
-) -> WindowReading:
-    """Read a window under a method, and ask for its facts at the end."""
-    answers: list[list[float]] = []
-    control: dict[int, tuple[float, ...]] = {}
-    trained, plain = design.trained_length, job.method == PLAIN
-    control_at = trained - (layout.target - layout.asked_at)
+def block_under(method: str, plan: Plan) -> dict[str, Any] | None:
+    """Return the `rope_parameters` of a planned method, with a block for each layer type if the config has them.
 
-    def ask(prefix: Any) -> None:
-        answers.extend(prefix.ask(window.questions))
-        advance(sum(_tokens(window, number) for number in range(len(window.questions))))
-
-    def ask_early(prefix: Any) -> None:
-        numbers = control_facts(window, control_at)
-        found = prefix.ask([window.questions[number] for number in numbers])
-        control.update({number: tuple(_rounded(row)) for number, row in zip(numbers, found, strict=True)})
-
-    def broken(losses: Losses) -> bool:
-        """Return whether the loss has risen so far that no interval is needed; `losses` begin with token 1."""
-        read = len(losses) + 1
-        if read < trained or trained < 2 * RECENT:  # few tokens vary by a nat by themselves
-            return False
-        within = _mean(losses, window, trained // 2, trained)
-        if plain:
-            levels.setdefault(job.window, within)
-        start = max(trained, read - RECENT)
-        recent = _mean(losses, window, start, read) if read - start >= RECENT // 2 else within
-        return max(within, recent) > min(within, levels.get(job.window, within)) + BROKEN
-
-    asking = {layout.asked_at: ask}
-    if plain and design.extends and control_facts(window, control_at):
-        asking[control_at] = ask_early
-    losses = reader.window_losses(
-        torch.from_numpy(window.ids), chunk=CHUNK, advance=advance, asking=asking,
-        until=broken if design.extends else None,
-    )  # fmt: skip
-    _check_finite(losses, job.method)
-    whole = np.full(design.target, np.nan)
-    whole[1 : 1 + len(losses)] = losses
-    stopped = None if len(losses) == design.target - 1 else len(losses) + 1
-    return WindowReading(
-        loss=_by_block(whole, window, design),
-        answers=tuple(tuple(_rounded(row)) for row in answers) if stopped is None else (),
-        control=control,
-        stopped=stopped,
-    )
+    None for methods in attention and crop, without a rope (drope), and if layers that share a block differ.
+    """
+    positions = plan.positions[method]
+    if any(positions.extensions) or METHODS[method].crops:
+        return None
+    return rope_parameters(plan.config_form, plan.own.ropes, positions.ropes, _block_of)
 
 
-def _read_cropped(reader: Reader, window: Told, design: Design, number: int, advance: Advance) -> WindowReading:
-    """Read only the last tokens before each part of a window that crop scores, at positions from 0."""
-    whole = np.full(design.target, np.nan)
-    for first, end in design.crop_steps(number):
-        start = end - design.trained_length
-        ids = torch.from_numpy(window.ids[start:end])
-        losses = reader.window_losses(ids, first=first - start, chunk=CHUNK, advance=advance)
-        _check_finite(losses, CROP)
-        whole[first:end] = losses
-    return WindowReading(loss=_by_block(whole, window, design))
-
-
-def control_facts(window: Told, tokens: int) -> list[int]:
-    """Return the facts to ask for after the first tokens: whole groups, at most six of them, evenly chosen."""
-    known = window.within(tokens)
-    groups = len(known) // GROUP
-    chosen = dict.fromkeys(np.linspace(0, groups - 1, min(groups, MOST_CONTROLS // GROUP)).astype(int).tolist())
-    return [known[GROUP * group + place] for group in chosen for place in range(GROUP)]
-
-
-def window_of(told: Told, design: Design, text: int, start: int, frequencies: float) -> Window:
-    """Return a window's entry in the evidence."""
-    counted = tuple(int(told.counted[first:end].sum()) for first, end in design.blocks)
-    return Window(text=text, start=start, facts=told.facts, counted=counted, frequencies=frequencies)
-
-
-def _tokens(window: Told, number: int) -> int:
-    question, choices = window.questions[number]
-    return len(question) + sum(map(len, choices))
-
-
-def asked_tokens(told: Sequence[Told]) -> int:
-    """Return the tokens of the questions about one window."""
-    return sum(_tokens(told[0], number) for number in range(len(told[0].questions))) if told else 0
-
-
-def _rounded(row: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in row]
-
-
-def _mean(losses: Losses, window: Told, start: int, end: int) -> float:
-    counted = window.counted[max(1, start) : end]
-    part = losses[max(1, start) - 1 : end - 1]
-    return float(part[counted].mean()) if counted.any() else 0.0
-
-
-def _by_block(losses: Losses, window: Told, design: Design) -> tuple[float | None, ...]:
-    """Return the mean of the counted tokens of each block that was computed as a whole; None for the others."""
-    found: list[float | None] = []
-    for start, end in design.blocks:
-        counted = window.counted[start:end]
-        part = losses[start:end][counted]
-        found.append(round(float(part.mean()), 5) if counted.any() and np.isfinite(part).all() else None)
-    return tuple(found)
-
-
-def _check_finite(losses: Losses, method: str) -> None:
-    if not np.isfinite(losses).all():
-        raise RopeError(
-            "measurement: a loss is not a finite number.",
-            facts={"method": method, "first such loss": int(np.flatnonzero(~np.isfinite(losses))[0])},
-            cure="Measure with --dtype float32; if it stays, the checkpoint's weights are broken.",
-        )
+def _block_of(rope: RopeConfig) -> dict[str, Any] | None:
+    """Return the block of a rope; None if there is none, as for a rule on top of a scaling used in training."""
+    try:
+        return rope.to_hf()
+    except RopeError:
+        return None

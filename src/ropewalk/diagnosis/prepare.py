@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,19 @@ from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.evidence import choice
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
-from ropewalk.diagnosis.forms import block_under
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller
 from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
-from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Plan, asked_tokens, make_plan, window_of
+from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Job, Plan, block_under, make_plan
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
-from ropewalk.diagnosis.run import SAFETY, DoctorRun, doctor_command, runs_in
+from ropewalk.diagnosis.reading import asked_tokens, fitting_workers, window_of
+from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, runs_in
 from ropewalk.diagnosis.scaling import ScalingReading, settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Texts, frequency_loss
-from ropewalk.diagnosis.workers import fitting_workers
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import chosen_dtype
+from ropewalk.layers.prompts import Tokenizer
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
@@ -61,7 +60,7 @@ def prepare(
     lengths depend on it. `kept`: words of the command line, such as --json FILE, to repeat in the next command.
     """
     began = clock()
-    source, reader = _open(model, settings)
+    source, reader, dtype_choice = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -76,13 +75,13 @@ def prepare(
     if texts.chosen and texts.longest < (settings.target or TIMES[0] * trained):
         texts = Texts.encode([read_text(None)], tokenizer, chosen=True)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
-    kind = _kind(reader, texts, trained, settings.seed)
-    teller = Teller(kind, tokenizer.encode, lambda ids: tokenizer.decode(ids))
+    kind = _kind(reader, tokenizer, texts, trained, settings.seed)
+    teller = Teller(kind, tokenizer.encode, tokenizer.decode)
     minutes = _minutes(settings, reader)
-    notes = [] if source.dtype_note is None else [source.dtype_note]
+    notes = [] if isinstance(model, str | Path) or dtype_choice is None else [dtype_choice]
     pace: Pace | None = None
 
-    def plan_for(target: int) -> _Planned:
+    def plan_for(target: int) -> Planned:
         return _planned(model, source, reader, settings, texts.long_enough(target), trained, target, engine, teller)
 
     if settings.target is not None:
@@ -92,16 +91,12 @@ def prepare(
         targets = [round(times * trained) for times in TIMES if times * trained <= whole] or [whole]
         chosen = plan_for(targets[0])
     if minutes is not None:
-        none = Ledger(None, kind=KIND, key="")
-        jobs = chosen.plan.due(none, range(1), chosen.first, asked_tokens(chosen.told))
-        workers = fitting_workers(reader, chosen.layout.target, len(jobs))
+        workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
         pace = try_out(reader, torch.from_numpy(chosen.told[0].ids), workers=workers, clock=clock)
 
-        def first_answer(planned: _Planned) -> float:
-            jobs = planned.plan.due(
-                Ledger(None, kind=KIND, key=""), range(1), planned.first, asked_tokens(planned.told)
-            )
-            return float(from_first(SAFETY * seconds_at_once([pace.of_job(job) for job in jobs], workers)))
+        def first_answer(planned: Planned) -> float:
+            seconds = [pace.of_job(job) for job in _first_jobs(planned)]
+            return float(from_first(SAFETY * seconds_at_once(seconds, workers)))
 
         needed, longest = first_answer(chosen), chosen.layout.target
         over = clock() - began + needed > 60 * minutes
@@ -121,7 +116,7 @@ def prepare(
             raise _too_long(model, settings, kept, minutes, needed + clock() - began, longest)
     short = _short_text(chosen, texts)
     notes += [short] if short else []
-    design, told = chosen.plan.design, chosen.told
+    design = chosen.plan.design
     digest = reader.digest()
     key = fingerprint(
         JOB_FORMAT,
@@ -129,13 +124,14 @@ def prepare(
         digest,
         repr(design),
         repr(kind.name),
-        [one.ids.tobytes() for one in told],
+        [one.ids.tobytes() for one in chosen.told],
     )
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
     vocabulary = max(tokenizer.vocab_size, *(max(text) + 1 for text in texts.tokens if text), 1)
     return DoctorRun(
+        **vars(chosen),
         settings=settings,
         reader=reader,
         digest=digest,
@@ -147,22 +143,15 @@ def prepare(
             findings_of(source, design.target),
         ),
         scaling=scaling,
-        plan=chosen.plan,
-        layout=chosen.layout,
-        kind=kind,
-        told=told,
+        kind=kind.name,
         windows=_windows(chosen, vocabulary),
         ledger=ledger,
         resumed=resumed,
         pace=pace,
         notes=tuple(notes),
-        dtype_note=source.dtype_note,
+        dtype_choice=dtype_choice,
         vocabulary=vocabulary,
-        texts=chosen.texts.names,
-        characters=sum(map(len, chosen.texts.contents)),
         engine=engine,
-        engines=chosen.engines,
-        first=chosen.first,
         minutes=minutes,
         began=began,
         clock=clock,
@@ -170,17 +159,9 @@ def prepare(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Planned:
-    """A plan for one target: the windows with their facts, and the methods of the first answer."""
-
-    plan: Plan
-    texts: Texts
-    places: tuple[tuple[int, int], ...]
-    layout: Layout
-    told: tuple[Told, ...]
-    engines: Mapping[str, tuple[str, ...]]
-    first: tuple[str, ...]
+def _first_jobs(planned: Planned) -> tuple[Job, ...]:
+    """Return the jobs of the first answer."""
+    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, asked_tokens(planned.told))
 
 
 def _planned(
@@ -193,7 +174,7 @@ def _planned(
     target: int,
     engine: str | None,
     teller: Teller,
-) -> _Planned:
+) -> Planned:
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
     if texts.longest < target:
         raise RopeError(
@@ -231,10 +212,10 @@ def _planned(
         teller.tell(layout, texts.tokens[text][start : start + target], seed=(settings.seed, number))
         for number, (text, start) in enumerate(places)
     )
-    return _Planned(plan, texts, places, layout, told, engines, tuple(first))
+    return Planned(plan=plan, texts=texts, places=places, layout=layout, told=told, engines=engines, first=tuple(first))
 
 
-def _windows(chosen: _Planned, vocabulary: int) -> tuple[Any, ...]:
+def _windows(chosen: Planned, vocabulary: int) -> tuple[Any, ...]:
     """Return the windows' entries in the evidence, with the loss of token frequencies within the trained length."""
     counts = [np.bincount(np.asarray(text, dtype=np.int64), minlength=vocabulary) for text in chosen.texts.tokens]
     found, design = [], chosen.plan.design
@@ -248,7 +229,7 @@ def _windows(chosen: _Planned, vocabulary: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _short_text(chosen: _Planned, texts: Texts) -> str | None:
+def _short_text(chosen: Planned, texts: Texts) -> str | None:
     """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
     far, windows = chosen.layout.far, chosen.plan.design.windows
     if not far or far * windows >= 6 * GROUP:
@@ -286,25 +267,11 @@ def _minutes(settings: DoctorSettings, reader: Reader) -> float | None:
     return None if settings.minutes == math.inf else settings.minutes
 
 
-def _kind(reader: Reader, texts: Texts, trained: int, seed: int) -> Kind:
+def _kind(reader: Reader, tokenizer: Tokenizer, texts: Texts, trained: int, seed: int) -> Kind:
     """Return the kind of facts: numbers if the model finds most of them in a short window, else what it finds best."""
-    tokenizer = reader.tokenizer
-    assert tokenizer is not None
     length, best = min(TRIED, trained, texts.longest), (-1.0, NUMBERS)
-    text = max(texts.tokens, key=len)
     for kind in KINDS.values():
-        try:
-            teller = Teller(kind, tokenizer.encode, lambda ids: tokenizer.decode(ids))
-        except RopeError:
-            continue
-        count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
-        if count < GROUP:
-            continue
-        layout = Layout(length, length, length - teller.question, 0, count, teller.size)
-        told, rows = teller.tell(layout, text, seed=(seed, 99)), list[list[float]]()
-        ask = partial(_ask, told, rows)
-        reader.window_losses(torch.from_numpy(told.ids), asking={layout.asked_at: ask})
-        share = float(np.mean([choice(row) == fact.right for row, fact in zip(rows, told.facts, strict=True)]))
+        share = _share_found(reader, tokenizer, kind, max(texts.tokens, key=len), length, seed)
         best = max(best, (share, kind), key=lambda one: one[0])
         if share >= CLEAR:
             break
@@ -317,8 +284,22 @@ def _kind(reader: Reader, texts: Texts, trained: int, seed: int) -> Kind:
     return best[1]
 
 
-def _ask(told: Told, rows: list[list[float]], prefix: Any) -> None:
-    rows += prefix.ask(told.questions)
+def _share_found(
+    reader: Reader, tokenizer: Tokenizer, kind: Kind, text: Sequence[int], length: int, seed: int
+) -> float:
+    """Return the share of up to 16 facts of a kind that are found in a short window; -1 if it has no room for them."""
+    try:
+        teller = Teller(kind, tokenizer.encode, tokenizer.decode)
+    except RopeError:
+        return -1.0
+    count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
+    if count < GROUP:
+        return -1.0
+    layout = Layout(length, length, length - teller.question, 0, count, teller.size)
+    told, rows = teller.tell(layout, text, seed=(seed, 99)), list[list[float]]()
+    asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(told.questions))}
+    reader.window_losses(torch.from_numpy(told.ids), asking=asking)
+    return float(np.mean([choice(row) == fact.right for row, fact in zip(rows, told.facts, strict=True)]))
 
 
 def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[str, ...]]:
@@ -390,8 +371,8 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
     return model, tokenizer
 
 
-def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader]:
-    """Return the model's config, and its reader on its device."""
+def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, str | None]:
+    """Return the model's config, its reader on its device, and a reason for its dtype, if there is one."""
     if not isinstance(model, str | Path):
         given = {name: getattr(settings, name) for name in ("dtype", "device", "device_map") if settings.changes(name)}
         if given:
@@ -402,7 +383,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader]:
             )
         model, note = fast_copy(model)
         reader = reader_of(model)
-        return dataclasses.replace(Checkpoint.of_positions(reader.name, reader.positions), dtype_note=note), reader
+        return Checkpoint.of_positions(reader.name, reader.positions), reader, note
     source = Checkpoint.open(model)
     try:
         device = torch.device(settings.device)
@@ -413,9 +394,9 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader]:
             facts={"device": settings.device, "error": str(error)},
             cure="Try --device cpu.",
         ) from error
-    dtype, _ = chosen_dtype(settings.dtype, str(device))
+    dtype, reason = chosen_dtype(settings.dtype, str(device))
     reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.device_map)
-    return source, reader
+    return source, reader, reason
 
 
 def state_folder(state: str | Path | None, key: str) -> Path:

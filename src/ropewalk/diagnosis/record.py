@@ -7,18 +7,22 @@ import json
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from ropewalk.atomic_io import finite, read_json, write_output
 from ropewalk.diagnosis.evidence import Evidence, Mean, Standing, Window, WindowReading
-from ropewalk.diagnosis.facts import Found, ToldFact
-from ropewalk.diagnosis.page import Pictured
+from ropewalk.diagnosis.facts import Found
+from ropewalk.diagnosis.page import figure_of, page_of
 from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.rules import Action, works
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.recorded import RECORD_FORMAT, checked
 from ropewalk.serving.serve import setting_command
 from ropewalk.statistics import plus_minus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
 
@@ -86,7 +90,7 @@ class LookBack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Diagnosis(Pictured):
+class Diagnosis:
     """All that the doctor measured and concluded. Lengths are in tokens, losses in nats per token, times in seconds.
 
     - `name`: the model's, without folders. `kind`: of facts. `texts`: their names. `seed`: of windows and facts.
@@ -169,12 +173,38 @@ class Diagnosis(Pictured):
     def from_json(cls, content: Mapping[str, Any]) -> Diagnosis:
         """Return the diagnosis that `to_json` wrote. Raises `RopeError` for anything else."""
         with checked(content):
-            return _read(content)
+            names, evidence = {field.name for field in dataclasses.fields(cls)}, content["evidence"]
+            verdict = {name: value for name, value in content["verdict"].items() if name != "sentence"}
+            stored = {name: value for name, value in content.items() if name in names}
+            found: Diagnosis = restored(cls, {**stored, "verdict": verdict, "evidence": {**evidence, "rivals": {}}})
+            rivals = {
+                (one["method"], one["other"]): Mean(one["value"], one["low"], one["high"]) for one in evidence["rivals"]
+            }
+            found = dataclasses.replace(found, evidence=dataclasses.replace(found.evidence, rivals=rivals))
+            found.rows()  # raises for missing numbers
+            return found
 
     @classmethod
     def read(cls, path: str | Path) -> Diagnosis:
         """Return the diagnosis of a file. Raises `RopeError` if it cannot be read, and as `from_json`."""
         return cls.from_json(read_json(Path(path)))
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as one HTML page with figures; if `path` is given, write it, completely or not at all.
+
+        Raises `RopeError` if the extra `figures` is not installed.
+        """
+        page = page_of(self)
+        if path is not None:
+            write_output(path, page)
+        return page
+
+    def figure(self, name: str = "facts") -> Figure:
+        """Return one matplotlib figure of the report: "facts" or "loss".
+
+        Raises `RopeError` for another name, or if the extra `figures` is not installed.
+        """
+        return figure_of(self, name)
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Return the headers and the rows of the ranked table: what works first, then what finds most.
@@ -252,45 +282,24 @@ def _cells(tag: str, row: list[str]) -> str:
     return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
 
 
-def _read(content: Mapping[str, Any]) -> Diagnosis:
-    """Return the diagnosis of a document of this format; raise for missing or unknown keys."""
-    evidence, verdict = content["evidence"], dict(content["verdict"])
-    verdict.pop("sentence", None)
-    fields = {field.name: content[field.name] for field in dataclasses.fields(Diagnosis)}
-    found = Diagnosis(
-        **{
-            **fields,
-            "texts": tuple(content["texts"]),
-            "blocks": tuple((int(start), int(end)) for start, end in content["blocks"]),
-            "windows": tuple(_window(one) for one in content["windows"]),
-            "readings": {name: tuple(map(WindowReading.from_json, of)) for name, of in content["readings"].items()},
-            "methods": {name: _form(of) for name, of in content["methods"].items()},
-            "evidence": Evidence(
-                windows=int(evidence["windows"]),
-                standings={name: Standing.from_json(one) for name, one in evidence["standings"].items()},
-                control=Found(**evidence["control"]),
-                frequencies=float(evidence["frequencies"]),
-                rivals={
-                    (one["method"], one["other"]): Mean(one["value"], one["low"], one["high"])
-                    for one in evidence["rivals"]
-                },
-            ),
-            "verdict": Verdict(**{**verdict, "reasons": tuple(verdict["reasons"]), "equal": tuple(verdict["equal"])}),
-            "looks": tuple(LookBack(**one) for one in content["looks"]),
-            "notes": tuple(content["notes"]),
-        }
-    )
-    found.rows()  # raises for missing numbers
-    return found
+def restored(kind: Any, content: Any) -> Any:
+    """Return a value of a type hint from its JSON; raise as Python does for what does not fit.
 
-
-def _form(content: Mapping[str, Any]) -> MethodForm:
-    return MethodForm(**{**content, "engines": tuple(content["engines"])})
-
-
-def _window(content: Mapping[str, Any]) -> Window:
-    facts = tuple(ToldFact(**{**one, "choices": tuple(one["choices"])}) for one in content["facts"])
-    return Window(**{**content, "facts": facts, "counted": tuple(content["counted"])})
+    >>> restored(dict[int, tuple[float, ...]], {"3": [1.0, 2.0]})
+    {3: (1.0, 2.0)}
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: restored(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
+    if NoneType in args:
+        return None if content is None else restored(args[0], content)
+    if origin is tuple:
+        kinds = args[:1] * len(content) if args[-1] is Ellipsis else args
+        return tuple(restored(of, value) for of, value in zip(kinds, content, strict=True))
+    if origin in (Mapping, dict):
+        return {restored(args[0], name): restored(args[1], value) for name, value in content.items()}
+    return kind(content) if kind in (int, float) else content
 
 
 def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:

@@ -14,19 +14,18 @@ from typing import Any
 import torch
 
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
-from ropewalk.diagnosis.facts import Kind, Layout, Told
-from ropewalk.diagnosis.forms import form_of
+from ropewalk.diagnosis.facts import Layout, Told
 from ropewalk.diagnosis.ledger import Ledger
 from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, asked_tokens, run_jobs
-from ropewalk.diagnosis.record import Diagnosis, LookBack, Verdict
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, config_of
+from ropewalk.diagnosis.reading import asked_tokens, fitting_workers, run_jobs
+from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
 from ropewalk.diagnosis.rules import Decision, decide, fails
 from ropewalk.diagnosis.scaling import ScalingReading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
-from ropewalk.diagnosis.windows import LOOKS
+from ropewalk.diagnosis.windows import LOOKS, Texts
 from ropewalk.diagnosis.wording import attach_call, headline, python_call, reasons, windows_in_words
-from ropewalk.diagnosis.workers import fitting_workers
-from ropewalk.layers.precision import chosen_dtype
+from ropewalk.methods import METHODS
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.reader import Reader
@@ -92,17 +91,32 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorRun:
+class Planned:
+    """What is measured for one target.
+
+    - `places`: the text and the first token of each window. `told`: the windows with their facts.
+    - `engines`: those that can run each method. `first`: the methods of the first answer; the others follow, one by
+      one, as long as none works.
+    """
+
+    plan: Plan
+    texts: Texts
+    places: tuple[tuple[int, int], ...]
+    layout: Layout
+    told: tuple[Told, ...]
+    engines: Mapping[str, tuple[str, ...]]
+    first: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorRun(Planned):
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `name`: the model's name, without folders; `model`: its path or name as given, or None for an object.
-    - `digest`: of the model. `inspection`, `scaling`: of the config, as in the record.
-    - `plan`, `layout`, `kind`: what is measured.
-    - `told`: the windows with their facts; `windows`: the same for the evidence. `resumed`: results saved before.
-    - `pace`: of the model, if it is known. `notes`: sentences for the user; `dtype_note`: one of them, on the dtype.
-    - `vocabulary`: its number of tokens. `texts`: their names; `characters`: in all of them.
-    - `engine`: for the method. `engines`: those that can run each. `first`: the methods of the first answer;
-      the others follow, one by one, as long as none works.
+    - `digest`: of the model. `name`: without folders; `model`: its path or name as given, or None for an object.
+    - `inspection`, `scaling`, `kind`: as in the record. `windows`: those of `told`, for the evidence.
+    - `resumed`: results saved before. `pace`: of the model, if it is known.
+    - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
+    - `vocabulary`: its number of tokens. `engine`: for the method.
     - `minutes`: time limit, counted from `began`; None: no limit. `more`: returns the command of another run.
     """
 
@@ -113,22 +127,15 @@ class DoctorRun:
     model: str | None = None
     inspection: Mapping[str, Any]
     scaling: ScalingReading | None = None
-    plan: Plan
-    layout: Layout
-    kind: Kind
-    told: tuple[Told, ...]
+    kind: str
     windows: tuple[Window, ...]
     ledger: Ledger
     resumed: int = 0
     pace: Pace | None = None
     notes: tuple[str, ...] = ()
-    dtype_note: str | None = None
+    dtype_choice: str | None = None
     vocabulary: int
-    texts: tuple[str, ...]
-    characters: int
     engine: str | None = None
-    engines: Mapping[str, tuple[str, ...]]
-    first: tuple[str, ...]
     minutes: float | None = None
     began: float
     clock: Clock = time.perf_counter
@@ -261,7 +268,7 @@ class DoctorRun:
                 key = self.plan.key(name, window)
                 if key not in self.ledger:
                     break
-                readings.append(WindowReading.from_json(self.ledger[key]))
+                readings.append(restored(WindowReading, self.ledger[key]))
             if readings:
                 found[name] = tuple(readings)
         return found
@@ -290,7 +297,6 @@ class DoctorRun:
         evidence, decision, _ = self._look(count)
         readings = self._readings(count)
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        dtype_choice = chosen_dtype(self.settings.dtype, device)[1] or self.dtype_note
         environment = {
             "ropewalk": __version__,
             "torch": torch.__version__,
@@ -301,7 +307,7 @@ class DoctorRun:
             "parameters": self.reader.parameters,
             "library": self.reader.library,
             "dtype": dtype,
-            **({"dtype_choice": dtype_choice} if dtype_choice else {}),
+            **({"dtype_choice": self.dtype_choice} if self.dtype_choice else {}),
             "model_digest": self.digest,
             "seconds": round(self.clock() - self.began, 1),
         }
@@ -310,14 +316,14 @@ class DoctorRun:
             name=self.name,
             trained_length=design.trained_length,
             target=design.target,
-            kind=self.kind.name,
+            kind=self.kind,
             asked_at=self.layout.asked_at,
-            texts=self.texts,
+            texts=self.texts.names,
             seed=design.seed,
             blocks=design.blocks,
             windows=self.windows[:count],
             readings=readings,
-            methods={name: form_of(name, self.plan, engines=self.engines[name], model=self.model) for name in measured},
+            methods={name: self._form(name) for name in measured},
             evidence=evidence,
             verdict=self._verdict(evidence, decision, count, stopped),
             looks=tuple(looks),
@@ -331,7 +337,7 @@ class DoctorRun:
         design = self.plan.design
         config = call = beside = following = in_words = None
         if decision.method is not None:
-            form = form_of(decision.method, self.plan, model=self.model)
+            form = self._form(decision.method)
             config, call = form.config, form.call
             if config is not None and decision.length is not None:
                 config = self._shortened(config, decision.length)
@@ -349,7 +355,7 @@ class DoctorRun:
             headline=headline(decision, design.trained_length, count),
             reasons=reasons(
                 decision, evidence, trained=design.trained_length, target=design.target,
-                texts=[self.texts[text] for text in dict.fromkeys(window.text for window in self.windows[:count])],
+                texts=[self.texts.names[text] for text in dict.fromkeys(one.text for one in self.windows[:count])],
                 log_vocabulary=math.log(self.vocabulary),
             ),
             method=decision.method,
@@ -364,6 +370,16 @@ class DoctorRun:
             next=following,
             next_sentence=in_words,
         )  # fmt: skip
+
+    def _form(self, method: str) -> MethodForm:
+        """Return how a method is set."""
+        config, call, design = config_of(method, self.plan), None, self.plan.design
+        if config is None and not METHODS[method].crops:
+            if self.model is None:
+                call = attach_call(method, design.target, design.trained_length)
+            else:
+                call = python_call(self.model, method, design.target)
+        return MethodForm(config=config, call=call, same_as=self.plan.same_as.get(method), engines=self.engines[method])
 
     def _shortened(self, config: dict[str, Any], length: int) -> dict[str, Any]:
         """Return a config's keys with a smaller `max_position_embeddings`, wherever that stands."""
@@ -385,5 +401,5 @@ class DoctorRun:
         if planned >= LOOKS[-1]:
             named = bool(self.settings.method_names)
             return None if named else self.more(methods="all"), "Other --methods may work."
-        characters = 1000 * math.ceil(LOOKS[-1] * self.characters / planned / 1000)
+        characters = 1000 * math.ceil(LOOKS[-1] * sum(map(len, self.texts.contents)) / planned / 1000)
         return None, f"More text would decide: about {characters:,} characters hold {LOOKS[-1]} windows."

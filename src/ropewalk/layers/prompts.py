@@ -42,9 +42,6 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Return the text of `ids`."""
 
-    def stream(self, skip_special: bool = True) -> Any:
-        """Return an object that decodes ids one by one; see `TextTokenizer.stream`."""
-
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the tokenizer into `folder`."""
 

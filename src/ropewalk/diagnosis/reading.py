@@ -1,0 +1,246 @@
+"""How the windows of a measurement are read: several at a time, each on its share of the processor's cores."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropewalk.diagnosis.evidence import Window, WindowReading
+from ropewalk.diagnosis.facts import GROUP, Layout, Told
+from ropewalk.diagnosis.ledger import Ledger
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan
+from ropewalk.diagnosis.windows import Design
+from ropewalk.errors import RopeError
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
+
+MOST_CONTROLS = 24  # facts asked for at the trained length, of one window
+BROKEN = 1.0  # nats per token: a rise of the loss after which a reading is given up
+RECENT = 512  # tokens over which that rise is measured
+CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
+
+
+class Stopped(Exception):
+    """The exception that ends a worker's job after a failure in another worker or an interruption."""
+
+
+def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
+    """Return the number of workers: at most the cores, the jobs, and the caches of `target` tokens in 2 GiB.
+
+    On an accelerator it is 1. One worker for each core avoids threads waiting for each other, and does not
+    change results.
+    """
+    if reader.device.type != "cpu":
+        return 1
+    return max(1, min(torch.get_num_threads(), jobs, CACHE_BYTES // max(1, reader.cache_bytes(target))))
+
+
+def run_jobs(
+    reader: Reader,
+    plan: Plan,
+    layout: Layout,
+    told: Sequence[Told],
+    ledger: Ledger,
+    jobs: Sequence[Job],
+    *,
+    workers: int = 1,
+    progress: Progress | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Read the windows of these jobs, several at a time, and save each result as it is computed.
+
+    - `told`: the windows with their facts. `workers`: jobs at one time, each on its share of the cores.
+    - `until`: no job begins after it returns True.
+
+    A KeyboardInterrupt passes through; finished results are in the ledger. Raises `RopeError` if a loss is not finite.
+    """
+    levels: dict[int, float] = {}
+
+    def measure(job: Job, advance: Advance) -> None:
+        started = time.perf_counter()
+        variant, window = reader.under(plan.positions[job.method]), told[job.window]
+        if job.method == CROP:
+            found = _read_cropped(variant, window, plan.design, job.window, advance)
+        else:
+            found = _read(variant, window, plan.design, layout, job, levels, advance)
+        timed = dataclasses.replace(found, seconds=round(time.perf_counter() - started, 3))
+        ledger.add(job.key, dataclasses.asdict(timed))
+
+    at_once(jobs, measure, workers=workers, progress=progress, until=until)
+
+
+def at_once(
+    jobs: Sequence[Job],
+    measure: Callable[[Job, Advance], None],
+    *,
+    workers: int,
+    progress: Progress | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Measure jobs in a pool of threads; the first exception is raised after all have ended.
+
+    - `measure`: gets a job and a function to call with processed tokens. That function counts them, gives the thread
+      its current share of the cores, and raises `Stopped` after an exception in another thread.
+    """
+    shown, stop, lock = progress or SilentProgress(), threading.Event(), threading.Lock()
+    cores, busy, numbers = torch.get_num_threads(), set[str](), itertools.count(1)
+
+    def advance(tokens: int) -> None:
+        if stop.is_set():
+            raise Stopped
+        with lock:
+            share = max(1, cores // max(1, len(busy)))
+            shown.advance(tokens)
+        if workers > 1 and share != torch.get_num_threads():
+            torch.set_num_threads(share)  # of this thread, which does not change its results
+
+    def attempt(job: Job) -> None:
+        if until():
+            return
+        with lock:
+            busy.add(job.key)
+            description = f"[{next(numbers)}/{len(jobs)}] {job.method}, window {job.window + 1}"
+            shown.begin(description, job.work.tokens)
+        try:
+            advance(0)
+            measure(job, advance)
+        finally:
+            busy.discard(job.key)
+
+    if workers == 1:
+        for job in jobs:
+            attempt(job)
+        return
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for done in as_completed([pool.submit(attempt, job) for job in jobs]):
+                    done.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        torch.set_num_threads(cores)  # a worker's setting is also the default of later threads
+
+
+def _read(
+    reader: Reader, window: Told, design: Design, layout: Layout, job: Job, levels: dict[int, float], advance: Advance
+) -> WindowReading:
+    """Read a window under a method, and ask for its facts at the end."""
+    answers: list[list[float]] = []
+    control: dict[int, tuple[float, ...]] = {}
+    trained, plain = design.trained_length, job.method == PLAIN
+    control_at = trained - (layout.target - layout.asked_at)
+
+    def ask(prefix: Any) -> None:
+        answers.extend(prefix.ask(window.questions))
+        advance(sum(_tokens(window, number) for number in range(len(window.questions))))
+
+    def ask_early(prefix: Any) -> None:
+        numbers = control_facts(window, control_at)
+        found = prefix.ask([window.questions[number] for number in numbers])
+        control.update({number: tuple(_rounded(row)) for number, row in zip(numbers, found, strict=True)})
+
+    def broken(losses: Losses) -> bool:
+        """Return whether the loss has risen so far that no interval is needed; `losses` begin with token 1."""
+        read = len(losses) + 1
+        if read < trained or trained < 2 * RECENT:  # few tokens vary by a nat by themselves
+            return False
+        within = _mean(losses, window, trained // 2, trained)
+        if plain:
+            levels.setdefault(job.window, within)
+        start = max(trained, read - RECENT)
+        recent = _mean(losses, window, start, read) if read - start >= RECENT // 2 else within
+        return max(within, recent) > min(within, levels.get(job.window, within)) + BROKEN
+
+    asking = {layout.asked_at: ask}
+    if plain and design.extends and control_facts(window, control_at):
+        asking[control_at] = ask_early
+    losses = reader.window_losses(
+        torch.from_numpy(window.ids), chunk=CHUNK, advance=advance, asking=asking,
+        until=broken if design.extends else None,
+    )  # fmt: skip
+    _check_finite(losses, job.method)
+    whole = np.full(design.target, np.nan)
+    whole[1 : 1 + len(losses)] = losses
+    stopped = None if len(losses) == design.target - 1 else len(losses) + 1
+    return WindowReading(
+        loss=_by_block(whole, window, design),
+        answers=tuple(tuple(_rounded(row)) for row in answers) if stopped is None else (),
+        control=control,
+        stopped=stopped,
+    )
+
+
+def _read_cropped(reader: Reader, window: Told, design: Design, number: int, advance: Advance) -> WindowReading:
+    """Read only the last tokens before each part of a window that crop scores, at positions from 0."""
+    whole = np.full(design.target, np.nan)
+    for first, end in design.crop_steps(number):
+        start = end - design.trained_length
+        ids = torch.from_numpy(window.ids[start:end])
+        losses = reader.window_losses(ids, first=first - start, chunk=CHUNK, advance=advance)
+        _check_finite(losses, CROP)
+        whole[first:end] = losses
+    return WindowReading(loss=_by_block(whole, window, design))
+
+
+def control_facts(window: Told, tokens: int) -> list[int]:
+    """Return the facts to ask for after the first tokens: whole groups, at most six of them, evenly chosen."""
+    known = window.within(tokens)
+    groups = len(known) // GROUP
+    chosen = dict.fromkeys(np.linspace(0, groups - 1, min(groups, MOST_CONTROLS // GROUP)).astype(int).tolist())
+    return [known[GROUP * group + place] for group in chosen for place in range(GROUP)]
+
+
+def window_of(told: Told, design: Design, text: int, start: int, frequencies: float) -> Window:
+    """Return a window's entry in the evidence."""
+    counted = tuple(int(told.counted[first:end].sum()) for first, end in design.blocks)
+    return Window(text=text, start=start, facts=told.facts, counted=counted, frequencies=frequencies)
+
+
+def _tokens(window: Told, number: int) -> int:
+    question, choices = window.questions[number]
+    return len(question) + sum(map(len, choices))
+
+
+def asked_tokens(told: Sequence[Told]) -> int:
+    """Return the tokens of the questions about one window."""
+    return sum(_tokens(told[0], number) for number in range(len(told[0].questions))) if told else 0
+
+
+def _rounded(row: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in row]
+
+
+def _mean(losses: Losses, window: Told, start: int, end: int) -> float:
+    counted = window.counted[max(1, start) : end]
+    part = losses[max(1, start) - 1 : end - 1]
+    return float(part[counted].mean()) if counted.any() else 0.0
+
+
+def _by_block(losses: Losses, window: Told, design: Design) -> tuple[float | None, ...]:
+    """Return the mean of the counted tokens of each block that was computed as a whole; None for the others."""
+    found: list[float | None] = []
+    for start, end in design.blocks:
+        counted = window.counted[start:end]
+        part = losses[start:end][counted]
+        found.append(round(float(part.mean()), 5) if counted.any() and np.isfinite(part).all() else None)
+    return tuple(found)
+
+
+def _check_finite(losses: Losses, method: str) -> None:
+    if not np.isfinite(losses).all():
+        raise RopeError(
+            "measurement: a loss is not a finite number.",
+            facts={"method": method, "first such loss": int(np.flatnonzero(~np.isfinite(losses))[0])},
+            cure="Measure with --dtype float32; if it stays, the checkpoint's weights are broken.",
+        )
