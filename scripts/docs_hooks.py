@@ -28,6 +28,8 @@ WITH_TABLES = runpy.run_path(str(SCRIPTS / "docs_records.py"))["with_tables"]
 NOTEBOOKS = runpy.run_path(str(SCRIPTS / "docs_notebooks.py"))
 WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
+BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])|(?<=[a-z]{4})_(?=[a-z]{9,}\()|(?<=rotary)_(?=pos)")
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
@@ -55,6 +57,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
     markdown = FRONT.sub(_by_scheme, markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let calls in the tables of calls break after a bracket or a dot, and long names after an underscore."""
+    head, calls, rest = html.partition('<div class="stack calls">')
+    return head + calls + CODE.sub(lambda found: BREAKS.sub(r"\g<0><wbr>", found[0]), rest)
 
 
 def _by_scheme(found: re.Match[str]) -> str:

@@ -60,12 +60,16 @@ function mount(section: Element): void {
   start?.();
 }
 
-/** Scroll to the picture in the address. */
+/** Scroll to the picture in the address, with those above it, which would move it if they came later. */
 function showTarget(): void {
   const target = document.getElementById(state.picture);
   if (target === null) return;
-  mount(target);
+  for (const section of main?.children ?? []) {
+    mount(section);
+    if (section === target) break;
+  }
   target.scrollIntoView();
+  requestAnimationFrame(() => requestAnimationFrame(() => target.scrollIntoView())); // charts get their sizes late
   target.focus({ preventScroll: true }); // the next Tab reaches its first control
   for (const item of contents?.querySelectorAll("a") ?? []) {
     item.toggleAttribute("aria-current", item.getAttribute("href") === `#${state.picture}`);

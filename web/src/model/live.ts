@@ -11,8 +11,8 @@ export const live: Picture = {
   id: ID,
   title: "A model that runs in this page",
   tryThis:
-    "Load the model: it repeats a list from its text. Without rotation it cannot. Adding a million to every position changes " +
-    "nothing; rounding positions to bfloat16 does.",
+    "The model repeats a list from its text. Without rotation it cannot. Adding a million to every position changes nothing; " +
+    "rounding positions to bfloat16 does.",
   mount: mountLive,
 };
 
