@@ -116,6 +116,14 @@ def test_cut_needs_enough_facts() -> None:
     assert answer(standing("plain", 11, broken=True), one).action == "cut"
 
 
+def test_cut_depends_on_plain_and_on_what_the_engine_runs() -> None:
+    loses = standing("yarn", 47, loss=Mean(0.3, 0.2, 0.4))
+    assert answer(standing("plain", 13), loses).action == "undecided"
+    open_ = standing("dca", 14)
+    assert answer(standing("plain", 11, broken=True), loses, open_).action == "undecided"
+    assert answer(standing("plain", 11, broken=True), loses, open_, runs={"dca": False}).action == "cut"
+
+
 def test_unfit() -> None:
     good = (standing("plain", 40), standing("yarn", 40))
     assert answer(*good, frequencies=0.1).reason == "text"
