@@ -124,6 +124,14 @@ def test_cut_depends_on_plain_and_on_what_the_engine_runs() -> None:
     assert answer(standing("plain", 11, broken=True), loses, open_, runs={"dca": False}).action == "cut"
 
 
+def test_keep_is_open_until_a_rival_is_excluded() -> None:
+    """A method that may find more by 15 points than plain leaves the answer open."""
+    assert not answer(standing("plain", 30), standing("yarn", 34)).settled
+    alike = evidence(standing("plain", 40), standing("yarn", 40))
+    alike = dataclasses.replace(alike, rivals={("yarn", "plain"): Mean(0.0, -0.05, 0.05)})
+    assert decide(alike, trained=TRAINED, target=TARGET).settled
+
+
 def test_unfit() -> None:
     good = (standing("plain", 40), standing("yarn", 40))
     assert answer(*good, frequencies=0.1).reason == "text"

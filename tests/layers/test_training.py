@@ -59,6 +59,18 @@ def test_the_learning_rate_is_linear_then_half_a_cosine() -> None:
     assert [learning_rate(step, peak=1.0, warmup=10, steps=3) for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])
 
 
+def test_the_usual_warmup_is_a_twentieth():
+    """Of all updates, so two of 40."""
+
+    def losses(warmup: int | None) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        return fit(model, lambda step: model(torch.ones(3)).square().sum(), steps=40, lr=0.1, warmup=warmup)
+
+    assert losses(None) == losses(2)
+    assert losses(None) != losses(3)
+
+
 def test_updates_are_those_of_adamw_by_hand() -> None:
     """Rates by the schedule, gradients clipped to the norm, and decay of matrices only."""
     torch.manual_seed(0)

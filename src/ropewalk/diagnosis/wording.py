@@ -30,7 +30,11 @@ def facts_sentence(found: Found, trained: int, half: Half | None, target: int) -
 
 
 def _round(tokens: int) -> int:
-    """Round a distance to two digits and a half."""
+    """Round a distance to three digits.
+
+    >>> _round(847), _round(12_449)
+    (847, 12400)
+    """
     step = int(10 ** max(0, math.floor(math.log10(max(tokens, 1))) - 2))
     return round(tokens / step) * step
 
