@@ -105,7 +105,10 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
         (["tiny", "--write", "g.json", "--from-log", "a.jsonl"], "excludes --engine, --golden, --write"),
         (["tiny", "--from-log", "missing.jsonl"], '{"input_ids": [5, 8], "logprobs": [null, -1.25]}'),
         *(
-            (["--golden", name, "--engine", "http://localhost:1"], "Write it with `ropewalk verify MODEL --write FILE`")
+            (
+                ["--golden", name, "--engine", "http://localhost:1"],
+                "Pass a file that `ropewalk verify MODEL --write FILE` has written.",
+            )
             for name in ("missing.json", ".")
         ),
         (["tiny", "--write", "no/such/folder/g.json"], "no/such/folder"),

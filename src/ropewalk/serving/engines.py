@@ -320,9 +320,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
         versions="all", rules=("dynamic",), when=lambda case: case.extends),
     Deviation("note", ("ollama",),
         "If Ollama runs a model in its own engine, not in llama.cpp, its llama and qwen3 use `rope.freq_scale`, which "
-        "no converter writes, and ignore `rope.scaling.factor` and YaRN's keys, so the scaling is silently lost. Run "
-        "`ropewalk verify`.",
-        "ollama/ollama, and its open #12308",
+        "no converter writes, and ignore `rope.scaling.factor` and YaRN's keys, so the scaling is silently lost. "
+        "`ropewalk verify` cannot check Ollama, whose /v1/completions returns no log-probabilities.",
+        "ollama/ollama, its open #12308, and openai/openai.go (`ToCompletion`) at fb30760",
         versions="model/models/qwen3/model.go at 0312c5a, llama/model.go at 02e2ab6; other versions were not checked",
         rules=("linear", "yarn"), when=lambda case: case.arch in (None, "llama", "qwen3")),
     Deviation("note", ("sglang",),

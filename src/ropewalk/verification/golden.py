@@ -182,7 +182,7 @@ class Golden:
 
         **Raises:** `RopeError` if it cannot be read or has a different format.
         """
-        cure = "Write it with `ropewalk verify MODEL --write FILE`."
+        cure = "Pass a file that `ropewalk verify MODEL --write FILE` has written."
         return cls(read_json(as_path(path, "verify"), "verify", cure))
 
     @classmethod

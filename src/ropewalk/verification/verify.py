@@ -283,7 +283,7 @@ class Check:
             raise RopeError(
                 "verify: the engine processed a different number of tokens than `verify` sent.",
                 facts={"engine": self.engine.name, "sent": len(ids), "processed": answer.prompt_tokens},
-                cure="Disable adding and cutting of tokens, or use an engine that keeps token ids unchanged.",
+                cure="Disable the chat template and cutting of prompts, or use an engine that keeps token ids.",
             )
         return answer
 
