@@ -54,8 +54,8 @@ from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.readers.loading import open_reader  # noqa: E402
 from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
+from ropewalk.rope.extensions import Positions  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
-from ropewalk.rope.of_layers import Positions  # noqa: E402
 from ropewalk.rope.scaling import YaRN  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402

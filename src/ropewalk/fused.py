@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.dispatch import PLAIN, reasons_for_mathematics
-from ropewalk.rope.shapes import Float
+from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated
 from ropewalk.rotation.backends.request import Norm, Store, Turn

@@ -15,8 +15,7 @@ from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.live_model import cache_argument
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import DualChunk, LogN, Positions, ReRoPE, SelfExtend
 from ropewalk.rotation.backends import reference
 from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model

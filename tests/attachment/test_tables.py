@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DeepseekV4Config
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.tables import TablesForward
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions
 from tests.attachment.families import FAMILIES, outputs_of, small_config, small_model
 
 FAST = ["llama", "gemma3_text", "cohere2", "smollm3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gpt_neox", "glm4",

@@ -11,8 +11,7 @@ from torch import Tensor
 from ropewalk import RopeConfig, RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.rope.extensions import ReRoPE
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions, ReRoPE
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
 

@@ -23,9 +23,8 @@ from ropewalk.methods import (
 )
 from ropewalk.methods.table import METHOD_TABLE
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import LogN
+from ropewalk.rope.extensions import LogN, Positions
 from ropewalk.rope.frequencies import inverse_frequencies
-from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder
 

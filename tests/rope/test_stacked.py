@@ -228,7 +228,7 @@ NEW_RULE = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.scaling.base import Ladder, Scaling
 
 
 @dataclass(frozen=True)
@@ -355,12 +355,12 @@ def test_two_rules_do_not_share_a_name() -> None:
 
 
 def test_no_rule_is_named_by_isinstance_elsewhere() -> None:
-    """Outside `rope/rules` nothing asks whether a rule is a certain one."""
+    """Outside `rope/scaling` nothing asks whether a rule is a certain one."""
     wrong = []
     names = re.compile(rf"\b({'|'.join(RULES)})\b")
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
-        if path.is_relative_to(SOURCE / "rope" / "rules") or not names.search(text):
+        if path.is_relative_to(SOURCE / "rope" / "scaling") or not names.search(text):
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):

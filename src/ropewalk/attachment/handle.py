@@ -38,7 +38,7 @@ from ropewalk.layers.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 
 _MARK = "_ropewalk_attachment"

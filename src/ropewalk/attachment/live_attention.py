@@ -29,8 +29,7 @@ from ropewalk.layers.attend import LogitRules
 from ropewalk.layers.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.layers.remap import Remap, attend_remapped
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension, ReRoPE
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Extension, Positions, ReRoPE
 from ropewalk.rotation.backends import choose_attention
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.rotation.embedding import RotaryEmbedding

@@ -21,8 +21,7 @@ from ropewalk.attachment.tables import (
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
-from ropewalk.rope.extensions import Extension
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Extension, Positions
 
 _NAME = re.compile("Rotary|RoPE|Rope")
 _FORWARD = "forward"

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.layer_types import window_of_layer_type
-from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.values import is_number
 
 

@@ -19,8 +19,8 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.dimensions import head_dim_of
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import text_part
-from ropewalk.rope.of_layers import Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

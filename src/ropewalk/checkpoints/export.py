@@ -12,8 +12,8 @@ from ropewalk.checkpoints.decoder_config import half_split_rope
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import columns_of
-from ropewalk.rope.of_layers import Positions
 
 SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
 

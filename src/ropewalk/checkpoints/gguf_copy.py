@@ -27,7 +27,7 @@ from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
-from ropewalk.rope.rules.yarn import yarn_mscale
+from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.version import __version__
 
 WITH_DIVISORS = ("llama",)

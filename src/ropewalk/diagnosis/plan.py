@@ -13,8 +13,8 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, main_rope, rope_parameters
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.of_layers import Positions
 
 PLAIN, CROP = "plain", "crop"
 KIND = "windows"

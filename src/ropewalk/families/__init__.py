@@ -3,14 +3,12 @@
 The pairing of features, the handling of partial rotation and the defaults of a config depend on a model's class. The
 tables list them by `model_type`, as implemented in transformers 5.24 and measured by `make parity`. `SOURCES` names the
 code of models that transformers does not contain. Unknown families are never guessed. To add a family, add a row.
-`trained` states the scalings and lengths of the training, `unread` the keys that `from_hf` does not use.
+`trained` states the scalings and lengths of the training.
 """
 
-from ropewalk.families.family import Condition, Family
-from ropewalk.families.refused import NO_ROTATION, REFUSED
-from ropewalk.families.table import FAMILIES, SOURCES
+from ropewalk.families.family import Condition, Family, described, unread_keys
+from ropewalk.families.table import FAMILIES, NO_ROTATION, REFUSED, SOURCES
 from ropewalk.families.trained import Trained, trained_as
-from ropewalk.families.unread import described, unread_keys
 
 __all__ = [
     "FAMILIES",

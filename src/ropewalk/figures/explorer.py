@@ -40,8 +40,8 @@ from ropewalk.layers.encoding import Encoding, Places, Sizes
 from ropewalk.layers.encodings import ENCODINGS, resolve
 from ropewalk.layers.generation import generate
 from ropewalk.methods import METHODS
-from ropewalk.methods.method import Method
 from ropewalk.methods.ropes import Reach
+from ropewalk.methods.table import Method
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import attention_factor_of, columns_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ropewalk.layers.masks import PackedDocuments, Visibility
 from ropewalk.rope.dispatch import differentiates_forward
-from ropewalk.rope.shapes import Float
+from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose_attention
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest
 

@@ -20,8 +20,7 @@ from ropewalk.layers.norm import RMSNorm, projected
 from ropewalk.layers.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.shapes import Float, Int, Real, Shaped
-from ropewalk.rope.values import check_whole
+from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated, rotated
 from ropewalk.rotation.backends.request import Norm, Turn

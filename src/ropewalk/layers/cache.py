@@ -13,8 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.masks import SeqLen, SlotTables, TokenLayout, real_tokens
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.shapes import Float
-from ropewalk.rope.values import as_whole, check_whole
+from ropewalk.rope.values import Float, as_whole, check_whole
 from ropewalk.rotation.backends.request import Store
 
 

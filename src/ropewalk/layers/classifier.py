@@ -19,7 +19,7 @@ from ropewalk.layers.masks import TokenLayout
 from ropewalk.layers.norm import RMSNorm, residual_stream
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.shapes import Float, Int, Shaped
+from ropewalk.rope.values import Float, Int, Shaped
 
 POOLINGS = ("mean", "first")
 

@@ -8,8 +8,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.encoding import EncodingConfig
 from ropewalk.layers.encodings import NoPE, resolve
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension
-from ropewalk.rope.of_layers import ExtensionSetting, Positions, RopeSetting, entries
+from ropewalk.rope.extensions import Extension, ExtensionSetting, Positions, RopeSetting, entries
 from ropewalk.rope.values import MOST_SIZE, check_whole
 
 

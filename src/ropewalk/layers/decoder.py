@@ -22,8 +22,7 @@ from ropewalk.layers.masks import SeqLen
 from ropewalk.layers.norm import RMSNorm, multiplied, projected, residual_stream
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension
-from ropewalk.rope.of_layers import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
+from ropewalk.rope.extensions import UNCHANGED, Extension, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 EntryT = TypeVar("EntryT")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ropewalk.methods.method import Look, Method
 from ropewalk.methods.ropes import (
     ConfigForm,
     Reach,
@@ -21,7 +20,7 @@ from ropewalk.methods.ropes import (
     unsettled,
     with_mscales,
 )
-from ropewalk.methods.table import METHODS, chosen_methods, default_methods, method_named, named_methods
+from ropewalk.methods.table import METHODS, Look, Method, chosen_methods, default_methods, method_named, named_methods
 
 __all__ = [
     "METHODS",

@@ -11,8 +11,8 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import as_whole, check_whole
 

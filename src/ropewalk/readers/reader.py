@@ -22,8 +22,8 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.methods import ConfigForm, trained_length_of
 from ropewalk.optional import need
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.of_layers import Positions
 
 if TYPE_CHECKING:
     from ropewalk.readers.live_model import LiveModel, Prefix, Top

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.rope import diffusers, hugging_face
+from ropewalk.rope import hugging_face
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_whole, check_whole, is_number
 
@@ -420,6 +420,8 @@ class RopeConfig:
         >>> rope.interleaved, [rope.axes.count(axis) for axis in range(3)]
         (True, [22, 21, 21])
         """
+        from ropewalk.rope import diffusers
+
         return cls(**diffusers.read(model))
 
     def to_hf(self) -> dict[str, Any]:

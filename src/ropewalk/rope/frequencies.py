@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.rules.base import Ladder
-from ropewalk.rope.shapes import Float64, Int
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.scaling.base import Ladder
+from ropewalk.rope.values import Float64, Int, as_whole, is_number
 
 
 @dataclass(frozen=True)

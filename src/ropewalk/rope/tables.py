@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.dispatch import constant_to_compilers, fresh, kernels, reasons_for_mathematics
-from ropewalk.rope.shapes import Int, Real
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import Int, Real, as_whole
 
 COORDINATES = (
     "Pass each token's coordinates, [seq, axes] or [batch, seq, axes]: rw.positions.grid_positions(height, width) for "

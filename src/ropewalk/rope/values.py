@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Mapping, Sequence, Set
-from numbers import Real
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ropewalk.errors import RopeError
+
+# Names of shapes in signatures, which are strings at run time: the core does not need jaxtyping. In the tests, its
+# import hook checks every shape of every call.
+if TYPE_CHECKING:
+    from jaxtyping import Float as Float
+    from jaxtyping import Float32 as Float32
+    from jaxtyping import Float64 as Float64
+    from jaxtyping import Int as Int
+    from jaxtyping import Real as Real
+    from jaxtyping import Shaped as Shaped
+else:
+    try:
+        from jaxtyping import Float, Float32, Float64, Int, Real, Shaped
+    except ImportError:
+        Float = Float32 = Float64 = Int = Real = Shaped = Any
 
 Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
@@ -24,7 +39,7 @@ def is_number(value: object) -> bool:
     >>> [is_number(value) for value in (2, 2.5, "2", True, None, float("nan"), 10**400)]
     [True, True, False, False, False, False, False]
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
         return math.isfinite(value)

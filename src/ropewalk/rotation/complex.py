@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.dispatch import reasons_for_mathematics
-from ropewalk.rope.shapes import Float, Shaped
+from ropewalk.rope.values import Float, Shaped
 
 
 def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs"]) -> Shaped[Tensor, "*rows pairs"]:

@@ -17,7 +17,6 @@ from ropewalk.rope.frequencies import (
     columns_of,
     columns_of_lengths,
 )
-from ropewalk.rope.shapes import Float, Int, Real
 from ropewalk.rope.tables import (
     COORDINATES,
     check_position_ids,
@@ -26,7 +25,7 @@ from ropewalk.rope.tables import (
     text_positions,
     turns_of,
 )
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import Float, Int, Real, as_whole
 from ropewalk.rotation.backends.request import Turn
 from ropewalk.rotation.checks import Layout, check_both, check_one, check_rows, token_count
 from ropewalk.rotation.rotate import rotate_both, rotate_one

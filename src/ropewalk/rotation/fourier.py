@@ -14,9 +14,8 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.hugging_face import text_part
-from ropewalk.rope.shapes import Float, Real
 from ropewalk.rope.tables import check_position_ids
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import Float, Real, as_whole
 from ropewalk.rotation.learned import Float32Parameters
 
 Rest = Literal["ones", "unrotated"]

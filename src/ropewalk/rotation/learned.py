@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
-from ropewalk.rope.shapes import Float, Real
 from ropewalk.rope.tables import check_position_ids
+from ropewalk.rope.values import Float, Real
 
 
 class Float32Parameters(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.rope.shapes import Float
+from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import note_written, rotated
 from ropewalk.rotation.backends.request import Backend, Turn

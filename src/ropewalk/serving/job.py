@@ -22,8 +22,8 @@ from ropewalk.methods import Reach, required_trained_length, settled_by_length
 from ropewalk.readers.loading import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope
-from ropewalk.rope.of_layers import Positions
 from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied
 from ropewalk.serving.settings import ApplySettings
 from ropewalk.serving.writable import check_writable, write_checkpoint

@@ -22,7 +22,7 @@ from ropewalk.methods import METHODS, Reach, settled_by_length
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions
 from ropewalk.serving.job import Exported, Model, SourceModel, card, check_out, export, reach_of
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.settings import ApplySettings

@@ -17,9 +17,9 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settled_by_length
 from ropewalk.rope.config import RopeConfig, ropes_by_block
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import NESTED, text_part
 from ropewalk.rope.layer_types import window_of_layer_type
-from ropewalk.rope.of_layers import Positions
 from ropewalk.serving.engines import NOT_WRITTEN, Case, why_not
 
 

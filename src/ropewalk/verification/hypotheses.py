@@ -15,9 +15,8 @@ from ropewalk.atomic_io import parse_object
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension
+from ropewalk.rope.extensions import Extension, Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.of_layers import Positions
 from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.verification.faulty_positions import (

@@ -20,7 +20,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.families.family import Indexer
 from ropewalk.readers.reader import Reader
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions
 from ropewalk.verification.faulty_positions import ShiftedPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__

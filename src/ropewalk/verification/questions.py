@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.progress import Progress, say
 from ropewalk.progress import expect as begin_stage
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions
 from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.hypotheses import (
     CHUNKS,

@@ -20,7 +20,7 @@ from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.readers.loading import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.readers.texts import LEAST_BYTES, read_text
-from ropewalk.rope.of_layers import Positions
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import (

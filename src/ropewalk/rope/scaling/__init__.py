@@ -10,18 +10,15 @@ tracer or meta-device context can change them. Every subclass of `Scaling` is an
 # ruff: noqa: F401
 from typing import Any
 
-from ropewalk.rope.rules.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
-from ropewalk.rope.rules.combined import LeRoPE, PerAxis, Stacked
-from ropewalk.rope.rules.diffusion import DyPE, RIFLEx
-from ropewalk.rope.rules.interpolation import ABF, NTK, DynamicNTK, Linear, Llama3
-from ropewalk.rope.rules.longrope import LongRoPE
-from ropewalk.rope.rules.selected_pairs import CoPE, Proportional, Resonance
-from ropewalk.rope.rules.yarn import MrRoPE, YaRN, yarn_mscale
+from ropewalk.rope.scaling.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
+from ropewalk.rope.scaling.combined import DyPE, LeRoPE, PerAxis, RIFLEx, Stacked
+from ropewalk.rope.scaling.interpolation import ABF, NTK, CoPE, DynamicNTK, Linear, Llama3, Proportional, Resonance
+from ropewalk.rope.scaling.yarn import LongRoPE, MrRoPE, YaRN, yarn_mscale
 from ropewalk.rope.values import Variant
 
 
 def __getattr__(name: str) -> Any:
-    """Return a rule that is not defined in this file, such as a user's class."""
+    """Return a rule that is not defined in this package, such as a user's class."""
     if name in RULES:
         return RULES[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

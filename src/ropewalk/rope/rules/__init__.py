@@ -1,1 +1,0 @@
-"""The scaling rules; `ropewalk.scaling` lists them."""
