@@ -23,7 +23,6 @@ from ropewalk.rope.extensions import Extension
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SCRIPTS = Path(__file__).parent
-WITH_RECORDS = runpy.run_path(str(SCRIPTS / "docs_outputs.py"))["with_records"]
 WITH_TABLES = runpy.run_path(str(SCRIPTS / "docs_records.py"))["with_tables"]
 NOTEBOOKS = runpy.run_path(str(SCRIPTS / "docs_notebooks.py"))
 WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
@@ -51,8 +50,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("lesson/"):
         head, rest = markdown.split("\n", 1)
         markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
-    if "<!-- needs:" in markdown:
-        markdown = WITH_RECORDS(markdown)
     markdown = WITH_COMMANDS(WITH_TABLES(markdown))
     markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
     markdown = FRONT.sub(_by_scheme, markdown)

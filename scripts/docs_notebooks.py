@@ -2,8 +2,8 @@
 
     python scripts/docs_notebooks.py FOLDER
 
-A block of code becomes a cell with its output; figures of the text are inside the notebook. A block that reads a record
-of the repository becomes text with its output and is not run. In the site each notebook is next to its page.
+A block of code becomes a cell with its output; figures of the text are inside the notebook. In the site each notebook
+is next to its page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LESSON = ROOT / "docs" / "lesson"
 OUTPUTS = runpy.run_path(str(Path(__file__).with_name("docs_outputs.py")))
 PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
-CUT = "\n\n<!-- next -->\n\n"
 PAGE = re.compile(r"\]\(((?:\.\./)*[\w./-]+\.md)(#[\w-]+)?\)")
 
 
@@ -47,17 +46,10 @@ def notebook(page: Path) -> nbformat.NotebookNode:
 
 
 def _cells(page: Path) -> Iterator[nbformat.NotebookNode]:
-    text, done, number = page.read_text(encoding="utf-8"), 0, 0
-    blocks = list(OUTPUTS["BLOCK"].finditer(text))
-    of_records = OUTPUTS["with_records"](CUT.join(found[0] for found in blocks if found["needs"])).split(CUT)
-    for found in blocks:
+    text, done = page.read_text(encoding="utf-8"), 0
+    for number, found in enumerate(OUTPUTS["BLOCK"].finditer(text), 1):
         yield from _prose(text[done : found.start()], page)
         done = found.end()
-        if found["needs"]:
-            shown = of_records.pop(0).strip().replace(' title="Output"', "")
-            yield from _prose(f"Not run here, because it reads a record of the repository:\n\n{shown}", page)
-            continue
-        number += 1
         outputs = [v4.new_output("stream", name="stdout", text=found["output"])] if found["output"] else []
         yield v4.new_code_cell(found["code"].rstrip("\n"), outputs=outputs, execution_count=number)
     yield from _prose(text[done:], page)

@@ -4,9 +4,6 @@
 
 A page's python blocks run one after another in one namespace, with the repository as working folder. The `text` block
 titled "Output" after a block is its output.
-
-`<!-- needs: FILE -->` before a block means that it reads a record that may change. It runs if the file exists. Its
-output goes into the built site (`with_records`), not into the page; no other block may use its names.
 """
 
 from __future__ import annotations
@@ -26,19 +23,17 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(
-    r"(?:<!-- needs: (?P<needs>\S+) -->\n+)?```python\n(?P<code>.*?)```\n"
-    r"(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?",
+    r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?",
     re.DOTALL,
 )
 
 
 class Ran(NamedTuple):
-    """A page before and after its code ran; `missing` are files that its blocks need and that do not exist."""
+    """A page before and after its code ran."""
 
     page: Path
     before: str
     after: str
-    missing: tuple[str, ...]
 
 
 def pages() -> list[Path]:
@@ -54,35 +49,13 @@ def run_page(page: Path) -> Ran:
     torch.set_num_threads(1)
     before = page.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "__main__"}
-    missing: list[str] = []
 
     def run(found: re.Match[str]) -> str:
-        if found["needs"] and not (ROOT / found["needs"]).exists():
-            missing.append(found["needs"])
-            return found[0]
         line = before.count("\n", 0, found.start("code"))
         output = printed(found["code"], names, page, line)
-        if found["needs"]:
-            return f"<!-- needs: {found['needs']} -->\n```python\n{found['code']}```\n"
-        return f"```python\n{found['code']}```\n" + _output(output)
+        return f"```python\n{found['code']}```\n" + (f'\n```text title="Output"\n{output}```\n' if output else "")
 
-    after = BLOCK.sub(run, before)
-    return Ran(page, before, after, tuple(dict.fromkeys(missing)))
-
-
-def with_records(markdown: str) -> str:
-    """Return a page for the site with the output of its blocks about records, or a note that a record is missing."""
-    names: dict[str, object] = {"__name__": "__main__"}
-
-    def run(found: re.Match[str]) -> str:
-        if not found["needs"]:
-            return found[0]
-        code = f"```python\n{found['code']}```\n"
-        if not (ROOT / found["needs"]).exists():
-            return f"{code}\n*Not available: `{found['needs']}` does not exist.*\n"
-        return code + _output(printed(found["code"], names, Path(found["needs"]), 0))
-
-    return BLOCK.sub(run, markdown)
+    return Ran(page, before, BLOCK.sub(run, before))
 
 
 def printed(code: str, names: dict[str, object], page: Path, line: int) -> str:
@@ -92,10 +65,6 @@ def printed(code: str, names: dict[str, object], page: Path, line: int) -> str:
         warnings.simplefilter("error")
         exec(compile("\n" * line + code, str(page), "exec"), names)
     return "".join(text.rstrip() + "\n" for text in output.getvalue().splitlines())
-
-
-def _output(output: str) -> str:
-    return f'\n```text title="Output"\n{output}```\n' if output else ""
 
 
 def too_large(page: Path) -> list[str]:
@@ -118,7 +87,7 @@ def main() -> int:
         if changed and not arguments.check:
             write_whole(page, ran.after)
         state = "differs" if changed and arguments.check else "rewritten" if changed else "unchanged"
-        print(f"{page.relative_to(ROOT)}: {state}" + "".join(f"; without {name}" for name in ran.missing))
+        print(f"{page.relative_to(ROOT)}: {state}")
     return int(arguments.check and different > 0)
 
 

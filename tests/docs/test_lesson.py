@@ -21,7 +21,7 @@ COSTLY = {
     "08-extrapolation", "09-many-layers", "12-long-range", "13-classification", "14-against-the-others", "questions",
 }  # fmt: skip
 # Their notebooks contain all their code, and test_notebooks.py compares what it prints.
-BY_NOTEBOOK = {page for page in LESSON if page.stem in COSTLY and "<!-- needs:" not in page.read_text()}
+BY_NOTEBOOK = {page for page in LESSON if page.stem in COSTLY}
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,6 @@ def test_the_page_prints_what_it_says(page):
     """Run page by page; `python scripts/docs_outputs.py` rewrites what differs."""
     ran = OUTPUTS["run_page"](page)
     assert ran.after == ran.before
-    if ran.missing:
-        pytest.skip(f"without {', '.join(ran.missing)}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -59,9 +57,9 @@ def test_each_step_has_code_a_figure_and_a_mistake(page):
     """Code with its output, a picture, and what the common mistake does, measured."""
     text = page.read_text()
     before, mistake = text.split("\n## The common mistake", 1)
-    assert '```text title="Output"' in before or "<!-- needs:" in before
+    assert '```text title="Output"' in before
     assert re.search(r"!\[[^\]]+\]\(\.\./(figures|\.\./benchmarks/results)/[\w-]+\.png\)", text)
-    assert '```text title="Output"' in mistake or "<!-- needs:" in mistake
+    assert '```text title="Output"' in mistake
 
 
 def pictures_of_the_explorer():
@@ -95,20 +93,3 @@ def test_a_changed_output_is_found(tmp_path, monkeypatch):
         page.write_text(text)
         ran = OUTPUTS["run_page"](page)
         assert (ran.after == ran.before) is same
-
-
-def test_a_missing_record_is_said(tmp_path):
-    """A block that needs a file which is not there is left alone, and the others run."""
-    page = tmp_path / "page.md"
-    page.write_text("<!-- needs: no/such.json -->\n```python\n1 / 0\n```\n\n```python\nprint(1)\n```\n")
-    ran = OUTPUTS["run_page"](page)
-    assert ran.after == ran.before + '\n```text title="Output"\n1\n```\n'
-    assert ran.missing == ("no/such.json",)
-
-
-def test_a_record_is_read_when_the_site_is_built():
-    """What such a block prints stands in the site and not in the page."""
-    page = "<!-- needs: mkdocs.yml -->\n```python\nprint(3)\n```\n\n<!-- needs: no/such -->\n```python\n1 / 0\n```\n"
-    site = OUTPUTS["with_records"](page)
-    assert '```text title="Output"\n3\n```' in site
-    assert "Not available: `no/such` does not exist." in site

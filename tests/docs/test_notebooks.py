@@ -31,7 +31,7 @@ def test_it_holds_the_whole_page(made):
     before = page.read_text(encoding="utf-8")
     assert text.startswith(before.splitlines()[0])
     for line in before.splitlines():
-        plain = "](" not in line and "```" not in line and "needs:" not in line
+        plain = "](" not in line and "```" not in line
         assert not plain or line in text or any(
             line in output["text"] for cell in notebook["cells"] for output in cell.get("outputs", ())
         ), line  # fmt: skip
@@ -43,7 +43,7 @@ def test_it_holds_the_whole_page(made):
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     code = "\n\n".join(cell["source"] for cell in cells)
     blocks = NOTEBOOKS["OUTPUTS"]["BLOCK"].finditer(before)
-    assert code == "\n\n".join(found["code"].rstrip("\n") for found in blocks if not found["needs"])
+    assert code == "\n\n".join(found["code"].rstrip("\n") for found in blocks)
     assert not any("benchmarks/" in cell["source"] or "tests/" in cell["source"] for cell in cells)
 
 
