@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ropewalk import encodings, figures, fused, positions, rotation
     from ropewalk.attachment.handle import attach
     from ropewalk.checkpoints.load import load, save
-    from ropewalk.diagnosis.doctor import doctor
+    from ropewalk.diagnosis.prepare import doctor
     from ropewalk.errors import RopeError
     from ropewalk.layers.attention import Attention
     from ropewalk.layers.cache import KVCache
@@ -69,7 +69,7 @@ _HOMES = {
     "apply_rotary_pos_emb": "ropewalk.rotation.embedding",
     "attach": "ropewalk.attachment.handle",
     "convert_pairing": "ropewalk.rope.pairing",
-    "doctor": "ropewalk.diagnosis.doctor",
+    "doctor": "ropewalk.diagnosis.prepare",
     "encodings": "ropewalk.encodings",
     "explain_backends": "ropewalk.rotation.backends",
     "figures": "ropewalk.figures",

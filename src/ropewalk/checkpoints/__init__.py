@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.checkpoints.learned import read_alpha, read_coefficients
+    from ropewalk.checkpoints.load import read_alpha, read_coefficients
 
 __all__ = ["read_alpha", "read_coefficients"]
 
 _HOMES = {
-    "read_alpha": "ropewalk.checkpoints.learned",
-    "read_coefficients": "ropewalk.checkpoints.learned",
+    "read_alpha": "ropewalk.checkpoints.load",
+    "read_coefficients": "ropewalk.checkpoints.load",
 }
 
 if not TYPE_CHECKING:

@@ -12,8 +12,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.gguf import gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.learned import read_alpha
-from ropewalk.checkpoints.load import read_config
+from ropewalk.checkpoints.load import read_alpha, read_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name

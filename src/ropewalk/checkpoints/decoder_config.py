@@ -169,7 +169,6 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
         return config_from_native(config, where)
     settings = {**_LLAMA, **config}
     _check_llama(settings, where)
-    bias = bool(settings["attention_bias"])
     given = {name: value for name, value in settings.items() if name != "head_dim" or value is not None}
     sizes: dict[str, Any] = {
         name: settings.get(name, "missing") for name in (*_SIZES, "num_key_value_heads", "head_dim")
@@ -183,8 +182,8 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
             **numbers,
             norm_eps=_number(settings, "rms_norm_eps"),
             rope=RopeConfig.from_hf(given),
-            attention_bias=bias,
-            output_bias=bias,
+            attention_bias=bool(settings["attention_bias"]),
+            output_bias=bool(settings["attention_bias"]),
             mlp_bias=bool(settings["mlp_bias"]),
             tie_word_embeddings=bool(settings["tie_word_embeddings"]),
         )
@@ -267,7 +266,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     rope = next((rope for rope in config.ropes if rope is not None), None)
     if rope is None:
         return None
-    written: dict[str, Any] = {
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **{name: getattr(config, name) for name in _SIZES},
@@ -283,10 +282,9 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "attention_dropout": config.attention_dropout,
         "initializer_range": config.initializer_range,
         "use_cache": True,
+        # our own key: transformers keeps it and ignores it
+        **({"residual_dropout": config.residual_dropout} if config.residual_dropout else {}),
     }
-    if config.residual_dropout:
-        written["residual_dropout"] = config.residual_dropout  # our own key: transformers keeps it and ignores it
-    return written
 
 
 def _stated(config: DecoderConfig) -> DecoderConfig:

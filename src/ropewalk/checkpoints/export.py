@@ -15,8 +15,6 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import columns_of
 
-SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubRope:
@@ -124,7 +122,6 @@ def alternatives(
 def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) -> HubRope | None:
     """Return the block that reads back as the rope, or None.
 
-
     `max_position_embeddings` is the target, except for a rule that starts from the trained length, and for an unchanged
     rope, whose scaling may depend on its own number.
     """
@@ -138,14 +135,11 @@ def _expressed(rope: RopeConfig, method: str, reach: Reach, length: int | None) 
     found = rope_fields(fields, (None,), before, after, method=None, target=target, length=target and length)
     if isinstance(found, str):
         return None
-    block, stated = found["rope_parameters"], found["max_position_embeddings"]
     read = RopeConfig.from_hf({**fields, **found})
     return HubRope(
-        parameters=block,
-        max_position_embeddings=stated,
-        rope=read,
+        parameters=found["rope_parameters"], max_position_embeddings=found["max_position_embeddings"], rope=read,
         wanted=rope,
-    )
+    )  # fmt: skip
 
 
 def llama_fields(rope: RopeConfig) -> dict[str, Any]:
@@ -173,22 +167,3 @@ def _reason(rope: RopeConfig) -> str:
     if not all(columns_of(rope)):
         return "divisors cannot express pairs that do not rotate, and this family has no key for them"
     return "no rope_parameters block expresses these frequencies"
-
-
-# A checkpoint's files other than weights and config, which also apply to the extended model, and its licences.
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-    "NOTICE",
-    "NOTICE.txt",
-)

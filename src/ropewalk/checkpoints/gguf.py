@@ -386,35 +386,6 @@ _HARMLESS_FOREIGN = ("vocab_size", "tensor_data_layout", "attention.causal", "po
 _MAPPED = ("block_count", "feed_forward_length", "embedding_length", "attention.head_count", "attention.head_count_kv")
 
 
-class _Number:
-    """A number of the metadata, in the form in which transformers reads it from gguf's reader."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __getitem__(self, _: int) -> float:
-        return self.value
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-
-class _ReaderTensor:
-    """A tensor of the file, in the form of gguf's reader."""
-
-    def __init__(self, file: GGUFFile, name: str) -> None:
-        self.file, self.name = file, name
-        self.tensor_type = need("gguf").GGMLQuantizationType(file.tensors[name].kind)
-
-    @property
-    def data(self) -> Any:
-        """Return the stored bytes, a view of the mapping."""
-        return self.file.stored(self.name)
-
-
 def _without_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
     """Return the items without a progress bar."""
     return items
@@ -426,10 +397,14 @@ def read_by_transformers(file: GGUFFile) -> Iterator[None]:
     fields = {}
     for key, typed in file.typed.items():
         values = typed.value if typed.element is not None else [typed.value]
-        parts = [value if isinstance(value, bytes) else _Number(value) for value in values]
+        parts = [value if isinstance(value, bytes) else (value,) for value in values]
         types = [typed.kind] if typed.element is None else [typed.kind, typed.element]
         fields[key] = SimpleNamespace(parts=parts, data=range(len(parts)), types=types)
-    tensors = [_ReaderTensor(file, name) for name in file.tensors]
+    kinds = need("gguf").GGMLQuantizationType
+    tensors = [
+        SimpleNamespace(name=name, tensor_type=kinds(tensor.kind), data=file.stored(name))
+        for name, tensor in file.tensors.items()
+    ]
     reader = SimpleNamespace(fields=fields, tensors=tensors)
     theirs = need("transformers.modeling_gguf_pytorch_utils", "transformers")
     with (

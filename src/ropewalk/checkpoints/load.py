@@ -37,17 +37,8 @@ from ropewalk.rotation.backends.widened import slow_dtype
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-_FILES = frozenset(
-    {
-        "config.json",
-        _SINGLE,
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-    }
-)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_FILES = frozenset((_SINGLE, "config.json", "generation_config.json", *_TOKENIZER_FILES))
 _CURE = "Use config and weights of one model, and fetch the file again if it is damaged."
 
 
@@ -319,6 +310,67 @@ class _WithoutValues(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+# The learned tensors of a rotation: LeRoPE's factors and FoPE's coefficients
+
+
+def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
+    """Return LeRoPE's `alpha`, the learned logarithm of each frequency's factor, from a checkpoint's weights.
+
+    **Arguments:** `folder`: with safetensors files, one with the tensor `rotary_emb.alpha` (transformers) or
+    `lerope.alpha` (Mistral's own format). Other tensors are not loaded.
+
+    **Returns:** one number for each pair, for `RopeConfig.from_hf(folder, alpha=...)`.
+    **Raises:** `RopeError` if there is no such tensor, or more than one.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"model.rotary_emb.alpha": torch.tensor([0.5, -0.25])}, Path(folder) / "model.safetensors")
+    ...     read_alpha(folder)
+    (0.5, -0.25)
+    """
+    found = _only_tensor(Path(folder), "rotary_emb.alpha", "lerope.alpha")
+    return tuple(found.double().flatten().tolist())
+
+
+def read_coefficients(folder: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
+    """Return FoPE's `cos_coef` and `sin_coef` from a checkpoint's weights, in their stored dtype.
+
+    **Arguments:** `folder`: with safetensors files. Other tensors are not loaded.
+
+    **Returns:** two tensors `[key heads, kept pairs, kept pairs]` or `[kept pairs, kept pairs]`, for
+    `FourierEmbedding`.
+    **Raises:** `RopeError` if there are no such tensors, or several pairs of them.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> stored = {f"model.rotary_emb.{name}": torch.eye(3) for name in ("cos_coef", "sin_coef")}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(stored, Path(folder) / "model.safetensors")
+    ...     [tuple(coefficients.shape) for coefficients in read_coefficients(folder)]
+    [(3, 3), (3, 3)]
+    """
+    return _only_tensor(Path(folder), "rotary_emb.cos_coef"), _only_tensor(Path(folder), "rotary_emb.sin_coef")
+
+
+def _only_tensor(folder: Path, *endings: str) -> Tensor:
+    """Return the only tensor of the folder's safetensors files with one of these endings in its name."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise no_safetensors(folder)
+    opened = map(open_safetensors, files)
+    places = [(file, name) for file in opened for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
+    if len(places) != 1:
+        raise RopeError(
+            "read: a checkpoint with a learned rotation must have exactly one such tensor.",
+            facts={"folder": str(folder), "endings": endings, "found": [name for _, name in places]},
+            cure="Fetch every weight file of one checkpoint into one folder.",
+        )
+    file, name = places[0]
+    tensor: Tensor = file.get_tensor(name).clone()  # not a view of the file
+    return tensor
 
 
 # The dtype of a folder

@@ -62,8 +62,7 @@ def fetch(source: str, *, weights: bool = True) -> Path:
             facts={**facts, "cache": need("huggingface_hub.constants").HF_HUB_CACHE, "error": _first_line(error)},
             cure=f"On a machine with network: hf download {repo} --local-dir DIR, then pass DIR.",
         ) from error
-    lacking = [name for name in ("config.json",) if not (folder / name).is_file()]
-    lacking += [] if not weights or any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    lacking = [name for name in ("config.json", *(["*.safetensors"] if weights else [])) if not any(folder.glob(name))]
     if lacking:
         raise RopeError(
             "load: this model of the hub cannot be loaded: files are missing on the hub or in the cache.",
@@ -95,7 +94,6 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
     try:
         path = as_path(source, "load")
         if path.exists():
-            refuse_bare_weights(path)
             _refuse_other_things(path)
             return path
     except OSError as error:  # a name that is too long for the system, a folder that may not be entered
@@ -113,48 +111,21 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
     raise _missing(str(source), path)
 
 
-def refuse_bare_weights(path: Path) -> None:
-    """Raise `RopeError` for a file of pickled weights, and for a safetensors file without its folder."""
-    if not path.is_file():
-        return
-    if path.name.endswith((".safetensors", ".safetensors.index.json")):
-        raise RopeError(
-            "load: a safetensors file contains only weights, without config.json.",
-            facts={"file": str(path)},
-            cure=f"Pass the folder: {path.parent}",
-        )
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith(_PICKLE_STARTS) or (path.suffix in _PICKLES and start != b"GGUF"):
-        raise RopeError(
-            "load: this is a file of pickled weights. Pickles are not supported, because loading one can run any code.",
-            facts={"file": str(path)},
-            cure="If you trust it, convert it to safetensors. With its config.json in the same folder:\n"
-            f"  {_CONVERT}\n"
-            "A state dict without a config:\n"
-            '  safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")\n'
-            "and pass the folder of model.safetensors and config.json.",
-        )
-
-
 def no_safetensors(folder: Path) -> RopeError:
     """Return the error for a folder without safetensors; pickles are not supported, because they can run code."""
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
-    if not pickles:
-        return RopeError(
-            "load: the folder has no safetensors weights.",
-            facts={"folder": str(folder)},
-            cure="Fetch model.safetensors into the folder of config.json.",
-        )
+    only = ", only pickles, which can run any code" if pickles else ""
     return RopeError(
-        "load: the folder has no safetensors weights, only pickles, which can run any code.",
-        facts={"folder": str(folder), "pickles": pickles},
-        cure=f"If you trust them, convert them: {_CONVERT}.",
+        f"load: the folder has no safetensors weights{only}.",
+        facts={"folder": str(folder), **({"pickles": pickles} if pickles else {})},
+        cure=f"If you trust them, convert them: {_CONVERT}."
+        if pickles
+        else "Fetch model.safetensors into the folder of config.json.",
     )
 
 
 def _refuse_other_things(path: Path) -> None:
-    """Raise `RopeError` for the folder of an adapter, and for an empty file or a text file."""
+    """Raise `RopeError` for an adapter's folder, a file of pickled or bare weights, and an empty file or a text."""
     adapter = path / "adapter_config.json"
     if adapter.is_file() and not (path / "config.json").exists():
         base = read_json(adapter).get("base_model_name_or_path")
@@ -167,8 +138,24 @@ def _refuse_other_things(path: Path) -> None:
         )
     if not path.is_file():
         return
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        raise RopeError(
+            "load: a safetensors file contains only weights, without config.json.",
+            facts={"file": str(path)},
+            cure=f"Pass the folder: {path.parent}",
+        )
     with path.open("rb") as file:
         start = file.read(4096)
+    if start.startswith(_PICKLE_STARTS) or (path.suffix in _PICKLES and not start.startswith(b"GGUF")):
+        raise RopeError(
+            "load: this is a file of pickled weights. Pickles are not supported, because loading one can run any code.",
+            facts={"file": str(path)},
+            cure="If you trust it, convert it to safetensors. With its config.json in the same folder:\n"
+            f"  {_CONVERT}\n"
+            "A state dict without a config:\n"
+            '  safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")\n'
+            "and pass the folder of model.safetensors and config.json.",
+        )
     if not start:
         raise RopeError("load: the file is empty.", facts={"file": str(path)}, cure="Fetch the checkpoint again.")
     if path.suffix in (".json", ".gguf") or start.startswith(b"GGUF") or start.lstrip().startswith(b"{"):

@@ -144,10 +144,10 @@ class TextTokenizer:
             read_json(root / name) if (root / name).is_file() else {}
             for name in ("tokenizer_config.json", "config.json", "generation_config.json")
         )
-        begin = _ids(
+        begin = ids_of(
             tokenizer, tokenizer_config.get("bos_token"), config.get("bos_token_id"), generation.get("bos_token_id")
         )
-        end = _ids(
+        end = ids_of(
             tokenizer,
             tokenizer_config.get("stop_token_ids"),
             generation.get("eos_token_id"),
@@ -219,11 +219,11 @@ def has_token(number: object, tokenizer: Tokenizer) -> TypeGuard[int]:
     return isinstance(number, int) and 0 <= number < 2**32 and tokenizer.id_to_token(number) is not None
 
 
-def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
+def ids_of(tokenizer: Tokenizer, *sources: Any) -> list[int]:
     """Return the ids in the first source that has any: an id, a token, an added-token dict, or a list of them."""
     for source in sources:
         ids: list[int] = []
-        for item in source if isinstance(source, list) else [source]:
+        for item in source if isinstance(source, list | tuple) else [source]:
             token = item.get("content") if isinstance(item, dict) else item
             number = tokenizer.token_to_id(token) if isinstance(token, str) else token
             if has_token(number, tokenizer):

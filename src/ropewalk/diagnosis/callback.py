@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ropewalk.attachment import attachment_of
-from ropewalk.diagnosis.doctor import doctor
+from ropewalk.diagnosis.prepare import doctor
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach

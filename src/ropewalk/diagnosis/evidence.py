@@ -28,6 +28,11 @@ class Mean:
     low: float | None
     high: float | None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the ends of the interval, or None."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     @classmethod
     def of(cls, windows: Sequence[tuple[Floats, Floats]], *, confidence: float = LOOK_CONFIDENCE) -> Mean | None:
         """Return the mean over blocks of tokens, or None without blocks.

@@ -65,34 +65,42 @@ def loss_by_position(found: Any, method: str) -> list[tuple[float, Mean]]:
     return [(place, mean) for place, mean in means if mean is not None]
 
 
-def _labels(found: Any) -> dict[str, str]:
-    """Return the methods to draw, each with all names that share its numbers."""
-    names = [name for name in found.evidence.standings if name != CROP]
-    return {
-        name: " = ".join([name, *(other for other, of in found.methods.items() if of.same_as == name)])
-        for name in names
-    }
+def _drawn_methods(found: Any) -> list[tuple[str, str]]:
+    """Return the methods to draw, each with its label."""
+    return [(name, found.label(name)) for name in found.evidence.standings if name != CROP]
+
+
+def _line(axes: Axes, name: str, label: str, points: Sequence[tuple[float, float, tuple[float, float] | None]]) -> None:
+    """Draw a method's values by place, each with its interval."""
+    look = look_of(name)
+    at, values, intervals = zip(*points, strict=True)
+    axes.plot(at, values, look.line, color=look.color, marker=look.marker, label=label)
+    for place, ends in zip(at, intervals, strict=True):
+        if ends is not None:
+            axes.vlines(place, *ends, color=look.color, alpha=0.25, linewidth=3)
+
+
+def _reference(axes: Axes, value: float, label: str) -> None:
+    """Draw a dashed line across the figure."""
+    axes.axhline(value, color="#767676", linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
+                  textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
 
 
 def _facts(found: Any, axes: Axes) -> str:
     """Draw the share of facts found by distance; return a description."""
     said = []
-    for name, label in _labels(found).items():
-        bins, look = found_by_distance(found, name), look_of(name)
-        if not bins:
-            if found.evidence.standings[name].broken:
-                axes.plot([], [], look.line, color=look.color, label=f"{label}: given up")
-                said.append(f"{label}: given up")
-            continue
-        at = [place for place, _, _ in bins]
-        share = [right / asked for _, right, asked in bins]
-        ends = [binomial_interval(right, asked, confidence=CONFIDENCE) for _, right, asked in bins]
-        axes.plot(at, share, look.line, color=look.color, marker=look.marker, label=label)
-        axes.vlines(at, [low for low, _ in ends], [high for _, high in ends], color=look.color, alpha=0.25, linewidth=3)
-        said.append(f"{label}: {', '.join(f'{right} of {asked}' for _, right, asked in bins)}")
-    axes.axhline(CHANCE, color="#767676", linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate("chance", (1, CHANCE), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
-                  textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
+    for name, label in _drawn_methods(found):
+        bins = found_by_distance(found, name)
+        if bins:
+            ends = [binomial_interval(right, asked, confidence=CONFIDENCE) for _, right, asked in bins]
+            points = [(at, right / asked, one) for (at, right, asked), one in zip(bins, ends, strict=True)]
+            _line(axes, name, label, points)
+            said.append(f"{label}: {', '.join(f'{right} of {asked}' for _, right, asked in bins)}")
+        elif found.evidence.standings[name].broken:
+            axes.plot([], [], look_of(name).line, color=look_of(name).color, label=f"{label}: given up")
+            said.append(f"{label}: given up")
+    _reference(axes, CHANCE, "chance")
     axes.set(ylim=(0, 1.03), xlim=(0, found.target), xlabel="tokens between the fact and the question",
              ylabel="share of facts found")  # fmt: skip
     return f"Facts found from near to far. {'; '.join(said)}. Chance is one in four."
@@ -101,20 +109,14 @@ def _facts(found: Any, axes: Axes) -> str:
 def _loss(found: Any, axes: Axes) -> str:
     """Draw the loss less crop's by position; return a description."""
     said, highest = [], 0.1
-    drawn = [(name, label, rows) for name, label in _labels(found).items() if (rows := loss_by_position(found, name))]
+    drawn = [(name, label, rows) for name, label in _drawn_methods(found) if (rows := loss_by_position(found, name))]
     apart = 0.006 * (found.target - found.trained_length)  # tokens between the intervals of two methods
     for number, (name, label, rows) in enumerate(drawn):
-        look, at = look_of(name), [place + apart * (number - (len(drawn) - 1) / 2) for place, _ in rows]
-        values = [mean.value for _, mean in rows]
-        axes.plot(at, values, look.line, color=look.color, marker=look.marker, label=label)
-        ends = [(x, one) for x, (_, one) in zip(at, rows, strict=True) if one.low is not None]
-        low, high = [one.low or 0.0 for _, one in ends], [one.high or 0.0 for _, one in ends]
-        axes.vlines([x for x, _ in ends], low, high, color=look.color, alpha=0.25, linewidth=3)
-        highest = max(highest, *(value for value in values if value <= LIMITS[1]), 0.1)
-        said.append(f"{label} {values[-1]:+.2f} at {round(at[-1]):,}")
-    axes.axhline(0, color="#767676", linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate("crop", (1, 0), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
-                  textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
+        aside = apart * (number - (len(drawn) - 1) / 2)
+        _line(axes, name, label, [(place + aside, mean.value, mean.interval) for place, mean in rows])
+        highest = max(highest, *(mean.value for _, mean in rows if mean.value <= LIMITS[1]), 0.1)
+        said.append(f"{label} {rows[-1][1].value:+.2f} at {round(rows[-1][0] + aside):,}")
+    _reference(axes, 0, "crop")
     axes.set(ylim=(LIMITS[0], min(LIMITS[1], 1.3 * highest + 0.1)), xlim=(0.97 * found.trained_length, found.target),
              xlabel="position, tokens", ylabel="loss less crop's, nats per token")  # fmt: skip
     return f"Loss less crop's in nats per token: {'; '.join(said) or 'not measured'}."

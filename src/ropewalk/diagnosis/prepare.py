@@ -1,4 +1,4 @@
-"""Prepare a run: load the model, check the settings, and choose texts, lengths, windows, methods and facts."""
+"""`rw.doctor`, and what it prepares: the model, texts, lengths, windows, methods and facts of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller
 from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
-from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
 from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Job, Plan, block_under, make_plan
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
-from ropewalk.diagnosis.reading import asked_tokens, fitting_workers, window_of
+from ropewalk.diagnosis.reading import (
+    Clock,
+    asked_tokens,
+    duration,
+    fitting_workers,
+    seconds_at_once,
+    try_out,
+    window_of,
+)
+from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, runs_in
-from ropewalk.diagnosis.scaling import ScalingReading, settle_reading
+from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
-from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Texts, frequency_loss
+from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Text, frequency_loss, most_windows
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.layers.prompts import Tokenizer
@@ -44,6 +52,70 @@ DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model w
 QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 CLEAR = 0.8  # of the facts: the kind is clear enough
+
+
+def doctor(
+    model: object = "tiny",
+    *,
+    tokenizer: Any = None,
+    target: int | None = None,
+    trained_length: int | None = None,
+    text: TextSource = None,
+    methods: str | Sequence[str] | None = None,
+    engine: str | None = None,
+    minutes: float | None = None,
+    windows: int | None = None,
+    seed: int = 0,
+    dtype: str = "float32",
+    device: str = "cpu",
+    device_map: str | None = None,
+    state: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | bool | None = None,
+) -> Diagnosis:
+    """Measure how far a model's context really reaches, and what would extend it.
+
+    **Arguments:**
+    - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
+      a `Decoder` in Llama's layout, a live model of transformers with its `tokenizer`, or a pair of the two.
+      transformers computes the model; `Diagnosis.environment["library"]` contains its version and the model's class.
+    - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
+      overrides the config and the table of families.
+    - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
+    - `methods`: names, or "all", which includes methods in attention; None: yarn, then llama3, ntk and dca until
+      one works, as far as the engine runs them. plain and crop are always measured.
+    - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
+      methods it can run are recommended. None: any engine that uses a config.
+    - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
+      no limit elsewhere. `math.inf`: no limit.
+    - `windows`: most windows of text to read; None: up to 8, until the answer stands. `seed`: of windows and facts.
+    - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
+      (AVX512-BF16, AMX, CUDA from sm_80), else float32.
+    - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
+      the same run; else it starts over.
+    - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
+      gets the progress (`ropewalk.progress.Progress`).
+
+    **Returns:** a `Diagnosis`. Losses are in nats per token.
+    **Raises:** `RopeError` if something cannot be measured, before any work if possible; `RunInterrupted` (a
+    KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes the run.
+
+    >>> text = [("story", "The old man and the sea. He went out alone in a skiff. " * 400)]
+    >>> diagnosis = doctor("tiny", target=512, text=text, methods=["dca"], windows=1)
+    >>> list(diagnosis.readings)
+    ['plain', 'dca', 'crop']
+    """
+    given: dict[str, Any] = locals()
+    settings = DoctorSettings(**{name: given[name] for name in DoctorSettings.__dataclass_fields__})
+    if tokenizer is not None:
+        if isinstance(model, str | Path | tuple):
+            raise RopeError(
+                "doctor: `tokenizer` applies only to a live model; a path or a pair has its own.",
+                facts={"model": model if isinstance(model, str | Path) else type(model).__name__},
+                cure="Leave it out, or pass the model itself.",
+            )
+        model = (model, tokenizer)
+    return prepare(model, settings, progress).measure(progress)
 
 
 def prepare(
@@ -69,51 +141,63 @@ def prepare(
             cure="Put its tokenizer.json next to the weights, or pass tokenizer=... with a live model.",
         )
     texts = _texts(model, settings, reader)
-    reader, scaling = _settle(reader, list(texts.tokens), settings, progress)
+    scaling: dict[str, Any] | None = None
+    if unsettled(reader.positions) is not None:
+        kept_at = None if settings.state is None else state_folder(settings.state, "") / "reading"
+        with shown("doctor", progress) as display:
+            reader, scaling = settle_reading(
+                reader,
+                [text.tokens for text in texts],
+                trained_length=settings.trained_length,
+                seed=settings.seed,
+                folder=kept_at,
+                progress=display,
+            )
     source = source.known_from(reader.positions)
     trained = required_trained_length(reader.positions, settings.trained_length)
-    if texts.chosen and texts.longest < (settings.target or TIMES[0] * trained):
-        texts = Texts.encode([read_text(None)], tokenizer, chosen=True)
+    if settings.text is None and _longest(texts) < (settings.target or TIMES[0] * trained):
+        texts = Text.encode([read_text(None)], tokenizer)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
     kind = _kind(reader, tokenizer, texts, trained, settings.seed)
     teller = Teller(kind, tokenizer.encode, tokenizer.decode)
-    minutes = _minutes(settings, reader)
+    minutes = settings.minutes
+    if minutes is None:
+        minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
     notes = [] if isinstance(model, str | Path) or dtype_choice is None else [dtype_choice]
-    pace: Pace | None = None
 
     def plan_for(target: int) -> Planned:
-        return _planned(model, source, reader, settings, texts.long_enough(target), trained, target, engine, teller)
+        whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
+        return _planned(model, source, reader, settings, whole, trained, target, engine, teller)
 
     if settings.target is not None:
         chosen = plan_for(settings.target)
     else:
-        whole = max(trained, texts.longest)
-        targets = [round(times * trained) for times in TIMES if times * trained <= whole] or [whole]
+        most = max(trained, _longest(texts))
+        targets = [round(times * trained) for times in TIMES if times * trained <= most] or [most]
         chosen = plan_for(targets[0])
-    if minutes is not None:
-        workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
-        pace = try_out(reader, torch.from_numpy(chosen.told[0].ids), workers=workers, clock=clock)
+    workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
+    pace = try_out(reader, torch.from_numpy(chosen.told[0].ids), workers=workers, clock=clock)
 
-        def first_answer(planned: Planned) -> float:
-            seconds = [pace.of_job(job) for job in _first_jobs(planned)]
-            return float(from_first(SAFETY * seconds_at_once(seconds, workers)))
+    def first_answer(planned: Planned) -> float:
+        seconds = [pace.of_job(job) for job in _first_jobs(planned)]
+        return float(from_first(SAFETY * seconds_at_once(seconds, workers)))
 
-        needed, longest = first_answer(chosen), chosen.layout.target
-        over = clock() - began + needed > 60 * minutes
-        for target in [] if settings.target is not None or not over else targets[1:]:
-            try:
-                chosen = plan_for(target)
-            except RopeError:  # too short for facts
-                break
-            over = clock() - began + first_answer(chosen) > 60 * minutes
-            if not over:
-                notes.append(
-                    f"With {longest:,} tokens, the first answer takes about {duration(needed)}, more than --minutes "
-                    f"{minutes:g}; the target is {target:,} tokens instead."
-                )
-                break
-        if over:
-            raise _too_long(model, settings, kept, minutes, needed + clock() - began, longest)
+    needed, longest = first_answer(chosen), chosen.layout.target
+    over = clock() - began + needed > 60 * minutes
+    for target in [] if settings.target is not None or not over else targets[1:]:
+        try:
+            chosen = plan_for(target)
+        except RopeError:  # too short for facts
+            break
+        over = clock() - began + first_answer(chosen) > 60 * minutes
+        if not over:
+            notes.append(
+                f"With {longest:,} tokens, the first answer takes about {duration(needed)}, more than --minutes "
+                f"{minutes:g}; the target is {target:,} tokens instead."
+            )
+            break
+    if over:
+        raise _too_long(model, settings, kept, minutes, needed + clock() - began, longest)
     short = _short_text(chosen, texts)
     notes += [short] if short else []
     design = chosen.plan.design
@@ -129,7 +213,7 @@ def prepare(
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
-    vocabulary = max(tokenizer.vocab_size, *(max(text) + 1 for text in texts.tokens if text), 1)
+    vocabulary = max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1)
     return DoctorRun(
         **vars(chosen),
         settings=settings,
@@ -169,21 +253,22 @@ def _planned(
     source: Checkpoint,
     reader: Reader,
     settings: DoctorSettings,
-    texts: Texts,
+    texts: tuple[Text, ...],
     trained: int,
     target: int,
     engine: str | None,
     teller: Teller,
 ) -> Planned:
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
-    if texts.longest < target:
+    if _longest(texts) < target:
         raise RopeError(
             "doctor: the texts are too short for one window.",
-            facts={"tokens of the longest text": texts.longest, "target": target, "trained_length": trained},
+            facts={"tokens of the longest text": _longest(texts), "target": target, "trained_length": trained},
             cure=f"Give a text of about {_characters(texts, target):,} characters, or a --target of at most "
-            f"{texts.longest}.",
+            f"{_longest(texts)}.",
         )
-    most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, texts.room(target)))  # a place depends on their number
+    room = sum(most_windows(len(text.tokens), target) for text in texts)
+    most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, room))  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
     names, queued = list(settings.method_names), False
     if not names and design.extends:
@@ -207,9 +292,9 @@ def _planned(
     at_once = (PLAIN, CROP, *candidates[:1])
     first = [name for name in plan.distinct if not queued or name in at_once or METHODS[name].keeps_own]
     layout = teller.layout(trained, target)
-    places = design.places(list(map(len, texts.tokens)))
+    places = design.places([len(text.tokens) for text in texts])
     told = tuple(
-        teller.tell(layout, texts.tokens[text][start : start + target], seed=(settings.seed, number))
+        teller.tell(layout, texts[text].tokens[start : start + target], seed=(settings.seed, number))
         for number, (text, start) in enumerate(places)
     )
     return Planned(plan=plan, texts=texts, places=places, layout=layout, told=told, engines=engines, first=tuple(first))
@@ -217,10 +302,10 @@ def _planned(
 
 def _windows(chosen: Planned, vocabulary: int) -> tuple[Any, ...]:
     """Return the windows' entries in the evidence, with the loss of token frequencies within the trained length."""
-    counts = [np.bincount(np.asarray(text, dtype=np.int64), minlength=vocabulary) for text in chosen.texts.tokens]
+    counts = [np.bincount(np.asarray(text.tokens, dtype=np.int64), minlength=vocabulary) for text in chosen.texts]
     found, design = [], chosen.plan.design
     for told, (text, start) in zip(chosen.told, chosen.places, strict=True):
-        own = np.asarray(chosen.texts.tokens[text][start : start + design.target], dtype=np.int64)
+        own = np.asarray(chosen.texts[text].tokens[start : start + design.target], dtype=np.int64)
         outside = counts[text] - np.bincount(own, minlength=vocabulary)
         within = slice(1, design.trained_length)
         ids = told.ids[within][told.counted[within]]
@@ -229,7 +314,12 @@ def _windows(chosen: Planned, vocabulary: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _short_text(chosen: Planned, texts: Texts) -> str | None:
+def _longest(texts: Sequence[Text]) -> int:
+    """Return the tokens of the longest text."""
+    return max(len(text.tokens) for text in texts)
+
+
+def _short_text(chosen: Planned, texts: tuple[Text, ...]) -> str | None:
     """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
     far, windows = chosen.layout.far, chosen.plan.design.windows
     if not far or far * windows >= 6 * GROUP:
@@ -241,9 +331,9 @@ def _short_text(chosen: Planned, texts: Texts) -> str | None:
     )
 
 
-def _characters(texts: Texts, tokens: int) -> int:
+def _characters(texts: tuple[Text, ...], tokens: int) -> int:
     """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
-    characters, of = sum(map(len, texts.contents)), sum(map(len, texts.tokens))
+    characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
     return 1000 * math.ceil(tokens * characters / max(1, of) / 1000)
 
 
@@ -261,24 +351,18 @@ def _too_long(
     )
 
 
-def _minutes(settings: DoctorSettings, reader: Reader) -> float | None:
-    if settings.minutes is None:
-        return CPU_MINUTES if reader.device.type == "cpu" and not current().several else None
-    return None if settings.minutes == math.inf else settings.minutes
-
-
-def _kind(reader: Reader, tokenizer: Tokenizer, texts: Texts, trained: int, seed: int) -> Kind:
+def _kind(reader: Reader, tokenizer: Tokenizer, texts: tuple[Text, ...], trained: int, seed: int) -> Kind:
     """Return the kind of facts: numbers if the model finds most of them in a short window, else what it finds best."""
-    length, best = min(TRIED, trained, texts.longest), (-1.0, NUMBERS)
+    length, best = min(TRIED, trained, _longest(texts)), (-1.0, NUMBERS)
     for kind in KINDS.values():
-        share = _share_found(reader, tokenizer, kind, max(texts.tokens, key=len), length, seed)
+        share = _share_found(reader, tokenizer, kind, max((text.tokens for text in texts), key=len), length, seed)
         best = max(best, (share, kind), key=lambda one: one[0])
         if share >= CLEAR:
             break
     if best[0] < 0:
         raise RopeError(
             "doctor: the trained length, or the text, is too short for four facts.",
-            facts={"trained_length": trained, "tokens of the longest text": texts.longest},
+            facts={"trained_length": trained, "tokens of the longest text": _longest(texts)},
             cure="Give a longer --text, or the right --trained-length.",
         )
     return best[1]
@@ -318,17 +402,16 @@ def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[s
     return {name: tuple(engine for engine in ENGINES if not refused(engine, name)) for name in work.methods}
 
 
-def _texts(model: object, settings: DoctorSettings, reader: Reader) -> Texts:
+def _texts(model: object, settings: DoctorSettings, reader: Reader) -> tuple[Text, ...]:
     """Return the texts of the settings; else packaged passages, and for the built-in model a novel it has not seen.
 
     At most 16 bytes of a text are read for each token of the windows, or 8 MB if that is more.
     """
     assert reader.tokenizer is not None
-    chosen = settings.text is None
     tokens = (settings.target or 4 * (settings.trained_length or reader.trained_length or 0)) * MOST_WINDOWS
     most = min(2**30, max(LEAST_BYTES, 16 * tokens))
-    texts = texts_of(settings.text, most) if not chosen or model == BUILT_IN else default_texts()
-    return Texts.encode(texts, reader.tokenizer, chosen=chosen)
+    packaged = settings.text is None and model != BUILT_IN
+    return Text.encode(default_texts() if packaged else texts_of(settings.text, most), reader.tokenizer)
 
 
 def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]:
@@ -345,30 +428,6 @@ def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]
         pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
         found += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
     return found
-
-
-def _settle(
-    reader: Reader, tokens: Sequence[Sequence[int]], settings: DoctorSettings, progress: Progress | bool | None
-) -> tuple[Reader, ScalingReading | None]:
-    """Return the reader with a known training status of its scaling, measured if it is unknown."""
-    if unsettled(reader.positions) is None:
-        return reader, None
-    folder = None if settings.state is None else state_folder(settings.state, "") / "reading"
-    with shown("doctor", progress) as display:
-        return settle_reading(
-            reader, tokens, trained_length=settings.trained_length, seed=settings.seed, folder=folder, progress=display
-        )
-
-
-def with_tokenizer(model: object, tokenizer: Any) -> object:
-    """Return a live model and its tokenizer; raise `RopeError` for a path, which has its own."""
-    if isinstance(model, str | Path | tuple):
-        raise RopeError(
-            "doctor: `tokenizer` applies only to a live model; a path or a pair has its own.",
-            facts={"model": model if isinstance(model, str | Path) else type(model).__name__},
-            cure="Leave it out, or pass the model itself.",
-        )
-    return model, tokenizer
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, str | None]:

@@ -1,24 +1,28 @@
-"""How the windows of a measurement are read: several at a time, each on its share of the processor's cores."""
+"""How the windows of a measurement are read, several at a time, and the time that this takes."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ropewalk.diagnosis.evidence import Window, WindowReading
 from ropewalk.diagnosis.facts import GROUP, Layout, Told
 from ropewalk.diagnosis.ledger import Ledger
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, Work
 from ropewalk.diagnosis.windows import Design
 from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
 
@@ -26,6 +30,12 @@ MOST_CONTROLS = 24  # facts asked for at the trained length, of one window
 BROKEN = 1.0  # nats per token: a rise of the loss after which a reading is given up
 RECENT = 512  # tokens over which that rise is measured
 CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
+TRIAL = 1024  # most tokens of the trial
+SLOWER = 1.3  # attention's time for an operation over that of a matrix product
+IN_ATTENTION = 1.2  # time of a method in attention over plain's
+SHARED = 1.1  # time of a job beside others over its time alone on its share of the cores
+BUSY = 0.7  # of its cores: with less processor time, the machine is busy with other work
+Clock = Callable[[], float]
 
 
 class Stopped(Exception):
@@ -244,3 +254,91 @@ def _check_finite(losses: Losses, method: str) -> None:
             facts={"method": method, "first such loss": int(np.flatnonzero(~np.isfinite(losses))[0])},
             cure="Measure with --dtype float32; if it stays, the checkpoint's weights are broken.",
         )
+
+
+# The time of a measurement, estimated from a short trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Seconds of one worker for each token, and for each pair of a query and a key.
+
+    - `cores`: the share of its cores that the trial got.
+    """
+
+    per_token: float
+    per_pair: float
+    cores: float = 1.0
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of some work.
+
+        >>> Pace(1e-3, 0.0).seconds(Work.of(2000))
+        2.0
+        """
+        return self.per_token * work.tokens + self.per_pair * work.pairs
+
+    def of_job(self, job: Job) -> float:
+        """Return the seconds of one worker for a job."""
+        return (IN_ATTENTION if METHODS[job.method].in_attention else 1.0) * self.seconds(job.work)
+
+    @property
+    def busy(self) -> str | None:
+        """Return a sentence if the machine is busy with other work, else None."""
+        if self.cores >= BUSY:
+            return None
+        return f"This machine is busy: the trial got {100 * self.cores:.0f} % of its cores, so everything takes longer."
+
+
+def try_out(reader: Reader, input_ids: Tensor, *, workers: int = 1, clock: Clock = time.perf_counter) -> Pace:
+    """Time one pass over the beginning of a text on one worker's share of the cores, after a short one.
+
+    The time of a pair over that of a token comes from the model's size: with L layers of width d, a token costs
+    24 L d^2 operations and a pair 4 L d, and there are about 12 L d^2 parameters.
+    """
+    cores = torch.get_num_threads()
+    share = max(1, cores // workers)
+    try:
+        torch.set_num_threads(share)
+        reader.window_losses(input_ids[:64], chunk=CHUNK)
+        ids = input_ids[:TRIAL]
+        began, work = clock(), time.process_time()
+        reader.window_losses(ids, chunk=CHUNK)
+        spent = max(clock() - began, 1e-6)
+        got = (time.process_time() - work) / spent / min(share, os.cpu_count() or 1)
+    finally:
+        torch.set_num_threads(cores)
+    width = max(1.0, math.sqrt(reader.parameters / (12 * max(1, len(reader.positions.ropes)))))
+    ratio, done = SLOWER / (6 * width), Work.of(len(ids))
+    per_token = spent / (done.tokens + ratio * done.pairs) * (SHARED if workers > 1 else 1.0)
+    on_cpu = reader.device.type == "cpu"
+    return Pace(per_token, ratio * per_token, got if on_cpu and share == 1 else 1.0)
+
+
+def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
+    """Return the seconds until all jobs are done, if the first free worker takes the next job.
+
+    >>> seconds_at_once([3.0, 1.0, 1.0, 2.0], 2)
+    4.0
+    """
+    free = [0.0] * max(1, workers)
+    for seconds in jobs:
+        free[free.index(min(free))] += seconds
+    return max(free)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in one or two units, rounded for an estimate.
+
+    >>> [duration(seconds) for seconds in (0.4, 52, 100, 3000, 8000, 200_000)]
+    ['1 s', '50 s', '2 min', '50 min', '2 h 15 min', '56 h']
+    """
+    if seconds < 10:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90:
+        return f"{5 * round(seconds / 5)} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(5 * round(minutes / 5), 60)
+    return f"{hours} h {rest} min" if rest and hours < 10 else f"{round(minutes / 60)} h"

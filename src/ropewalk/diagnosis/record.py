@@ -206,11 +206,12 @@ class Diagnosis:
         """
         return figure_of(self, name)
 
-    def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headers and the rows of the ranked table: what works first, then what finds most.
+    def label(self, method: str) -> str:
+        """Return the names of all methods that share the numbers of one: "ntk = dynamic"."""
+        return " = ".join([method, *(name for name, of in self.methods.items() if of.same_as == method)])
 
-        A label contains all methods that share numbers: "ntk = dynamic".
-        """
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the headers and the rows of the ranked table: what works first, then what finds most."""
         evidence, rows = self.evidence, []
         standings = [one for name, one in evidence.standings.items() if name != CROP]
         extends = self.target > self.trained_length
@@ -218,14 +219,13 @@ class Diagnosis:
             key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN)
         )
         for one in standings:
-            label = " = ".join([one.method, *(name for name, of in self.methods.items() if of.same_as == one.method)])
-            row = [label, _of(one.beyond, one), _of(one.near, one)]
+            row = [self.label(one.method), _of(one.beyond, one), _of(one.near, one)]
             if not extends:
-                row = [label, row[2]]
+                del row[1]
             elif one.loss is None:
                 row += ["not measured"]
             else:
-                row += [plus_minus(one.loss.value, _interval(one.loss.low, one.loss.high))]
+                row += [plus_minus(one.loss.value, one.loss.interval)]
             row += ["" if one.cost is None else f"{one.cost.value:+.2f}"]
             rows.append([*row, _runs_in(self.methods[one.method].engines)])
         heads = list(HEADS) if extends else [HEADS[0], HEADS[2], HEADS[4], HEADS[5]]
@@ -300,10 +300,6 @@ def restored(kind: Any, content: Any) -> Any:
     if origin in (Mapping, dict):
         return {restored(args[0], name): restored(args[1], value) for name, value in content.items()}
     return kind(content) if kind in (int, float) else content
-
-
-def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
-    return None if low is None or high is None else (low, high)
 
 
 def _of(found: Found | None, standing: Standing) -> str:

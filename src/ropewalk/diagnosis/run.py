@@ -16,18 +16,16 @@ import torch
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Layout, Told
 from ropewalk.diagnosis.ledger import Ledger
-from ropewalk.diagnosis.pace import Clock, Pace, duration, seconds_at_once, try_out
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, config_of
-from ropewalk.diagnosis.reading import asked_tokens, fitting_workers, run_jobs
+from ropewalk.diagnosis.reading import Clock, Pace, asked_tokens, duration, fitting_workers, run_jobs, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
 from ropewalk.diagnosis.rules import Decision, decide, fails
-from ropewalk.diagnosis.scaling import ScalingReading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
-from ropewalk.diagnosis.windows import LOOKS, Texts
+from ropewalk.diagnosis.windows import LOOKS, Text
 from ropewalk.diagnosis.wording import attach_call, headline, python_call, reasons, windows_in_words
 from ropewalk.methods import METHODS
 from ropewalk.processes import from_first, share_of
-from ropewalk.progress import Display, Progress, expect, say, shown
+from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.readers.reader import Reader
 from ropewalk.version import __version__
 
@@ -100,7 +98,7 @@ class Planned:
     """
 
     plan: Plan
-    texts: Texts
+    texts: tuple[Text, ...]
     places: tuple[tuple[int, int], ...]
     layout: Layout
     told: tuple[Told, ...]
@@ -114,10 +112,10 @@ class DoctorRun(Planned):
 
     - `digest`: of the model. `name`: without folders; `model`: its path or name as given, or None for an object.
     - `inspection`, `scaling`, `kind`: as in the record. `windows`: those of `told`, for the evidence.
-    - `resumed`: results saved before. `pace`: of the model, if it is known.
+    - `resumed`: results saved before. `pace`: of the model.
     - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
     - `vocabulary`: its number of tokens. `engine`: for the method.
-    - `minutes`: time limit, counted from `began`; None: no limit. `more`: returns the command of another run.
+    - `minutes`: time limit, counted from `began`. `more`: returns the command of another run.
     """
 
     settings: DoctorSettings
@@ -126,17 +124,17 @@ class DoctorRun(Planned):
     name: str
     model: str | None = None
     inspection: Mapping[str, Any]
-    scaling: ScalingReading | None = None
+    scaling: Mapping[str, Any] | None = None
     kind: str
     windows: tuple[Window, ...]
     ledger: Ledger
     resumed: int = 0
-    pace: Pace | None = None
+    pace: Pace
     notes: tuple[str, ...] = ()
     dtype_choice: str | None = None
     vocabulary: int
     engine: str | None = None
-    minutes: float | None = None
+    minutes: float
     began: float
     clock: Clock = time.perf_counter
     more: Callable[..., str | None] = lambda **_: None
@@ -202,28 +200,24 @@ class DoctorRun(Planned):
         return self.diagnosis(looks, stopped)
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> None:
-        """Print the estimated time and memory of the first answer."""
+        """Print the estimated time of the first answer."""
         jobs = self.due(1, alive)
-        if not jobs or not isinstance(display, Display):
-            if not jobs:
-                say(display, "All results are already saved.")
+        if not jobs:
+            say(display, "All results are already saved.")
             return
-        workers = fitting_workers(self.reader, self.plan.design.target, len(jobs))
-        ids = torch.from_numpy(self.told[0].ids)
-        pace = self.pace or try_out(self.reader, ids, workers=workers, clock=self.clock)
-        if pace.busy is not None:
-            say(display, pace.busy)
-        seconds = seconds_at_once([pace.of_job(job) for job in jobs], workers)
-        size = pace.memory_of(self.reader, self.plan.design.target, workers)
         design, many = self.plan.design, self.looks[-1]
+        workers = fitting_workers(self.reader, design.target, len(jobs))
+        if self.pace.busy is not None:
+            say(display, self.pace.busy)
+        seconds = seconds_at_once([self.pace.of_job(job) for job in jobs], workers)
         say(
             display,
-            f"The first answer takes about {duration(seconds)}{size}: one window of {design.target:,} tokens under "
+            f"The first answer takes about {duration(seconds)}: one window of {design.target:,} tokens under "
             f"{', '.join(alive)}. The run ends when the answer is settled, after at most {windows_in_words(many)}.",
         )
 
     def _seconds_left(self) -> float:
-        return math.inf if self.minutes is None else 60 * self.minutes - (self.clock() - self.began)
+        return 60 * self.minutes - (self.clock() - self.began)
 
     def _enough(self, count: int, methods: Sequence[str]) -> float:
         """Return whole minutes that suffice for the first windows, with what the run has taken so far."""
@@ -235,9 +229,7 @@ class DoctorRun(Planned):
         """Return the seconds of a job: the mean of its method's windows so far, else by the pace."""
         keys = [self.plan.key(job.method, window) for window in range(self.plan.design.windows)]
         found = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
-        if found:
-            return sum(found) / len(found)
-        return 0.0 if self.pace is None else self.pace.of_job(job)
+        return sum(found) / len(found) if found else self.pace.of_job(job)
 
     def _read(self, count: int, methods: Sequence[str], display: Progress, *, needed: bool) -> bool:
         """Read the due windows of these methods; return whether all are read.
@@ -318,7 +310,7 @@ class DoctorRun(Planned):
             target=design.target,
             kind=self.kind,
             asked_at=self.layout.asked_at,
-            texts=self.texts.names,
+            texts=tuple(text.name for text in self.texts),
             seed=design.seed,
             blocks=design.blocks,
             windows=self.windows[:count],
@@ -328,7 +320,7 @@ class DoctorRun(Planned):
             verdict=self._verdict(evidence, decision, count, stopped),
             looks=tuple(looks),
             inspection=self.inspection,
-            scaling=None if self.scaling is None else self.scaling.to_json(),
+            scaling=self.scaling,
             environment=environment,
             notes=self.notes,
         )
@@ -355,7 +347,7 @@ class DoctorRun(Planned):
             headline=headline(decision, design.trained_length, count),
             reasons=reasons(
                 decision, evidence, trained=design.trained_length, target=design.target,
-                texts=[self.texts.names[text] for text in dict.fromkeys(one.text for one in self.windows[:count])],
+                texts=[self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])],
                 log_vocabulary=math.log(self.vocabulary),
             ),
             method=decision.method,
@@ -401,5 +393,5 @@ class DoctorRun(Planned):
         if planned >= LOOKS[-1]:
             named = bool(self.settings.method_names)
             return None if named else self.more(methods="all"), "Other --methods may work."
-        characters = 1000 * math.ceil(LOOKS[-1] * sum(map(len, self.texts.contents)) / planned / 1000)
+        characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
         return None, f"More text would decide: about {characters:,} characters hold {LOOKS[-1]} windows."

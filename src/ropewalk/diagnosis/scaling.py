@@ -6,7 +6,6 @@ is lower under the frequencies of the training.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,87 +16,25 @@ from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.windows import Design
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
-from ropewalk.progress import Progress, SilentProgress, expect
+from ropewalk.progress import Progress, expect
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
-from ropewalk.statistics import Interval, mean_and_interval, signed
+from ropewalk.statistics import mean_and_interval, signed
 
 WINDOWS, LONGEST = 8, 1024  # 16,384 tokens for the two readings together
 SCALED, UNSCALED = "as-is", "plain"
 MEASURED = "measured within the original length"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScalingReading:
-    """A measurement of a model with and without its scaling: mean losses of each window in nats per token.
-
-    - `rule`: the scaling's name. `length`: tokens of a window, within the length before the scaling.
-    - `scaled_length`, `original_length`: the trained length in tokens, with and without the scaling.
-
-    If the result is open, the scaling is treated as an option of inference.
-    """
-
-    rule: str
-    length: int
-    scaled: tuple[float, ...]
-    unscaled: tuple[float, ...]
-    scaled_length: int | None
-    original_length: int | None
-
-    @property
-    def difference(self) -> tuple[float, Interval]:
-        """Return scaled minus unscaled loss, paired by window, and its 95 % interval (Student's t)."""
-        return mean_and_interval([one - other for one, other in zip(self.scaled, self.unscaled, strict=True)])
-
-    @property
-    def with_scaling(self) -> bool | None:
-        """Return whether the weights were trained with the scaling; None if the interval contains 0."""
-        _, interval = self.difference
-        if interval is None or interval[0] <= 0 <= interval[1]:
-            return None
-        return interval[1] < 0
-
-    @property
-    def trained_length(self) -> int | None:
-        """Return the trained length in tokens: with the scaling if it is shown to be trained, else without it."""
-        return self.scaled_length if self.with_scaling else self.original_length
-
-    @property
-    def sentence(self) -> str:
-        """Return the result as a sentence, with its numbers."""
-        found = signed(*self.difference)
-        measured = f"scaled minus unscaled is {found} nats per token in windows of {self.length:,} tokens"
-        if self.with_scaling is None:
-            return (
-                f"It is open whether the weights were trained with the {self.rule} scaling: {measured}. It is treated "
-                "as an option of inference; --trained-length overrides this."
-            )
-        how = "with" if self.with_scaling else "without"
-        length = "" if self.trained_length is None else f" to {self.trained_length:,} tokens"
-        return f"The weights were trained {how} the {self.rule} scaling{length}: {measured}."
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the measurement as JSON: losses in nats per token, lengths in tokens."""
-        mean, interval = self.difference
-        return {
-            **dataclasses.asdict(self),
-            "difference": mean,
-            "interval": interval,
-            "with_scaling": self.with_scaling,
-            "trained_length": self.trained_length,
-            "sentence": self.sentence,
-        }
-
-
 def settle_reading(
     reader: Reader,
     tokens: Sequence[Sequence[int]],
     *,
-    trained_length: int | None = None,
-    seed: int = 0,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> tuple[Reader, ScalingReading | None]:
+    trained_length: int | None,
+    seed: int,
+    folder: Path | None,
+    progress: Progress,
+) -> tuple[Reader, dict[str, Any] | None]:
     """Return the reader with its scaling settled, and the measurement if one was needed.
 
     **Arguments:**
@@ -109,24 +46,10 @@ def settle_reading(
 
     **Raises:** `RopeError` if the texts are too short for two windows of 16 tokens.
     """
-    own = reader.positions
-    stated = settled_by_length(own, trained_length)
-    unknown = unsettled(stated)
-    if unknown is None:
-        return reader if stated is own else reader.under(stated), None
-    measured = _measure(reader, unknown, tokens, seed=seed, folder=folder, progress=progress)
-    return reader.under(settled(reader.positions, bool(measured.with_scaling), MEASURED)), measured
-
-
-def _measure(
-    reader: Reader,
-    rope: RopeConfig,
-    tokens: Sequence[Sequence[int]],
-    *,
-    seed: int,
-    folder: Path | None,
-    progress: Progress | None,
-) -> ScalingReading:
+    reader = reader.under(settled_by_length(reader.positions, trained_length))
+    rope = unsettled(reader.positions)
+    if rope is None:
+        return reader, None
     shortest = min(map(len, tokens))
     of_each = -(-WINDOWS // len(tokens))
     length = min(LONGEST, rope.original_length or LONGEST, shortest // min(of_each, 2))
@@ -147,16 +70,45 @@ def _measure(
     ledger = Ledger((cache_folder("doctor", "reading") if folder is None else folder) / key, kind="reading", key=key)
     ledger.resume()
     jobs = [(name, number) for name in under for number in range(count)]
-    expect(progress or SilentProgress(), len(jobs) * length)
+    expect(progress, len(jobs) * length)
     for name, number in jobs:
         if f"{name}/{number}" not in ledger:
-            losses = under[name].window_losses(windows[number], advance=None if progress is None else progress.advance)
+            losses = under[name].window_losses(windows[number], advance=progress.advance)
             ledger.add(f"{name}/{number}", {"loss": float(losses.mean())})
-    return ScalingReading(
-        rule="" if rope.scaling is None else rope.scaling.rope_type,
-        length=length,
-        scaled=tuple(ledger[f"{SCALED}/{number}"]["loss"] for number in range(count)),
-        unscaled=tuple(ledger[f"{UNSCALED}/{number}"]["loss"] for number in range(count)),
-        scaled_length=rope.scaled_length,
-        original_length=rope.original_length,
-    )
+    scaled, unscaled = ([ledger[f"{name}/{number}"]["loss"] for number in range(count)] for name in under)
+    measured = _conclusion(rope, length, scaled, unscaled)
+    return reader.under(settled(reader.positions, bool(measured["with_scaling"]), MEASURED)), measured
+
+
+def _conclusion(rope: RopeConfig, length: int, scaled: list[float], unscaled: list[float]) -> dict[str, Any]:
+    """Return whether the weights were trained with the scaling, with the losses of each window in nats per token.
+
+    The difference is paired by window, with its 95 % interval (Student's t). If the interval contains 0, the result is
+    open (None), and the scaling is treated as an option of inference.
+    """
+    difference, interval = mean_and_interval([one - other for one, other in zip(scaled, unscaled, strict=True)])
+    with_scaling = None if interval is None or interval[0] <= 0 <= interval[1] else interval[1] < 0
+    rule = "" if rope.scaling is None else rope.scaling.rope_type
+    trained = rope.scaled_length if with_scaling else rope.original_length
+    said = f"scaled minus unscaled is {signed(difference, interval)} nats per token in windows of {length:,} tokens"
+    if with_scaling is None:
+        sentence = (
+            f"It is open whether the weights were trained with the {rule} scaling: {said}. It is treated as an option "
+            "of inference; --trained-length overrides this."
+        )
+    else:
+        how, to = "with" if with_scaling else "without", "" if trained is None else f" to {trained:,} tokens"
+        sentence = f"The weights were trained {how} the {rule} scaling{to}: {said}."
+    return {
+        "rule": rule,
+        "length": length,
+        "scaled": scaled,
+        "unscaled": unscaled,
+        "scaled_length": rope.scaled_length,
+        "original_length": rope.original_length,
+        "difference": difference,
+        "interval": interval,
+        "with_scaling": with_scaling,
+        "trained_length": trained,
+        "sentence": sentence,
+    }

@@ -18,9 +18,9 @@ ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers", "python")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
 
-def _option(group: str, description: str, **more: Any) -> dict[str, Any]:
-    """Return the metadata of a field that is an option, listed under the heading `group`."""
-    return {"help": description, "group": group, **more}
+def _option(default: Any, description: str, group: str = "Measurement", **more: Any) -> Any:
+    """Return a field that is an option, listed under the heading `group`."""
+    return field(default=default, metadata={"help": description, "group": group, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,98 +33,65 @@ class DoctorSettings:
     ('yarn', 'crop')
     """
 
-    target: int | None = field(
-        default=None,
-        metadata=_option(
-            "Measurement",
-            "Desired length [default: four times the trained length; less if the text or the minutes are too few].",
-            unit="tokens",
-        ),
+    target: int | None = _option(
+        None,
+        "Desired length [default: four times the trained length; less if the text or the minutes are too few].",
+        unit="tokens",
     )
-    trained_length: int | None = field(
-        default=None,
-        metadata=_option(
-            "Measurement", "Trained length; overrides the config and the table of families.", unit="tokens"
-        ),
+    trained_length: int | None = _option(
+        None, "Trained length; overrides the config and the table of families.", unit="tokens"
     )
-    text: TextSource = field(
-        default=None,
-        metadata=_option(
-            "Measurement",
-            "Text to measure on: a UTF-8 file (plain or gzipped) or a folder; repeatable [default: passages of books "
-            "and code].",
-            type=tuple[Path, ...],
-            metavar="FILE",
-        ),
+    text: TextSource = _option(  # noqa: RUF009
+        None,
+        "Text to measure on: a UTF-8 file (plain or gzipped) or a folder; repeatable [default: passages of books and "
+        "code].",
+        type=tuple[Path, ...],
+        metavar="FILE",
     )
-    methods: str | Sequence[str] | None = field(
-        default=None,
-        metadata=_option(
-            "Measurement",
-            'Extension methods, separated by commas; "all" includes those in attention [default: yarn, '
-            "then llama3, ntk and dca until one works].",
-            type=tuple[str, ...],
-            commas=True,
-            option=("--methods", "--method"),
-        ),
+    methods: str | Sequence[str] | None = _option(
+        None,
+        'Extension methods, separated by commas; "all" includes those in attention [default: yarn, then llama3, ntk '
+        "and dca until one works].",
+        type=tuple[str, ...],
+        commas=True,
+        option=("--methods", "--method"),
     )
-    engine: str | None = field(
-        default=None,
-        metadata=_option(
-            "Measurement",
-            f"Engine for the model: {', '.join(ENGINES)}. Only methods it can run are recommended "
-            "[default: any that uses a config].",
-        ),
+    engine: str | None = _option(
+        None,
+        f"Engine for the model: {', '.join(ENGINES)}. Only methods it can run are recommended [default: any that uses "
+        "a config].",
     )
-    minutes: float | None = field(
-        default=None,
-        metadata=_option(
-            "Measurement", "End after this many minutes with the best answer so far [default: 10 on a CPU]."
-        ),
+    minutes: float | None = _option(
+        None, "End after this many minutes with the best answer so far [default: 10 on a CPU]."
     )
-    windows: int | None = field(
-        default=None,
-        metadata=_option("Measurement", "Most windows of text to read [default: up to 8, until the answer stands]."),
+    windows: int | None = _option(None, "Most windows of text to read [default: up to 8, until the answer stands].")
+    seed: int = _option(0, "Seed of the windows and of the facts.")
+    dtype: str = _option(
+        "float32", f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 if that is fast here.", "Machine"
     )
-    seed: int = field(default=0, metadata=_option("Measurement", "Seed of the windows and of the facts."))
-    dtype: str = field(
-        default="float32",
-        metadata=_option(
-            "Machine", f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 if that is fast here."
-        ),
+    device: str = _option("cpu", "Device to compute on: cpu, cuda, ...", "Machine")
+    device_map: str | None = _option(
+        None, "transformers' device_map, instead of --device: auto spreads the layers over the devices.", "Machine"
     )
-    device: str = field(default="cpu", metadata=_option("Machine", "Device to compute on: cpu, cuda, ..."))
-    device_map: str | None = field(
-        default=None,
-        metadata=_option(
-            "Machine", "transformers' device_map, instead of --device: auto spreads the layers over the devices."
-        ),
+    state: str | Path | None = _option(  # noqa: RUF009
+        None,
+        "Folder of the saved results [default: in the user's cache].",
+        "Results",
+        type=Path | None,
+        metavar="FOLDER",
     )
-    state: str | Path | None = field(
-        default=None,
-        metadata=_option(
-            "Results",
-            "Folder of the saved results [default: in the user's cache].",
-            type=Path | None,
-            metavar="FOLDER",
-        ),
-    )
-    resume: bool = field(default=False, metadata=_option("Results", "Resume the same run."))
+    resume: bool = _option(False, "Resume the same run.", "Results")
 
     def __post_init__(self) -> None:
         check_whole("doctor", target=self.target, trained_length=self.trained_length, windows=self.windows)
         check_whole("doctor", least=0, most=MOST_SEED, seed=self.seed)
         _ = self.method_names
-        if self.dtype not in DTYPES:
-            raise RopeError(
-                "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
-            )
+        for name, known in (("dtype", DTYPES), ("engine", (None, *ENGINES))):
+            if getattr(self, name) not in known:
+                cure = f"Choose from {', '.join(filter(None, known))}."
+                raise RopeError(f"doctor: unknown {name}.", facts={name: getattr(self, name)}, cure=cure)
         if self.minutes is not None and not (isinstance(self.minutes, float) and self.minutes == math.inf):
             check_positive("doctor", minutes=self.minutes)
-        if self.engine is not None and self.engine not in ENGINES:
-            raise RopeError(
-                "doctor: unknown engine.", facts={"engine": self.engine}, cure=f"Choose from {', '.join(ENGINES)}."
-            )
         if self.device_map is not None and self.changes("device"):
             raise RopeError(
                 "doctor: `device` and `device_map` are mutually exclusive.",

@@ -22,37 +22,17 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
-    """The texts of a run: the name, contents and tokens of each. `chosen`: whether the doctor chose them."""
+class Text:
+    """The name, contents and tokens of a text."""
 
-    names: tuple[str, ...]
-    contents: tuple[str, ...]
-    tokens: tuple[list[int], ...]
-    chosen: bool = False
+    name: str
+    contents: str
+    tokens: Sequence[int]
 
     @classmethod
-    def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, chosen: bool = False) -> Texts:
+    def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> tuple[Text, ...]:
         """Tokenise texts, given as names and contents."""
-        names, contents = tuple(name for name, _ in texts), tuple(contents for _, contents in texts)
-        return cls(names, contents, tuple(tokenizer.encode(one) for one in contents), chosen)
-
-    def long_enough(self, target: int) -> Texts:
-        """Return the texts long enough for a window; all of them if none is."""
-        keep = [number for number, tokens in enumerate(self.tokens) if len(tokens) >= target]
-        if not keep or len(keep) == len(self.tokens):
-            return self
-        chosen = zip(*((self.names[n], self.contents[n], self.tokens[n]) for n in keep), strict=True)
-        names, contents, tokens = (tuple(part) for part in chosen)
-        return Texts(names, contents, tokens, self.chosen)
-
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest text."""
-        return max(map(len, self.tokens))
-
-    def room(self, target: int) -> int:
-        """Return the number of windows of this many tokens in all texts; those of one text overlap by half at most."""
-        return sum(most_windows(len(tokens), target) for tokens in self.tokens)
+        return tuple(cls(name, contents, tokenizer.encode(contents)) for name, contents in texts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
-from ropewalk.checkpoints.tokenizer import TextTokenizer, has_token
+from ropewalk.checkpoints.tokenizer import TextTokenizer, ids_of
 from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.methods import ConfigForm, trained_length_of
@@ -283,24 +283,15 @@ def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
     own.no_truncation()
     own.no_padding()
     configs = [getattr(model, "generation_config", None), model.config.get_text_config(decoder=True), model.config]
-    begin = _ids("bos_token_id", [tokenizer, *configs], own)
+    begin = ids_of(own, *(getattr(holder, "bos_token_id", None) for holder in (tokenizer, *configs)))
+    end = ids_of(own, *(getattr(holder, "eos_token_id", None) for holder in (*configs, tokenizer)))
     template = getattr(tokenizer, "chat_template", None)
     return TextTokenizer(
         own,
         begin[0] if begin else None,
-        _ids("eos_token_id", [*configs, tokenizer], own),
+        end,
         chat_template=template if isinstance(template, str) else None,
     )
-
-
-def _ids(key: str, holders: list[Any], tokenizer: Any) -> list[int]:
-    """Return the ids under a key that are in the vocabulary, from the first holder with any."""
-    for holder in holders:
-        value = getattr(holder, key, None)
-        ids = [one for one in (value if isinstance(value, list | tuple) else [value]) if has_token(one, tokenizer)]
-        if ids:
-            return ids
-    return []
 
 
 def _attach(model: Any) -> RopeError | None:

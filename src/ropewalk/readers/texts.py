@@ -54,15 +54,14 @@ def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str
             cure="Pass the path of a UTF-8 text file, plain or gzipped.",
         ) from error
     longer, raw = len(raw) > most, raw[:most]
-    text = decoded(path, raw, longer=longer)
+    try:
+        text = codecs.utf_8_decode(raw, "strict", not longer)[0].removeprefix("\ufeff")  # may end inside a character
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, raw, {"byte": error.start, "reason": error.reason}) from error
     if "\0" in text:
-        raise _not_utf8(path, raw, "read_text", {})
+        raise _not_utf8(path, raw, {})
     if not text.strip():
-        raise RopeError(
-            _EMPTY,
-            facts={"file": str(path), "bytes": len(raw)},
-            cure="Pass a file with text.",
-        )
+        raise RopeError(_EMPTY, facts={"file": str(path), "bytes": len(raw)}, cure="Pass a file with text.")
     return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
 
 
@@ -161,20 +160,13 @@ def _has_text(path: Path) -> bool:
     """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
     named = path.name.endswith(_TEXT_ENDINGS)
     try:
-        if not named and _is_binary(_beginning(path)):
-            return False
-        return bool(read_text(path)[1])
+        with path.open("rb") as file:
+            binary = not named and _is_binary(file.read(_SAMPLE))
+        return not binary and bool(read_text(path)[1])
     except RopeError as error:
         return named and error.rule != _EMPTY  # `read_text` names the fault to the caller
-
-
-def _beginning(path: Path) -> bytes:
-    """Return the first bytes of a file, none if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_SAMPLE)
     except OSError:
-        return b""
+        return named
 
 
 def _is_binary(sample: bytes) -> bool:
@@ -187,34 +179,23 @@ def _packaged(*path: str) -> str:
     return gzip.decompress(resources.files("ropewalk").joinpath("builtin", "text", *path).read_bytes()).decode("utf-8")
 
 
-def decoded(path: Path, raw: bytes, where: str = "read_text", *, longer: bool = False) -> str:
-    """Return the text in a file's bytes, without its byte-order mark; raise `RopeError` if they are not UTF-8.
-
-    `longer`: the file is longer, so the bytes may end inside a character.
-    """
-    try:
-        return codecs.utf_8_decode(raw, "strict", not longer)[0].removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, raw, where, {"byte": error.start, "reason": error.reason}) from error
-
-
-def _not_utf8(path: Path, raw: bytes, where: str, reason: Mapping[str, object]) -> RopeError:
+def _not_utf8(path: Path, raw: bytes, reason: Mapping[str, object]) -> RopeError:
     """Return the error that names UTF-16 or UTF-32, says that the file is binary, or gives the reason."""
     encoding, sample = _wide_encoding(raw), raw[:_SAMPLE]
     if encoding is not None:
         return RopeError(
-            f"{where}: the text is {encoding}, not UTF-8.",
+            f"read_text: the text is {encoding}, not UTF-8.",
             facts={"file": str(path)},
             cure=f"Convert it first: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE.",
         )
     if b"\0" in raw or _is_binary(sample):
         return RopeError(
-            f"{where}: this looks like a binary file, not a text.",
+            "read_text: this looks like a binary file, not a text.",
             facts={"file": str(path), "first bytes": raw[:8]},
             cure="Pass the path of a UTF-8 text file.",
         )
     return RopeError(
-        f"{where}: the text is not UTF-8.",
+        "read_text: the text is not UTF-8.",
         facts={"file": str(path), **reason},
         cure="Find out its encoding and convert it, for example: iconv -f LATIN1 -t UTF-8 FILE > NEW_FILE.",
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import as_path, may_replace, whole_folder, write_json
-from ropewalk.checkpoints.export import COMPANIONS, SHARD_BYTES, compared_lengths, refuse_inexpressible
+from ropewalk.checkpoints.export import compared_lengths, refuse_inexpressible
 from ropewalk.checkpoints.load import fast_dtype, stored_dtype
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
@@ -26,7 +26,7 @@ from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied
 from ropewalk.serving.settings import ApplySettings
-from ropewalk.serving.writable import check_writable, write_checkpoint
+from ropewalk.serving.writable import COMPANIONS, SHARD_BYTES, check_writable, write_checkpoint
 
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 

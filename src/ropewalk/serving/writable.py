@@ -12,7 +12,6 @@ import torch
 
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
-from ropewalk.checkpoints.export import COMPANIONS
 from ropewalk.errors import RopeError
 from ropewalk.layers.norm import HALF
 from ropewalk.methods import METHODS, Reach
@@ -23,6 +22,24 @@ from ropewalk.serving.engines import flat_block
 _CHECKED = 24  # tokens of the check: half at the beginning, half at the end of the length
 AGREED, AGREED_HALF = 1e-3, 0.05  # relative to the largest logit: transformers' angles are float32, cast to 16 bits
 _STALE = ("auto_map", "_name_or_path")
+SHARD_BYTES = 5_000_000_000  # of one weight file: transformers' former default
+# A checkpoint's files other than weights and config, which also apply to the extended model, and its licences.
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
+)
 
 
 def check_writable(reader: Reader, method: str, reach: Reach, length: int | None = None) -> None:
