@@ -100,7 +100,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
     assert cache.lengths.tolist() == [0]
 
 
-def test_truncate_select_reset() -> None:
+def test_truncate_and_select() -> None:
     """Rows are cut, chosen, repeated and forgotten, with their own seq_len."""
     cache = make(3, ropes=[DYNAMIC], seq_len=torch.tensor([20, 30, 40]))
     k, v = tokens(3, 5)
@@ -116,7 +116,7 @@ def test_truncate_select_reset() -> None:
     assert (keys[:, :, :5] == k[[2, 0, 2]].transpose(1, 2)).all()
     cache.truncate(3)
     assert cache.lengths.tolist() == [3, 3, 3]
-    cache.reset()
+    cache.truncate(0)
     assert cache.lengths.tolist() == [0, 0, 0]
     for call in (
         lambda: cache.truncate(-1),

@@ -28,7 +28,7 @@ from ropewalk.rotation.checks import check_tables
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 
-def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | None, **arguments: object) -> None:
+def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, arguments: dict[str, Any]) -> None:
     """Raise `RopeError` if `arguments` that `inputs` already contain are passed again, or the shapes differ."""
     ignored = {name: value for name, value in arguments.items() if value is not None}
     if ignored:
@@ -113,11 +113,10 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     return layer or 0
 
 
-def check_rope(rope: RopeConfig | None, head_dim: int) -> None:
+def check_rope(rope: RopeConfig, head_dim: int) -> None:
     """Raise `RopeError` unless the rope fits the heads."""
-    if rope is not None:
-        check_kind("Attention", RopeConfig, "Build one: rw.RopeConfig(head_dim, interleaved=False).", rope=rope)
-    if rope is not None and rope.head_dim != head_dim:
+    check_kind("Attention", RopeConfig, "Build one: rw.RopeConfig(head_dim, interleaved=False).", rope=rope)
+    if rope.head_dim != head_dim:
         raise RopeError(
             "Attention: `rope` has a different head_dim.",
             facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
@@ -215,7 +214,21 @@ class Attention(nn.Module):
         self.encoding: Encoding | None = None
         self._shared: tuple[Encoding, ...] = ()
         self.extension: Extension | None = None
-        self._set_encoding(rope, encoding, extension)
+        if rope is not None and encoding is not None:
+            raise RopeError(
+                "Attention: `rope` and `encoding` are mutually exclusive.",
+                facts={"rope": rope, "encoding": encoding},
+                cure="Pass one of them.",
+            )
+        if isinstance(encoding, Encoding):  # shared by the layers of a model, which registers it
+            self._shared = (encoding,)
+        elif encoding is not None:
+            chosen = resolve(encoding, self.head_dim)
+            if isinstance(chosen, RopeConfig):
+                rope = chosen
+            else:
+                self.encoding = chosen.build(Sizes(hidden_size, num_attention_heads, self.head_dim, causal))
+        self.set_positions(rope, extension)
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -232,35 +245,11 @@ class Attention(nn.Module):
         """Return the softcap and the sinks."""
         return LogitRules(self.softcap or 0.0, self.sinks)
 
-    def _set_encoding(
-        self,
-        rope: RopeConfig | None,
-        encoding: str | EncodingConfig | RopeConfig | Encoding | None,
-        extension: Extension | None,
-    ) -> None:
-        """Set a rope, an encoding of this layer, or one that a model shares among its layers (and registers)."""
-        if rope is not None and encoding is not None:
-            raise RopeError(
-                "Attention: `rope` and `encoding` are mutually exclusive.",
-                facts={"rope": rope, "encoding": encoding},
-                cure="Pass one of them.",
-            )
-        if isinstance(encoding, Encoding):
-            self._shared = (encoding,)
-        elif encoding is not None:
-            chosen = resolve(encoding, self.head_dim)
-            if isinstance(chosen, RopeConfig):
-                rope = chosen
-            else:
-                self.encoding = chosen.build(
-                    Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal)
-                )
-        self.set_positions(rope, extension)
-
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
         """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
-        check_rope(config, self.head_dim)
+        if config is not None:
+            check_rope(config, self.head_dim)
         if extension is not None:
             check_extension(extension, config, self.position_encoding, self.causal, self.sliding_window)
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
@@ -318,6 +307,10 @@ class Attention(nn.Module):
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
                 cure="Add the batch dimension with hidden_states[None], or build Attention with this hidden size.",
             )
+        arguments: dict[str, Any] = {
+            "position_ids": position_ids, "attention_mask": attention_mask, "document_ids": document_ids,
+            "cache": cache, "seq_len": seq_len,
+        }  # fmt: skip
         standalone, layer = inputs is None, layer_of(cache if inputs is None else inputs.cache, layer)
         if inputs is None:
             if bias is not None:
@@ -326,25 +319,9 @@ class Attention(nn.Module):
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
                 check_cache(cache, layer, self.rope, self.extension)
-            inputs = ForwardInputs.of(
-                hidden_states,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                document_ids=document_ids,
-                cache=cache,
-                seq_len=seq_len,
-            )
+            inputs = ForwardInputs.of(hidden_states, **arguments)
         else:
-            check_inputs(
-                inputs,
-                hidden_states,
-                bias,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                document_ids=document_ids,
-                cache=cache,
-                seq_len=seq_len,
-            )
+            check_inputs(inputs, hidden_states, arguments)
         cache = inputs.cache
         with torch.no_grad() if cache is not None else differentiable_kernels():
             if self.encoding is not None:

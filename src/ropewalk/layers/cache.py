@@ -47,19 +47,6 @@ def refuse_outgrowing(lengths: Sequence[int], fixed: Sequence[int], ropes: Seque
                 )
 
 
-def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[int]:
-    """Return the rows for `select`; raise `RopeError` for none, and for rows that do not exist."""
-    chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
-    whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
-    if not chosen or not whole or not all(0 <= row < batch for row in chosen):
-        raise RopeError(
-            "KVCache.select: `rows` must be indices of the cache's rows.",
-            facts={"rows": chosen, "cache": cache},
-            cure="Pass at least one index from 0 to batch - 1.",
-        )
-    return chosen
-
-
 class KVCache:
     """Rotated keys and values of all previous tokens, per layer, preallocated and growing in steps.
 
@@ -139,13 +126,8 @@ class KVCache:
                 cure="Pass the final length of the sequence: seq_len=prompt + new tokens.",
             )
         self._slot_tables = SlotTables()
-        self._capacity = 0
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        for _ in range(num_layers):
-            self._keys.append(self._empty(capacity or 0))
-            self._values.append(self._empty(capacity or 0))
-        self._capacity = capacity or 0
+        self.capacity = capacity or 0
+        self._keys, self._values = ([self._empty(self.capacity) for _ in range(num_layers)] for _ in range(2))
 
     @property
     def batch(self) -> int:
@@ -167,11 +149,6 @@ class KVCache:
         return torch.tensor(self._seq_len, dtype=torch.int64, device=self.device)
 
     @property
-    def capacity(self) -> int:
-        """Return the number of tokens per row that fit before the next growth."""
-        return self._capacity
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
         return sum(buffer.nbytes for buffers in self._buffers for buffer in buffers)
@@ -183,9 +160,18 @@ class KVCache:
 
     def __repr__(self) -> str:
         return (
-            f"KVCache(layers={self.num_layers}, lengths={self._lengths}, capacity={self._capacity}, "
+            f"KVCache(layers={self.num_layers}, lengths={self._lengths}, capacity={self.capacity}, "
             f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
         )
+
+    def check_seq_len(self, seq_len: SeqLen | None) -> None:
+        """Raise `RopeError` if a call's `seq_len` differs from the cache's; None is the cache's."""
+        if seq_len is not None and row_lengths(seq_len, self.batch) != self._seq_len:
+            raise RopeError(
+                "KVCache: `seq_len` differs from the cache's.",
+                facts={"seq_len": seq_len, "cache.seq_len": self.seq_len},
+                cure="A cache's `seq_len` is fixed: omit it, or create a new cache with it.",
+            )
 
     def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> TokenLayout:
         """Return the slots of a call's tokens, and reserve memory; `commit` counts the tokens.
@@ -194,7 +180,12 @@ class KVCache:
 
         **Raises:** `RopeError` if the batch differs, and if growth would change frequencies.
         """
-        self._check_batch(batch)
+        if batch != self.batch:
+            raise RopeError(
+                "KVCache: the batch differs from the cache's.",
+                facts={"batch": batch, "cache": self},
+                cure="Create a new cache.",
+            )
         real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
         new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
         lengths = tuple(old + count for old, count in zip(held, new, strict=True))
@@ -211,10 +202,9 @@ class KVCache:
             counted = (ones if real is None else real.long()).cumsum(1) - 1
             layout.slots = (self.lengths[:, None] + counted).clamp_(min=0)
             layout.real = real
-        if total > self._capacity:
-            wanted = total + max(0, self._capacity // 8 if self._capacity else 0)
-            self.reserve(math.ceil(wanted / self.step) * self.step)
-        layout.capacity = self._capacity
+        if total > self.capacity:
+            self.reserve(math.ceil((total + self.capacity // 8) / self.step) * self.step)
+        layout.capacity = self.capacity
         return layout
 
     def write(
@@ -229,18 +219,13 @@ class KVCache:
         **Returns:** keys and values `[batch, kv_heads, layout.total, head_dim]`, views of the buffers.
         """
         self._check_written(layer, keys, layout)
-        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
-            self._write(buffer, fresh, layout)
+        for buffer, fresh in ((self._keys[layer], keys.detach()), (self._values[layer], values.detach())):
+            if layout.slots is None:
+                buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2).to(buffer.dtype)
+            else:
+                rows, columns, slots = layout.stored()
+                buffer[rows, :, slots] = fresh[rows, columns].to(buffer.dtype)
         return self.held(layer, layout)
-
-    def _write(self, buffer: Tensor, fresh: Tensor, layout: TokenLayout) -> None:
-        """Write `[batch, seq, heads, size]` into a buffer `[batch, heads, capacity, size]`."""
-        fresh = fresh.detach().to(buffer.dtype)
-        if layout.slots is None:
-            buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
-        else:
-            rows, columns, slots = layout.stored()
-            buffer[rows, :, slots] = fresh[rows, columns]
 
     def store(
         self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: TokenLayout
@@ -254,14 +239,6 @@ class KVCache:
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """Return views of one layer's keys and values up to this call, `[batch, kv_heads, layout.total, head_dim]`."""
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
-
-    def _check_batch(self, batch: int) -> None:
-        if batch != self.batch:
-            raise RopeError(
-                "KVCache: the batch differs from the cache's.",
-                facts={"batch": batch, "cache": self},
-                cure="Create a new cache.",
-            )
 
     def _check_written(self, layer: int, keys: Tensor, layout: TokenLayout) -> None:
         if not 0 <= layer < self.num_layers:
@@ -283,14 +260,14 @@ class KVCache:
 
     def reserve(self, capacity: int) -> None:
         """Reserve memory for `capacity` tokens per row, and keep the stored tokens; never shrink."""
-        if capacity <= self._capacity:
+        if capacity <= self.capacity:
             return
         longest = max(self._lengths)
         for buffers in self._buffers:
             for layer, old in enumerate(buffers):
                 buffers[layer] = self._empty(capacity)
                 buffers[layer][:, :, :longest] = old[:, :, :longest]
-        self._capacity = capacity
+        self.capacity = capacity
 
     def truncate(self, length: int | Sequence[int]) -> None:
         """Keep only the first `length` tokens of each row (an int, or one per row); the capacity stays."""
@@ -303,13 +280,16 @@ class KVCache:
             )
         self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
 
-    def reset(self) -> None:
-        """Drop all tokens; keep the capacity and `seq_len`."""
-        self.truncate(0)
-
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keep these rows in this order; a row may be repeated (beams)."""
-        chosen = named_rows(rows, self.batch, self)
+        chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
+        whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
+        if not chosen or not whole or not all(0 <= row < self.batch for row in chosen):
+            raise RopeError(
+                "KVCache.select: `rows` must be indices of the cache's rows.",
+                facts={"rows": chosen, "cache": self},
+                cure="Pass at least one index from 0 to batch - 1.",
+            )
         if chosen == list(range(self.batch)):
             return
         index = torch.tensor(chosen, device=self.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import check_ids, draw_weights, make_layer, run_layers, shared_encoding
+from ropewalk.layers.decoder import DecoderLayer, check_ids, draw_weights, run_layers, shared_encoding
 from ropewalk.layers.encoding import EncodingConfig
 from ropewalk.layers.encodings import LearnedAbsolute
 from ropewalk.layers.forward_inputs import ForwardInputs
@@ -137,7 +137,7 @@ class TextClassifier(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding = shared_encoding(shape, causal=False)
         self.layers = nn.ModuleList(
-            make_layer(shape, rope, None, None, self.encoding, causal=False) for rope in shape.ropes
+            DecoderLayer(shape, rope, None, None, self.encoding, causal=False) for rope in shape.ropes
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.classifier = nn.Linear(config.hidden_size, len(config.labels))
@@ -196,13 +196,6 @@ class TextClassifier(nn.Module):
         if self.config.pooling == "first" and start is not None:
             ids = [start, *ids]
         return ids[: self.config.max_length]
-
-    def num_parameters(self) -> int:
-        """Return the number of parameters."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def extra_repr(self) -> str:
-        return f"labels={len(self.config.labels)}, pooling={self.config.pooling}"
 
     def _check_call(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
         check_ids(input_ids, self.config.vocab_size, "TextClassifier")

@@ -67,7 +67,6 @@ def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
 class DecoderLayer(nn.Module):
     """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names as in Hugging Face's Llama.
 
-    >>> from ropewalk.layers.decoder import Decoder
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
     ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
     >>> Decoder(config).layers[0](torch.zeros(1, 3, 16)).shape
@@ -76,16 +75,37 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        attention: Attention,
-        mlp: FeedForward,
-        input_layernorm: nn.Module,
-        post_attention_layernorm: nn.Module,
-        residual_dropout: float = 0.0,
+        config: DecoderConfig,
+        rope: RopeConfig | None,
+        window: int | None,
+        extension: Extension | None,
+        shared: Encoding | None,
+        *,
+        causal: bool = True,
     ) -> None:
+        """Build one layer of a model; `shared` is the encoding shared by all layers, or None."""
         super().__init__()
-        self.self_attn, self.mlp = attention, mlp
-        self.input_layernorm, self.post_attention_layernorm = input_layernorm, post_attention_layernorm
-        self.residual_dropout = residual_dropout
+        self.self_attn = Attention(
+            config.hidden_size,
+            config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rope=rope,
+            encoding=config.encoding if shared is None else shared,
+            causal=causal,
+            sliding_window=window,
+            extension=extension,
+            qk_norm=config.qk_norm,
+            norm_eps=config.norm_eps,
+            bias=config.attention_bias,
+            output_bias=config.output_bias,
+            attention_dropout=config.attention_dropout,
+            residual_dropout=config.residual_dropout,
+        )
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.residual_dropout = config.residual_dropout
 
     def forward(
         self, x: Tensor, inputs: ForwardInputs | None = None, layer: int = 0, bias: Tensor | None = None
@@ -111,42 +131,6 @@ class DecoderLayer(nn.Module):
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
         return x + out  # type: ignore[no-any-return]
-
-
-def make_layer(
-    config: DecoderConfig,
-    rope: RopeConfig | None,
-    window: int | None,
-    extension: Extension | None,
-    shared: Encoding | None,
-    *,
-    causal: bool = True,
-) -> DecoderLayer:
-    """Return one layer of a model; `shared` is the encoding shared by all layers, or None."""
-    attention = Attention(
-        config.hidden_size,
-        config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rope=rope,
-        encoding=config.encoding if shared is None else shared,
-        causal=causal,
-        sliding_window=window,
-        extension=extension,
-        qk_norm=config.qk_norm,
-        norm_eps=config.norm_eps,
-        bias=config.attention_bias,
-        output_bias=config.output_bias,
-        attention_dropout=config.attention_dropout,
-        residual_dropout=config.residual_dropout,
-    )
-    return DecoderLayer(
-        attention,
-        FeedForward(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
-        RMSNorm(config.hidden_size, eps=config.norm_eps),
-        RMSNorm(config.hidden_size, eps=config.norm_eps),
-        residual_dropout=config.residual_dropout,
-    )
 
 
 def shared_encoding(config: DecoderConfig, *, causal: bool = True) -> Encoding | None:
@@ -233,7 +217,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding = shared_encoding(config)
         self.layers = nn.ModuleList(
-            make_layer(config, rope, window, extension, self.encoding)
+            DecoderLayer(config, rope, window, extension, self.encoding)
             for rope, window, extension in zip(config.ropes, config.sliding_windows, config.extensions, strict=True)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -262,15 +246,8 @@ class Decoder(nn.Module):
 
         **Arguments:**
 
-        - `position_ids`: integers `[seq]` or `[batch, seq]`; None: each token's index among the real tokens of its row,
-          after those in the cache, or of its document.
-        - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
-          covers only the new tokens. The result at padded tokens is finite and has no meaning.
-        - `document_ids`: integers `[batch, seq]` of packed documents: when the id changes, a new document begins and
-          positions restart; documents do not attend to each other. Not with a cache.
+        - `position_ids`, `attention_mask`, `document_ids`, `seq_len`: as in `Attention`.
         - `cache`: from `new_cache`; the tokens are appended to it, and no gradients are kept.
-        - `seq_len`: tokens, an int or int64 `[batch]`: required if frequencies depend on length (dynamic NTK,
-          LongRoPE), unless the cache has it.
         - `head_fn`: a function to call instead of the product with the head. Its arguments are the hidden states
           `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
           Compute losses in it, because FSDP gathers the weight only during the forward.
@@ -278,7 +255,7 @@ class Decoder(nn.Module):
         **Raises:** `RopeError` for arguments that contradict each other, and for a call that exceeds the cache's
         `seq_len`.
         """
-        self._check_call(input_ids, cache, seq_len)
+        self._check_call(input_ids, cache)
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
             inputs = ForwardInputs.of(
@@ -301,26 +278,9 @@ class Decoder(nn.Module):
             weight = self.embed_tokens.weight
             return multiplied(hidden, weight) if head_fn is None else head_fn(hidden, weight)
 
-    def hidden_states(
-        self,
-        input_ids: Tensor,
-        *,
-        position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-        seq_len: SeqLen | None = None,
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, **arguments: Any) -> Tensor:
         """Return `[batch, seq, hidden]` after the final norm, without the head; arguments as `forward`'s."""
-        return self(  # type: ignore[no-any-return]
-            input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            document_ids=document_ids,
-            cache=cache,
-            seq_len=seq_len,
-            head_fn=only_hidden,
-        )
+        return self(input_ids, **arguments, head_fn=only_hidden)  # type: ignore[no-any-return]
 
     def with_positions(
         self,
@@ -407,24 +367,13 @@ class Decoder(nn.Module):
         """Return the number of parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _check_call(self, input_ids: Tensor, cache: KVCache | None, seq_len: SeqLen | None) -> None:
+    def _check_call(self, input_ids: Tensor, cache: KVCache | None) -> None:
         check_ids(input_ids, self.config.vocab_size, "Decoder")
-        if self.config.needs_seq_len and seq_len is None and (cache is None or cache.seq_len is None):
+        made_for = None if cache is None else (cache.ropes, cache.extensions)
+        if made_for not in (None, (self.config.ropes, self.config.extensions)):
             raise RopeError(
-                "Decoder: `seq_len` is required: this model's frequencies depend on length.",
-                facts={"scaling": next(r.scaling for r in self.config.ropes if r is not None and r.needs_seq_len)},
-                cure="Pass seq_len=... (the final number of tokens), or new_cache(seq_len=...).",
-            )
-        if cache is not None and cache.ropes != self.config.ropes:
-            raise RopeError(
-                "Decoder: the cache was made for a different rope, so its keys have different angles.",
-                facts={"cache.ropes": cache.ropes, "config.ropes": self.config.ropes},
-                cure="Create it with this model's new_cache.",
-            )
-        if cache is not None and cache.extensions != self.config.extensions:
-            raise RopeError(
-                "Decoder: the cache was made with a different extension, which changes deeper layers' keys and values.",
-                facts={"cache.extensions": cache.extensions, "config.extensions": self.config.extensions},
+                "Decoder: the cache was made for a different rope or a different extension.",
+                facts={"cache": made_for, "model": (self.config.ropes, self.config.extensions)},
                 cure="Create it with this model's new_cache, and run its tokens again.",
             )
 

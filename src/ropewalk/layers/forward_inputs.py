@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -16,14 +14,6 @@ from ropewalk.rope.dispatch import differentiates_forward
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.tables import COORDINATES, check_position_numbers
 from ropewalk.rotation.embedding import RotaryEmbedding
-
-
-class RotaryTables(NamedTuple):
-    """cos and sin of one call, `[seq, pairs]` or `[batch, seq, pairs]`, and the factor of queries and keys."""
-
-    cos: Tensor
-    sin: Tensor
-    scale: float
 
 
 class ForwardInputs:
@@ -72,7 +62,9 @@ class ForwardInputs:
                 facts={"cache": cache},
                 cure="Omit the cache: run the whole sequence in one call.",
             )
-        seq_len = _agreed_seq_len(seq_len, cache)
+        if cache is not None:
+            cache.check_seq_len(seq_len)
+            seq_len = cache.seq_len
         batch, seq = x.shape[:2]
         if position_ids is not None:
             position_ids = _checked_positions(position_ids, batch, seq, where)
@@ -96,7 +88,7 @@ class ForwardInputs:
             layout = cache.lay_out(batch, seq, attention_mask=attention_mask)
         return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
 
-    def tables(self, rotary: RotaryEmbedding) -> RotaryTables:
+    def tables(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor, float]:
         """Return cos, sin and factor of one rope, computed once; raise `RopeError` for a missing `seq_len`."""
         return self.layout.memo(("tables", rotary.config), lambda: self._make_tables(rotary))
 
@@ -110,10 +102,7 @@ class ForwardInputs:
 
     @property
     def places(self) -> Places:
-        """Return the positions of queries and keys, for encodings other than a rope.
-
-        With a cache, the position of a key is its slot, so `position_ids` raise `RopeError`.
-        """
+        """Return the positions of queries and keys for encodings other than a rope; a cached key's is its slot."""
         return self.layout.memo("key and query places", self._make_places)
 
     @property
@@ -132,7 +121,7 @@ class ForwardInputs:
         bias = encoding.score_bias(self.places, self.dtype)
         return None if bias is None else masked_bias(bias, self.layout.visibility(causal, window, whole=True))
 
-    def _make_tables(self, rotary: RotaryEmbedding) -> RotaryTables:
+    def _make_tables(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor, float]:
         rope, layout, position_ids = rotary.config, self.layout, self.position_ids
         if rope.needs_seq_len and self.seq_len is None:
             raise RopeError(
@@ -153,26 +142,22 @@ class ForwardInputs:
                 position_ids = position_ids.expand(layout.batch, -1)
             if rope.num_axes > 1:
                 position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
-        return RotaryTables(*tables_at(rotary, position_ids, length, self.table_dtype))
+        return tables_at(rotary, position_ids, length, self.table_dtype)
 
     def _make_places(self) -> Places:
         layout, position_ids = self.layout, self.position_ids
-        if layout.cached:
-            if position_ids is not None:
-                raise RopeError(
-                    "Attention: with this encoding the position of a cached key is its index in the row.",
-                    facts={"position_ids": position_ids},
-                    cure="Omit `position_ids`, or run without a cache.",
-                )
-            queries, keys = layout.position_ids(), layout.key_positions()
-            if queries.ndim == 1:
-                return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
-            return Places(queries, keys.expand(layout.batch, -1), memo=layout.memo)
-        if position_ids is None:
-            position_ids = layout.position_ids()
-            if position_ids.ndim == 1:
-                return Places(position_ids, position_ids, run=(layout.start, layout.start), memo=layout.memo)
-        return Places(position_ids, position_ids, memo=layout.memo)
+        if layout.cached and position_ids is not None:
+            raise RopeError(
+                "Attention: with this encoding the position of a cached key is its index in the row.",
+                facts={"position_ids": position_ids},
+                cure="Omit `position_ids`, or run without a cache.",
+            )
+        queries = layout.position_ids() if position_ids is None else position_ids
+        keys = layout.key_positions() if layout.cached else queries
+        if position_ids is None and queries.ndim == 1:
+            run = layout.start, 0 if layout.cached else layout.start
+            return Places(queries, keys, run=run, memo=layout.memo)
+        return Places(queries, keys.expand(layout.batch, -1) if queries.ndim > keys.ndim else keys, memo=layout.memo)
 
 
 def _checked_positions(position_ids: Tensor, batch: int, seq: int, where: str) -> Tensor:
@@ -193,28 +178,3 @@ def masked_bias(bias: Tensor, seen: Visibility) -> Tensor:
     added = seen.additive(bias.dtype)
     whole = bias if bias.ndim == 4 else bias[None]
     return whole if added is None else whole + added
-
-
-def _agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | None:
-    """Return the call's `seq_len` or its cache's; raise `RopeError` if they differ."""
-    if cache is None:
-        return seq_len
-    if seq_len is not None and not _same_seq_len(seq_len, cache.seq_len):
-        raise RopeError(
-            "KVCache: `seq_len` differs from the cache's.",
-            facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
-            cure="A cache's `seq_len` is fixed: omit it, or create a new cache with it.",
-        )
-    return cache.seq_len
-
-
-def _same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
-    """Return whether two lengths, ints or `[batch]`, are equal for every row."""
-    if left is None or right is None:
-        return left is right
-    a, b = (
-        length.cpu() if isinstance(length, Tensor) else torch.tensor(length, device="cpu") for length in (left, right)
-    )
-    if a.ndim and b.ndim and a.shape != b.shape:
-        return False
-    return bool((a == b).all())

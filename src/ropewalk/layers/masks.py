@@ -399,9 +399,7 @@ class TokenLayout:
 
     def slots_in_full(self) -> Tensor:
         """Return each token's slot, int64 `[batch, seq]`."""
-        if self.slots is not None:
-            return self.slots
-        return torch.arange(self.start, self.start + self.seq, device=self.device).expand(self.batch, -1)
+        return self.slots_of_queries().expand(self.batch, -1)
 
 
 def lay_out(
@@ -518,7 +516,7 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
 
     It synchronizes with the device once per forward.
     """
-    if layout.documents is None or not _is_readable(layout.documents):
+    if layout.documents is None or not is_readable(layout.documents):
         return None
     rows = torch.arange(layout.batch, device=layout.device)[:, None] * (layout.seq + 1)
     numbers, index = (layout.documents + rows).flatten(), None
@@ -531,7 +529,7 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
     return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), index, offsets)
 
 
-def _is_readable(x: Tensor) -> bool:
+def is_readable(x: Tensor) -> bool:
     """Return whether the values of a tensor exist and would not become constants of a graph."""
     return (
         not torch.compiler.is_compiling()

@@ -27,11 +27,7 @@ def to_float64(x: Tensor) -> Tensor:
 
 
 def slow_dtype_of(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype of a model's weights that their device multiplies slowly, or None.
-
-    >>> slow_dtype_of(nn.Linear(2, 2)) is None
-    True
-    """
+    """Return the dtype of a model's weights that their device multiplies slowly, or None."""
     kinds = {(weight.dtype, str(weight.device)) for weight in model.parameters() if weight.is_floating_point()}
     return next((dtype for dtype, device in sorted(kinds, key=str) if slow_dtype(dtype, device)), None)
 
@@ -48,20 +44,12 @@ def warn_if_slow(model: nn.Module, call: str) -> None:
 
 
 def is_slow(dtype: torch.dtype) -> str:
-    """Return the statement that this CPU multiplies a dtype slowly.
-
-    >>> is_slow(torch.bfloat16)
-    'bfloat16 products are slow on this CPU'
-    """
+    """Return the statement that this CPU multiplies a dtype slowly."""
     return f"{name_of(dtype)} products are slow on this CPU"
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a dtype's name.
-
-    >>> name_of(torch.float32)
-    'float32'
-    """
+    """Return a dtype's name."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -74,11 +62,7 @@ def memory_for(numbers: int) -> str | None:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return the dtype with this name.
-
-    >>> dtype_named("bfloat16")
-    torch.bfloat16
-    """
+    """Return the dtype with this name."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.attend import NO_RULES, LogitRules, open_blocks
-from ropewalk.layers.masks import SeqLen, TokenLayout, lengths_of
+from ropewalk.layers.masks import SeqLen, TokenLayout, is_readable, lengths_of
 from ropewalk.rope.extensions import Extension, Rule
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.backends import choose_attention
@@ -141,7 +141,7 @@ class Remap:
             near = keys
             if before:
                 if rule not in whole:
-                    whole[rule] = self.turned_keys(keys, number, 0, keys.shape[2])
+                    whole[rule] = self.turned_keys(keys, number)
                 near = whole[rule]
             elif rule is not None or not self._has_no_factor():
                 cos, sin, factor = self._tables_of_keys(number)
@@ -168,13 +168,11 @@ class Remap:
         cos, sin, factor = self._shared(("q", number), lambda: self._tables(self.regions[number].query, self.index))
         return self._rotate(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :], factor))
 
-    def turned_keys(self, keys: Tensor, number: int, first: int, last: int) -> Tensor:
-        """Return keys `first .. last - 1` of `[batch, kv_heads, total, head_dim]`, rotated for one region."""
-        rule, chosen = self.regions[number].key, keys[:, :, first:last]
-        if rule is None and self._has_no_factor():
-            return chosen
-        cos, sin, factor = self._tables_of_keys(number)
-        return self._rotate(chosen, (cos[..., first:last, :], sin[..., first:last, :], factor))
+    def turned_keys(self, keys: Tensor, number: int) -> Tensor:
+        """Return keys `[batch, kv_heads, total, head_dim]`, rotated for one region."""
+        if self.regions[number].key is None and self._has_no_factor():
+            return keys
+        return self._rotate(keys, self._tables_of_keys(number))
 
     def _tables_of_keys(self, number: int) -> tuple[Tensor, Tensor, float]:
         rule = self.regions[number].key or torch.zeros_like
@@ -206,11 +204,10 @@ def attend_remapped(
     **Returns:** `[batch, heads, seq, head_dim]`.
     """
     kernel = choose_attention(q, keys, values, sinks=rules.sinks) if not dropout and q.numel() else None
-    request = None
     if kernel is not None and kernel.kernels:
         request = remap.request(q, keys, values, rules, kernel.most_regions)
-    if kernel is not None and request is not None:
-        return kernel.attend(request)
+        if request is not None:
+            return kernel.attend(request)
     return attend_remapped_openly(q, keys, values, remap, dropout, rules, need_weights=False)[0]
 
 
@@ -231,10 +228,10 @@ def attend_remapped_openly(
     seen = remap.layout.visibility(True, None, whole=True).whole_mask()
     turned = []
     for number in range(len(remap.regions)):
-        near = remap.turned_keys(keys, number, 0, total)
+        near = remap.turned_keys(keys, number)
         turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
     wide = values.repeat_interleave(groups, 1).to(remap.exact)
-    eager = not torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    narrows = is_readable(q) and q.device.type == "cpu" and not torch.is_grad_enabled()
     outs, weights = [], []
     for begin, end in open_blocks(seq):
         scores = torch.full((*q.shape[:2], end - begin, total), float("-inf"), dtype=remap.exact, device=q.device)
@@ -244,7 +241,7 @@ def attend_remapped_openly(
             here = (places >= region.low(index)) & (places < region.high(index))
             here = here if here.ndim == 2 else here[:, None]
             turned_q = remap.turned_queries(q, number, begin, end).to(remap.exact) / math.sqrt(q.shape[-1])
-            if not eager:
+            if not narrows:
                 scores = torch.where(here, rules.capped(turned_q @ near), scores)
                 continue
             reached = here.flatten(0, -2).any(0).nonzero()  # only the keys between the first and the last in reach
