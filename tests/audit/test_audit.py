@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from ropewalk.audit.audit import Audit, audit, audit_sentences, float32_cos_error, reach, wavelengths
 from ropewalk.audit.findings import Layers
 from ropewalk.audit.sources import audits_of, findings_of, layers_of
-from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
+from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, Proportional, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder
-from tests.rope.models import CONFIGS, fixture_names
+from tests.rope.models import CONFIGS, fixture, fixture_names
 
 LLAMA2 = RopeConfig(128, interleaved=False, max_position_embeddings=4096)
 LLAMA3 = RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192)
@@ -331,3 +333,37 @@ def test_layers_of_a_model_that_is_there() -> None:
 def test_all_ropes_of_a_model_have_its_lengths() -> None:
     """Laguna's sliding layers are not asked about another length than its full ones."""
     assert {(found.trained_length, found.target) for found in audits("laguna_s")} == {(8192, 32_768)}
+
+
+# --- configs from disk
+
+
+def test_layers_without_rotation_have_no_rope() -> None:
+    """Cohere 2: the sliding layers' rope alone; Gemma 3 has two, in the older spelling too."""
+    assert {key: rope.theta for key, rope in ropes_of(fixture("gemma_3_27b")).items()} == {
+        "sliding_attention": 1e4,
+        "full_attention": 1e6,
+    }
+    cohere = {"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4}
+    assert ropes_of(cohere) == {"sliding_attention": RopeConfig(128, interleaved=True)}
+
+
+def test_our_own_form_is_read(tmp_path: Path) -> None:
+    """A decoder that no family can say: two ropes, one layer without."""
+    other = RopeConfig(8, interleaved=False, theta=1e6, max_position_embeddings=16)
+    save(tiny_decoder((ROPE, None, other), num_hidden_layers=3), tmp_path / "m")
+    assert list(Checkpoint.open(tmp_path / "m").ropes.values()) == [ROPE, other]
+    save(tiny_decoder(None), tmp_path / "nope")
+    with pytest.raises(RopeError, match="no rotary embedding in any layer"):
+        Checkpoint.open(tmp_path / "nope")
+
+
+def test_what_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
+    """A missing name, half a file, a list."""
+    with pytest.raises(RopeError, match="no such file or folder"):
+        Checkpoint.open(tmp_path / "absent")
+    path = tmp_path / "config.json"
+    for content in ('{"model_type": "ll', "[]"):
+        path.write_text(content)
+        with pytest.raises(RopeError, match=r"config\.json"):
+            Checkpoint.open(path)

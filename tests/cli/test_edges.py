@@ -27,7 +27,7 @@ WRITES = [
     ("report {0.parent}/record.json --out {0.parent}", "report.json"),
     ("report {0.parent}/record.json --out {0.parent}", "loss.svg"),
     ("explore --out {}", "a.html"),
-    ("verify tiny --write {}", "a.json"),
+    ("verify tiny --up-to 64 --write {}", "a.json"),
     ("verify tiny --engine http://localhost:1 --json {}", "a.json"),
     ("doctor tiny --json {}", "a.json"),
     ("doctor tiny --report {0.parent}", "index.html"),
@@ -63,7 +63,7 @@ def test_no_command_replaces_a_file_of_somebody_else(
         WRITES[7],
         ("extend apply tiny --out {0.parent} --overwrite", "model/config.json"),
         *(pytest.param(*WRITES[index], marks=SLOW) for index in (4, 8)),
-        pytest.param("verify tiny --engine transformers --up-to 64 --json {0}", "a.json", marks=SLOW),
+        pytest.param("verify tiny --engine transformers --up-to 64 --json {0}", "a.json", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_replaces_what_it_has_written(command: str, name: str, tmp_path: Path) -> None:

@@ -81,18 +81,6 @@ def test_grows_in_steps() -> None:
     assert big.capacity < 18_500
 
 
-def test_growth_keeps_what_is_stored() -> None:
-    """Keys and values survive a growth."""
-    cache = make(2, step=2)
-    k, v = tokens(2, 7)
-    for a, b in ((0, 1), (1, 2), (2, 6), (6, 7)):
-        layout = cache.lay_out(2, b - a)
-        keys, values = cache.write(0, k[:, a:b], v[:, a:b], layout)
-        cache.commit(layout)
-    assert (keys == k.transpose(1, 2)).all()
-    assert (values == v.transpose(1, 2)).all()
-
-
 def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
     """Without commit nothing counts."""
     cache = make()

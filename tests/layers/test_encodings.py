@@ -248,14 +248,6 @@ def test_padded_equals_unpadded(model, ids):
         torch.testing.assert_close(got[row], model(whole)[0, -1:], atol=1e-11, rtol=0)
 
 
-def test_packed_equals_separate(model, ids):
-    """Documents in one row are as alone."""
-    documents = torch.tensor([[0] * 8 + [1] * (SEQ - 8)] * 2)
-    packed = model(ids, document_ids=documents)
-    separate = torch.cat([model(ids[:, :8]), model(ids[:, 8:])], 1)
-    torch.testing.assert_close(packed, separate, atol=1e-11, rtol=0)
-
-
 def test_saved_and_loaded(model, ids, tmp_path):
     """Through ropewalk's own config, with every setting and learned number."""
     rw.save(model, tmp_path / "model")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
@@ -23,7 +22,6 @@ from ropewalk.rope.scaling import DynamicNTK
 from ropewalk.rotation.backends import widened
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 from tests.readers.random_models import random_model
-from tests.serving.material import checkpoint
 
 METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "log-n", "drope"]
 
@@ -54,29 +52,6 @@ def test_window_losses_agree(llama: tuple[Reader, Decoder], method: str) -> None
     with torch.no_grad():
         wanted = torch.nn.functional.cross_entropy(other(ids[None], seq_len=128)[0, :-1], ids[1:], reduction="none")
     assert abs(reader.under(positions).window_losses(ids, chunk=48) - wanted.numpy()).max() < 1e-4
-
-
-def test_the_doctor_runs_on_either(tmp_path: Any) -> None:
-    """A live model and a Decoder of the same weights: the same losses and answers."""
-    path = checkpoint(tmp_path / "model", max_position_embeddings=256)
-    live = transformers.AutoModelForCausalLM.from_pretrained(path)
-    text = [("story", "It was the best of times. It was the worst of times! " * 60)]
-    both = [
-        rw.doctor(
-            model, target=512, text=text, methods=["pi,yarn,crop"], windows=2, state=tmp_path / str(index), **given
-        )
-        for index, (model, given) in enumerate([(live, {"tokenizer": TextTokenizer.bytes()}), (rw.load(path), {})])
-    ]
-    assert [list(one.readings) for one in both] == [["plain", "pi", "yarn", "crop"]] * 2
-    for name, of in both[0].readings.items():
-        for one, other in zip(of, both[1].readings[name], strict=True):
-            assert one.loss == pytest.approx(other.loss, abs=1e-4)
-            assert list(one.answers) == [pytest.approx(row, abs=1e-3) for row in other.answers]
-    assert both[0].verdict.action == both[1].verdict.action
-    assert all(found.to_json()["environment"]["library"].endswith("LlamaForCausalLM") for found in both)
-    with pytest.raises(RopeError, match="applies only to a live model"):
-        rw.doctor("tiny", tokenizer=TextTokenizer.bytes())
-    assert both[0].inspection["audit"] == both[1].inspection["audit"]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -118,6 +93,8 @@ def test_what_a_reader_is() -> None:
     for other in (torch.nn.Linear(2, 2), 3, None):
         with pytest.raises(RopeError, match=f"cannot be measured[\\s\\S]*{type(other).__name__}"):
             reader_of(other)
+    with pytest.raises(RopeError, match="applies only to a live model"):
+        rw.doctor("tiny", tokenizer=TextTokenizer.bytes())
 
 
 def test_the_digest_tells_forms_apart() -> None:

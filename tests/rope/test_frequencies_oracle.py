@@ -327,18 +327,6 @@ def test_mrope(model_type: str, sections: list[int], axis_of: Callable[[int], in
             assert abs(sin[row, i].item() - mpmath.sin(angle)) < 1.2e-7
 
 
-def test_axes_that_restart() -> None:
-    """Axial: each axis has its own ladder over its own pairs, from the fastest."""
-    config = rw.RopeConfig(
-        24, interleaved=False, axes=rw.positions.axes_from_sections([4, 4, 4]), axes_restart=True, theta=100.0
-    )
-    frequencies = rw.inverse_frequencies(config).inv_freq
-    for axis in range(3):
-        own = frequencies[axis, 4 * axis : 4 * axis + 4].tolist()
-        assert own == pytest.approx([float(f) for f in ladder(100.0, 8)], rel=1e-14)
-        assert frequencies[axis].count_nonzero() == 4
-
-
 # --- how far a base reaches
 
 

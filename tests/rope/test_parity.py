@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from tests.rope.models import Model, fixture, fixture_names, transformers_config, vision_rotations
+from tests.rope.models import Model, fixture, fixture_names, transformers_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -190,14 +190,6 @@ def test_deepseek_reads_its_flag(flag: bool) -> None:
     assert config.interleaved is flag
     actual, expected = rotations(Model(transformers_config(fields)), config)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
-def test_vision_towers(model_type: str) -> None:
-    """Height turns the first half of the pairs and width the second, as in each tower's own function."""
-    fields = {"vision_config": {"hidden_size": 1280}} if model_type == "qwen2_5_vl" else {}
-    config = transformers.AutoConfig.for_model(model_type, **fields).vision_config
-    torch.testing.assert_close(*vision_rotations(config), rtol=0, atol=1e-5)
 
 
 def test_a_published_vision_config() -> None:

@@ -51,13 +51,6 @@ def test_models(dtype, interleaved, check, place):
         check(NormCall(call, weights=dtype), place)
 
 
-def test_without_a_norm(place):
-    """Where Attention has no norm the keys turn into the cache; each sequence at its own slots."""
-    for layout in ("thd",) if place.interpreted else ("bshd", "bhsd", "thd"):
-        call = Call(torch.bfloat16, False, "fresh", layout=layout, seq=5, heads=4, kv_heads=2, pairs=19, passing=1)
-        check_store(NormCall(call, weights=None, own_slots=True, cache=Lie(order=1, gaps=(3, 5, 2))), place)
-
-
 def test_no_token_is_kept(place):
     """All slots negative: the queries turn, the cache stays."""
     check_store(NormCall(Call(torch.float32, True, "fresh", kv_heads=2), skipped=1), place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 
 import ropewalk as rw
 from tests import oracle
-from tests.rotation.backends import truth
+from tests.rotation.backends import checks, truth
 from tests.rotation.backends.calls import FORMS, Call, check_call
-from tests.rotation.backends.cases import FURTHEST, HEAD_DIMS
+from tests.rotation.backends.cases import CASES, DTYPES, FURTHEST, HEAD_DIMS
 from tests.rotation.backends.truth import FORMATS
 
 
@@ -151,3 +152,17 @@ def test_the_promise(dtype, interleaved, tables, place):
         there = rope.rotate(leaf, position_ids=positions, backend=place.backend, tables=tables)
         back = torch.autograd.grad(there, leaf, x)[0]
         check_promise(back, *truth.turn(truth.wide(x), cos, sin, interleaved=interleaved, inverse=True))
+
+
+@pytest.mark.parametrize("form", checks.FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cases(dtype, form, place):
+    """Every case of this dtype: numbers within half a unit and 2e-7 of the pair, all else as it was to the last bit."""
+    cases = [case for case in CASES if case.dtype == dtype]
+    assert {case.interleaved for case in cases} == {False, True}
+    if place.interpreted:  # a tenth in each form, another one each time: half of all
+        cases = random.Random(str(dtype)).sample(cases, len(cases))[
+            list(checks.FORMS).index(form) :: 2 * len(checks.FORMS)
+        ]
+    for case in cases:
+        checks.check_case(case, form, place)
