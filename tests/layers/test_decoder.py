@@ -232,6 +232,9 @@ def test_a_cache_keeps_no_gradients() -> None:
     model = make(rope())
     assert not model(ids(1, 3), cache=model.new_cache()).requires_grad
     assert model(ids(1, 3)).requires_grad
+    low, tokens = model.bfloat16(), ids(1, 9)  # its cache has its dtype, or the one that is named
+    assert low.new_cache().dtype == torch.bfloat16
+    close(in_chunks(low, tokens, [5, 1, 3], dtype=torch.float32), low(tokens), atol=0.1)
 
 
 def test_outgrown_and_disagreeing_caches_are_refused() -> None:

@@ -112,6 +112,15 @@ def test_both_ways_and_weights() -> None:
         torch.testing.assert_close(out[1:, 3:], layer(x[1:, 3:]), atol=1e-12, rtol=0)
 
 
+def test_nothing_but_padding() -> None:
+    """Rows of padding alone are finite, and so are their gradients."""
+    model, ids = make(rope=ROPE), torch.randint(0, VOCAB, (2, 6))
+    out = model(ids, document_ids=pack([[2, 4], [6]]), attention_mask=torch.zeros(2, 6, dtype=torch.long))
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+
+
 def test_where_the_documents_lie() -> None:
     """Rows end to end without padding; packing and unpacking give the tokens back, and zeros at padding."""
     marks, mask = torch.tensor([[7, 7, 2, 2, 2], [1, 1, 1, 1, 7]]), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]])
