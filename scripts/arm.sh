@@ -45,7 +45,7 @@ mkdir -p "$SITE/ropewalk_kernels"
 cp build/arm/cmake/_kernels*.so "$SITE/ropewalk_kernels/_kernels.cpython-311-aarch64-linux-gnu.so"
 
 # The tests of every kernel, with Arm's instruction sets; `max` has BF16.
-[ $# -gt 0 ] || set -- -q tests/rotation/backends/test_cases.py tests/rotation/backends/test_linear.py \
+[ $# -gt 0 ] || set -- -q tests/rotation/backends/test_shapes.py tests/rotation/backends/test_linear.py \
   --deselect tests/rotation/backends/test_linear.py::test_what_goes_where  # it needs torch.cpu.get_capabilities, of torch 2.11
 QEMU_LD_PREFIX=$ROOT PYTHONHOME=$ROOT/usr PYTHONPATH=$PWD/src:$SITE PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 \
   qemu-aarch64 -cpu max "$ROOT/usr/bin/python3.11" scripts/pytest_with.py \

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.ranks import free_port, run_all
+from tests.launch.ranks import run_all
 
-ROOT = Path(__file__).parents[2]
-LAUNCH = [
-    sys.executable, "-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2",
-    "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-]  # fmt: skip
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 EXACT = 2e-6  # gradients of the largest gradient, and losses of about 5: rounding alone
-
-
-def launched(folder: Path, *command: str) -> str:
-    """What `accelerate launch` of a module or script prints; it must end well."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run(
-        [*LAUNCH, "--main_process_port", str(free_port()), *command],
-        env={**os.environ, **QUIET, "PYTHONPATH": paths, "HF_HOME": str(folder / "hf")},
-        capture_output=True, text=True, timeout=280, cwd=folder,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-4000:]
-    return found.stdout
 
 
 @pytest.mark.thorough

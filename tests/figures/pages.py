@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -57,8 +56,3 @@ class Page(HTMLParser):
     def words(self) -> str:
         """Everything that is shown."""
         return " ".join(text for where, text in self.texts if where not in ("style", "script"))
-
-
-def page_at(path: Path) -> Page:
-    """A page that was written."""
-    return Page(path.read_text(encoding="utf-8"))
