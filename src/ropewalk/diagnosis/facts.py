@@ -164,6 +164,11 @@ class Told:
     facts: tuple[ToldFact, ...]
     questions: tuple[tuple[list[int], list[list[int]]], ...]
 
+    @property
+    def asked(self) -> int:
+        """Return the tokens of all questions and choices."""
+        return sum(len(question) + sum(map(len, choices)) for question, choices in self.questions)
+
     def within(self, tokens: int) -> list[int]:
         """Return the numbers of the facts whose whole group lies in the first tokens, far ones only."""
         last: dict[int, int] = {}

@@ -65,11 +65,6 @@ def loss_by_position(found: Any, method: str) -> list[tuple[float, Mean]]:
     return [(place, mean) for place, mean in means if mean is not None]
 
 
-def _drawn_methods(found: Any) -> list[tuple[str, str]]:
-    """Return the methods to draw, each with its label."""
-    return [(name, found.label(name)) for name in found.evidence.standings if name != CROP]
-
-
 def _line(axes: Axes, name: str, label: str, points: Sequence[tuple[float, float, tuple[float, float] | None]]) -> None:
     """Draw a method's values by place, each with its interval."""
     look = look_of(name)
@@ -90,7 +85,7 @@ def _reference(axes: Axes, value: float, label: str) -> None:
 def _facts(found: Any, axes: Axes) -> str:
     """Draw the share of facts found by distance; return a description."""
     said = []
-    for name, label in _drawn_methods(found):
+    for name, label in found.labels.items():
         bins = found_by_distance(found, name)
         if bins:
             ends = [binomial_interval(right, asked, confidence=CONFIDENCE) for _, right, asked in bins]
@@ -109,7 +104,7 @@ def _facts(found: Any, axes: Axes) -> str:
 def _loss(found: Any, axes: Axes) -> str:
     """Draw the loss less crop's by position; return a description."""
     said, highest = [], 0.1
-    drawn = [(name, label, rows) for name, label in _drawn_methods(found) if (rows := loss_by_position(found, name))]
+    drawn = [(name, label, rows) for name, label in found.labels.items() if (rows := loss_by_position(found, name))]
     apart = 0.006 * (found.target - found.trained_length)  # tokens between the intervals of two methods
     for number, (name, label, rows) in enumerate(drawn):
         aside = apart * (number - (len(drawn) - 1) / 2)

@@ -16,19 +16,17 @@ import torch
 from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.diagnosis.evidence import choice
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller
+from ropewalk.diagnosis.evidence import Window, choice
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
 from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Job, Plan, block_under, make_plan
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
 from ropewalk.diagnosis.reading import (
     Clock,
-    asked_tokens,
     duration,
     fitting_workers,
     seconds_at_once,
     try_out,
-    window_of,
 )
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, runs_in
@@ -157,6 +155,7 @@ def prepare(
     trained = required_trained_length(reader.positions, settings.trained_length)
     if settings.text is None and _longest(texts) < (settings.target or TIMES[0] * trained):
         texts = Text.encode([read_text(None)], tokenizer)
+    vocabulary = max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
     kind = _kind(reader, tokenizer, texts, trained, settings.seed)
     teller = Teller(kind, tokenizer.encode, tokenizer.decode)
@@ -167,7 +166,7 @@ def prepare(
 
     def plan_for(target: int) -> Planned:
         whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
-        return _planned(model, source, reader, settings, whole, trained, target, engine, teller)
+        return _planned(model, source, reader, settings, whole, trained, target, engine, teller, vocabulary)
 
     if settings.target is not None:
         chosen = plan_for(settings.target)
@@ -213,7 +212,6 @@ def prepare(
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
-    vocabulary = max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1)
     return DoctorRun(
         **vars(chosen),
         settings=settings,
@@ -228,7 +226,6 @@ def prepare(
         ),
         scaling=scaling,
         kind=kind.name,
-        windows=_windows(chosen, vocabulary),
         ledger=ledger,
         resumed=resumed,
         pace=pace,
@@ -245,7 +242,7 @@ def prepare(
 
 def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     """Return the jobs of the first answer."""
-    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, asked_tokens(planned.told))
+    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, planned.told[0].asked)
 
 
 def _planned(
@@ -258,6 +255,7 @@ def _planned(
     target: int,
     engine: str | None,
     teller: Teller,
+    vocabulary: int,
 ) -> Planned:
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
     if _longest(texts) < target:
@@ -297,20 +295,24 @@ def _planned(
         teller.tell(layout, texts[text].tokens[start : start + target], seed=(settings.seed, number))
         for number, (text, start) in enumerate(places)
     )
-    return Planned(plan=plan, texts=texts, places=places, layout=layout, told=told, engines=engines, first=tuple(first))
+    windows = _windows(design, texts, places, told, vocabulary)
+    return Planned(
+        plan=plan, texts=texts, layout=layout, told=told, windows=windows, engines=engines, first=tuple(first)
+    )
 
 
-def _windows(chosen: Planned, vocabulary: int) -> tuple[Any, ...]:
+def _windows(
+    design: Design, texts: Sequence[Text], places: Sequence[tuple[int, int]], told: Sequence[Told], vocabulary: int
+) -> tuple[Window, ...]:
     """Return the windows' entries in the evidence, with the loss of token frequencies within the trained length."""
-    counts = [np.bincount(np.asarray(text.tokens, dtype=np.int64), minlength=vocabulary) for text in chosen.texts]
-    found, design = [], chosen.plan.design
-    for told, (text, start) in zip(chosen.told, chosen.places, strict=True):
-        own = np.asarray(chosen.texts[text].tokens[start : start + design.target], dtype=np.int64)
-        outside = counts[text] - np.bincount(own, minlength=vocabulary)
-        within = slice(1, design.trained_length)
-        ids = told.ids[within][told.counted[within]]
-        loss = frequency_loss(outside, ids, vocabulary)
-        found.append(window_of(told, design, text, start, loss))
+    counts = [np.bincount(np.asarray(text.tokens, dtype=np.int64), minlength=vocabulary) for text in texts]
+    found = []
+    for one, (text, start) in zip(told, places, strict=True):
+        own = np.asarray(texts[text].tokens[start : start + design.target], dtype=np.int64)
+        outside, within = counts[text] - np.bincount(own, minlength=vocabulary), slice(1, design.trained_length)
+        loss = frequency_loss(outside, one.ids[within][one.counted[within]], vocabulary)
+        counted = tuple(int(one.counted[first:end].sum()) for first, end in design.blocks)
+        found.append(Window(text=text, start=start, facts=one.facts, counted=counted, frequencies=loss))
     return tuple(found)
 
 

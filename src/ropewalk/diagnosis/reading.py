@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.diagnosis.evidence import Window, WindowReading
+from ropewalk.diagnosis.evidence import WindowReading
 from ropewalk.diagnosis.facts import GROUP, Layout, Told
 from ropewalk.diagnosis.ledger import Ledger
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, Work
@@ -153,7 +153,7 @@ def _read(
 
     def ask(prefix: Any) -> None:
         answers.extend(prefix.ask(window.questions))
-        advance(sum(_tokens(window, number) for number in range(len(window.questions))))
+        advance(window.asked)
 
     def ask_early(prefix: Any) -> None:
         numbers = control_facts(window, control_at)
@@ -209,22 +209,6 @@ def control_facts(window: Told, tokens: int) -> list[int]:
     groups = len(known) // GROUP
     chosen = dict.fromkeys(np.linspace(0, groups - 1, min(groups, MOST_CONTROLS // GROUP)).astype(int).tolist())
     return [known[GROUP * group + place] for group in chosen for place in range(GROUP)]
-
-
-def window_of(told: Told, design: Design, text: int, start: int, frequencies: float) -> Window:
-    """Return a window's entry in the evidence."""
-    counted = tuple(int(told.counted[first:end].sum()) for first, end in design.blocks)
-    return Window(text=text, start=start, facts=told.facts, counted=counted, frequencies=frequencies)
-
-
-def _tokens(window: Told, number: int) -> int:
-    question, choices = window.questions[number]
-    return len(question) + sum(map(len, choices))
-
-
-def asked_tokens(told: Sequence[Told]) -> int:
-    """Return the tokens of the questions about one window."""
-    return sum(_tokens(told[0], number) for number in range(len(told[0].questions))) if told else 0
 
 
 def _rounded(row: Sequence[float]) -> list[float]:

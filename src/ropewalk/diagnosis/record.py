@@ -206,20 +206,25 @@ class Diagnosis:
         """
         return figure_of(self, name)
 
-    def label(self, method: str) -> str:
-        """Return the names of all methods that share the numbers of one: "ntk = dynamic"."""
-        return " = ".join([method, *(name for name, of in self.methods.items() if of.same_as == method)])
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the methods but crop, each with the names of all that share its numbers: "ntk = dynamic"."""
+        return {
+            method: " = ".join([method, *(name for name, of in self.methods.items() if of.same_as == method)])
+            for method in self.evidence.standings
+            if method != CROP
+        }
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Return the headers and the rows of the ranked table: what works first, then what finds most."""
         evidence, rows = self.evidence, []
-        standings = [one for name, one in evidence.standings.items() if name != CROP]
+        standings = [evidence.standings[name] for name in self.labels]
         extends = self.target > self.trained_length
         standings.sort(
             key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN)
         )
         for one in standings:
-            row = [self.label(one.method), _of(one.beyond, one), _of(one.near, one)]
+            row = [self.labels[one.method], _of(one.beyond, one), _of(one.near, one)]
             if not extends:
                 del row[1]
             elif one.loss is None:

@@ -17,12 +17,20 @@ from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Layout, Told
 from ropewalk.diagnosis.ledger import Ledger
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, config_of
-from ropewalk.diagnosis.reading import Clock, Pace, asked_tokens, duration, fitting_workers, run_jobs, seconds_at_once
+from ropewalk.diagnosis.reading import Clock, Pace, duration, fitting_workers, run_jobs, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
-from ropewalk.diagnosis.rules import Decision, decide, fails
+from ropewalk.diagnosis.rules import (
+    Decision,
+    attach_call,
+    decide,
+    fails,
+    headline,
+    python_call,
+    reasons,
+    windows_in_words,
+)
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
 from ropewalk.diagnosis.windows import LOOKS, Text
-from ropewalk.diagnosis.wording import attach_call, headline, python_call, reasons, windows_in_words
 from ropewalk.methods import METHODS
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
@@ -92,16 +100,16 @@ class RunInterrupted(KeyboardInterrupt):
 class Planned:
     """What is measured for one target.
 
-    - `places`: the text and the first token of each window. `told`: the windows with their facts.
+    - `told`: the windows with their facts. `windows`: the same for the evidence.
     - `engines`: those that can run each method. `first`: the methods of the first answer; the others follow, one by
       one, as long as none works.
     """
 
     plan: Plan
     texts: tuple[Text, ...]
-    places: tuple[tuple[int, int], ...]
     layout: Layout
     told: tuple[Told, ...]
+    windows: tuple[Window, ...]
     engines: Mapping[str, tuple[str, ...]]
     first: tuple[str, ...]
 
@@ -111,7 +119,7 @@ class DoctorRun(Planned):
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
     - `digest`: of the model. `name`: without folders; `model`: its path or name as given, or None for an object.
-    - `inspection`, `scaling`, `kind`: as in the record. `windows`: those of `told`, for the evidence.
+    - `inspection`, `scaling`, `kind`: as in the record.
     - `resumed`: results saved before. `pace`: of the model.
     - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
     - `vocabulary`: its number of tokens. `engine`: for the method.
@@ -126,7 +134,6 @@ class DoctorRun(Planned):
     inspection: Mapping[str, Any]
     scaling: Mapping[str, Any] | None = None
     kind: str
-    windows: tuple[Window, ...]
     ledger: Ledger
     resumed: int = 0
     pace: Pace
@@ -152,7 +159,7 @@ class DoctorRun(Planned):
 
     def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
         """Return the jobs of these methods that are due in the first windows."""
-        return self.plan.due(self.ledger, range(windows), methods, asked_tokens(self.told))
+        return self.plan.due(self.ledger, range(windows), methods, self.told[0].asked)
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure until the answer stands; `progress` as for `doctor`."""
@@ -342,22 +349,19 @@ class DoctorRun(Planned):
             beside = f"In Python, {decision.better}{counted}: {how}"
         if decision.action == "undecided" or (stopped is not None and not decision.settled):
             following, in_words = self._next(count, stopped)
+        shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
-            action=decision.action,
+            **shared,
             headline=headline(decision, design.trained_length, count),
             reasons=reasons(
                 decision, evidence, trained=design.trained_length, target=design.target,
                 texts=[self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])],
                 log_vocabulary=math.log(self.vocabulary),
             ),
-            method=decision.method,
-            length=decision.length,
-            equal=decision.equal,
             engine=self.engine,
             config=config,
             call=call,
             beside=beside,
-            settled=decision.settled,
             stopped=stopped,
             next=following,
             next_sentence=in_words,

@@ -93,17 +93,6 @@ def restored(cache: Any) -> Iterator[None]:
         cache.layers = before
 
 
-def held_bytes(cache: Any) -> list[tuple[int, int | None]]:
-    """Return each layer's bytes, and its maximal number of tokens (None: no limit)."""
-    sizes = []
-    for layer in cache.layers:
-        own = [value for name, value in vars(layer).items() if name not in ("_buffers", "_sliding_window_tensor")]
-        values = [one for value in own for one in (value if isinstance(value, list | tuple) else (value,))]
-        window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-        sizes.append((sum(one.numel() * one.element_size() for one in values if isinstance(one, Tensor)), window))
-    return sizes
-
-
 LOGITS = 2**24  # float32 logits that exist at one time: 64 MiB
 CHECKED = 6  # tokens of the check, read in two chunks
 HEAD_ROWS = 256  # tokens of one product with the head
@@ -193,7 +182,7 @@ class LiveModel:
 
     @torch.inference_mode()
     def check(self) -> list[tuple[int, int | None]]:
-        """Compare logits from two chunks with the model's own forward, and return `held_bytes` of one token.
+        """Compare logits from two chunks with the model's own forward, and return the bytes of one token in each layer.
 
         The second chunk is processed twice, as two branches, if that is possible.
         """
@@ -224,7 +213,10 @@ class LiveModel:
                 cure="Choose a different model: this one cannot be measured.",
             )
         tokens = half if self.branches else CHECKED
-        return [(size // tokens, window) for size, window in held_bytes(cache)]
+        layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
+        return [
+            ((one.keys.nbytes + one.values.nbytes) // tokens, getattr(one, "sliding_window", None)) for one in layers
+        ]
 
 
 def half_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

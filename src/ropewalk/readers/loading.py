@@ -175,10 +175,8 @@ def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32
         file = GGUFFile(source)
         config = foreign_config(file)
 
-    def tensors() -> dict[str, torch.Tensor]:
-        return foreign_tensors(file, config, dtype)
-
-    return _loaded(None, config, str(file.path), tensors, dtype=dtype).eval(), gguf_tokenizer(file)
+    model = _loaded(None, config, str(file.path), lambda: foreign_tensors(file, config, dtype), dtype=dtype)
+    return model.eval(), gguf_tokenizer(file)
 
 
 def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:

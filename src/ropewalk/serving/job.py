@@ -31,37 +31,21 @@ from ropewalk.serving.writable import COMPANIONS, SHARD_BYTES, check_writable, w
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceModel:
-    """A model to extend: its reader, its name in reports, its path or name if any, and the dtype of its weights."""
+def opened(model: Model, trained_length: int | None = None) -> tuple[Reader, torch.dtype]:
+    """Return the reader of a model, and the dtype in which it is written: the one that a checkpoint stores.
 
-    reader: Reader
-    name: str
-    place: str | os.PathLike[str] | None
-    stored: torch.dtype
-
-    @classmethod
-    def open(cls, model: Model, trained_length: int | None = None) -> SourceModel:
-        """Load a checkpoint by its path or name, or use a loaded model; raise `RopeError` as `rw.load`.
-
-        `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is unknown.
-        """
-        place = model if isinstance(model, str | os.PathLike) else None
-        reader, stored = _live(model) if place is None else _checkpoint(place)
-        reader = reader.under(settled_by_length(reader.positions, trained_length))
-        return cls(reader=reader, name=reader.name, place=place, stored=stored)
-
-
-def _checkpoint(place: str | os.PathLike[str]) -> tuple[Reader, torch.dtype]:
-    """Return the reader of a checkpoint, and the dtype that it stores, in which it is written.
-
-    The check by forwards runs in float32 if the stored dtype is slow.
+    The check by forwards runs in float32 if that dtype is slow. `trained_length`: tokens. It also settles whether the
+    model was trained with its scaling, if that is unknown. Raises `RopeError` as `rw.load`.
     """
-    source = Path(place) if isinstance(place, os.PathLike) else place
-    path = find(source)
-    stored = stored_dtype(path)
-    reader = open_reader(source, dtype=fast_dtype(path)[0] or stored)
-    return reader, reader.dtype if stored is None else stored
+    if isinstance(model, str | os.PathLike):
+        path = find(model)
+        stored = stored_dtype(path)
+        reader = open_reader(Path(model) if isinstance(model, os.PathLike) else model,
+                             dtype=fast_dtype(path)[0] or stored)  # fmt: skip
+        stored = reader.dtype if stored is None else stored
+    else:
+        reader, stored = _live(model)
+    return reader.under(settled_by_length(reader.positions, trained_length)), stored
 
 
 def _live(model: Model) -> tuple[Reader, torch.dtype]:

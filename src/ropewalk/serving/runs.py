@@ -23,7 +23,7 @@ from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
-from ropewalk.serving.job import Exported, Model, SourceModel, card, check_out, export, reach_of
+from ropewalk.serving.job import Exported, Model, card, check_out, export, opened, reach_of
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.settings import ApplySettings
 from ropewalk.serving.writable import in_dtype
@@ -129,33 +129,32 @@ def apply(
         return apply_gguf(model, out, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress())
     is_path = isinstance(model, str | os.PathLike)
     place = check_out(out, source=model if is_path else None, overwrite=overwrite)
-    source, reach, adapted = _adapted(model, chosen, choice)
+    stored, reach, adapted = _adapted(model, chosen, choice)
 
     def readme(exported: Exported) -> str:
-        return card(source.name, chosen.method, exported.config)
+        return card(adapted.name, chosen.method, exported.config)
 
     return export(
         adapted,
         place,
         method=chosen.method,
         reach=reach,
-        source=source.place,
-        dtype=source.stored if chosen.dtype is None else dtype_named(chosen.dtype),
+        source=model if is_path else None,
+        dtype=stored if chosen.dtype is None else dtype_named(chosen.dtype),
         overwrite=overwrite,
         length=chosen.length,
         card=readme,
     )
 
 
-def _adapted(model: Model, settings: ApplySettings, choice: Choice | None) -> tuple[SourceModel, Reach, Reader]:
-    """Return the source, the lengths, and the model under its method; raise `RopeError` for what cannot be applied."""
-    source = SourceModel.open(model, settings.trained_length)
+def _adapted(model: Model, settings: ApplySettings, choice: Choice | None) -> tuple[torch.dtype, Reach, Reader]:
+    """Return the stored dtype, the lengths, and the model under its method; raise `RopeError` if it does not apply."""
+    reader, stored = opened(model, settings.trained_length)
     if choice is not None:
-        choice.check_model(source.reader, source.name)
-    reach = reach_of(source.reader.positions, settings)
+        choice.check_model(reader, reader.name)
+    reach = reach_of(reader.positions, settings)
     check_length(settings.length, settings.method, reach)
-    own = source.reader.positions
-    return source, reach, source.reader.under(METHODS[settings.method].positions(own, reach))
+    return stored, reach, reader.under(METHODS[settings.method].positions(reader.positions, reach))
 
 
 def apply_gguf(
@@ -208,8 +207,8 @@ def apply_gguf(
             cure="Apply the method to the model's Hugging Face folder, and convert that with llama.cpp.",
         )
     if choice is not None:
-        source = SourceModel.open(path)
-        choice.check_model(source.reader, source.name)
+        reader, _ = opened(path)
+        choice.check_model(reader, reader.name)
     one_layer = Positions((RopeConfig.from_hf(config_fields(file)),), (None,), (None,))  # all that rotate are alike
     own = settled_by_length(one_layer, settings.trained_length)
     reach = reach_of(own, settings)
