@@ -68,6 +68,8 @@ def test_nothing_to_turn(shape, place):
         x = torch.zeros(shape, device=place.device)
         cos, sin = torch.ones(shape[1], 4, device=place.device), torch.zeros(shape[1], 4, device=place.device)
         assert rw.rotate(x, cos, sin, **options).shape == shape
+        apart = torch.ones(shape[1], 8, device=place.device)[:, ::2]  # empty, its strides count as contiguous
+        assert rw.rotate(x, apart, apart, **options).shape == shape
         assert rw.rotate(x, cos, sin, out=torch.empty_like(x), **options).shape == shape
         assert rw.rotate(x, cos, sin, inplace=True, **options) is x
         leaf = x.clone().requires_grad_()
