@@ -265,6 +265,7 @@ def test_any_value_is_used_or_refused(name: str) -> None:
     assert (read > 5, refused > 60) == (True, True)
 
 
+@pytest.mark.rejects
 def test_a_decoder_of_any_size_is_built_or_refused(tmp_path: Path) -> None:
     """Our own decoder's config.json, too."""
     for path in places(CONFIGS["plain"]):
