@@ -412,24 +412,14 @@ def _texts(model: object, settings: DoctorSettings, reader: Reader) -> tuple[Tex
     assert reader.tokenizer is not None
     tokens = (settings.target or 4 * (settings.trained_length or reader.trained_length or 0)) * MOST_WINDOWS
     most = min(2**30, max(LEAST_BYTES, 16 * tokens))
-    packaged = settings.text is None and model != BUILT_IN
-    return Text.encode(default_texts() if packaged else texts_of(settings.text, most), reader.tokenizer)
-
-
-def texts_of(text: TextSource, most: int = LEAST_BYTES) -> list[tuple[str, str]]:
-    """Return the name and the contents of each text: a file or a folder, several, or a list of such pairs.
-
-    At most `most` bytes of a file are read. Raises `RopeError` as `read_texts`, and for anything else.
-
-    >>> texts_of([("a", "words")])
-    [('a', 'words')]
-    """
+    if settings.text is None and model != BUILT_IN:
+        return Text.encode(default_texts(), reader.tokenizer)
+    text, found = settings.text, list[tuple[str, str]]()
     given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
-    found: list[tuple[str, str]] = []
     for one in given:
         pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
         found += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
-    return found
+    return Text.encode(found, reader.tokenizer)
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, str | None]:

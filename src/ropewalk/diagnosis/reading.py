@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ropewalk.diagnosis.evidence import WindowReading
 from ropewalk.diagnosis.facts import GROUP, Layout, Told
-from ropewalk.diagnosis.ledger import Ledger
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, Work
 from ropewalk.diagnosis.windows import Design
 from ropewalk.errors import RopeError
@@ -53,40 +52,6 @@ def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
     return max(1, min(torch.get_num_threads(), jobs, CACHE_BYTES // max(1, reader.cache_bytes(target))))
 
 
-def run_jobs(
-    reader: Reader,
-    plan: Plan,
-    layout: Layout,
-    told: Sequence[Told],
-    ledger: Ledger,
-    jobs: Sequence[Job],
-    *,
-    workers: int = 1,
-    progress: Progress | None = None,
-    until: Callable[[], bool] = lambda: False,
-) -> None:
-    """Read the windows of these jobs, several at a time, and save each result as it is computed.
-
-    - `told`: the windows with their facts. `workers`: jobs at one time, each on its share of the cores.
-    - `until`: no job begins after it returns True.
-
-    A KeyboardInterrupt passes through; finished results are in the ledger. Raises `RopeError` if a loss is not finite.
-    """
-    levels: dict[int, float] = {}
-
-    def measure(job: Job, advance: Advance) -> None:
-        started = time.perf_counter()
-        variant, window = reader.under(plan.positions[job.method]), told[job.window]
-        if job.method == CROP:
-            found = _read_cropped(variant, window, plan.design, job.window, advance)
-        else:
-            found = _read(variant, window, plan.design, layout, job, levels, advance)
-        timed = dataclasses.replace(found, seconds=round(time.perf_counter() - started, 3))
-        ledger.add(job.key, dataclasses.asdict(timed))
-
-    at_once(jobs, measure, workers=workers, progress=progress, until=until)
-
-
 def at_once(
     jobs: Sequence[Job],
     measure: Callable[[Job, Advance], None],
@@ -97,6 +62,7 @@ def at_once(
 ) -> None:
     """Measure jobs in a pool of threads; the first exception is raised after all have ended.
 
+    - `workers`: jobs at one time. `until`: no job begins after it returns True.
     - `measure`: gets a job and a function to call with processed tokens. That function counts them, gives the thread
       its current share of the cores, and raises `Stopped` after an exception in another thread.
     """
@@ -140,6 +106,23 @@ def at_once(
                 raise
     finally:
         torch.set_num_threads(cores)  # a worker's setting is also the default of later threads
+
+
+def read_job(
+    reader: Reader, plan: Plan, layout: Layout, window: Told, job: Job, levels: dict[int, float], advance: Advance
+) -> dict[str, Any]:
+    """Read the window of a job under its method, and return the result for the ledger.
+
+    - `levels`: plain's loss within the trained length, by window, as far as it is known.
+
+    Raises `RopeError` if a loss is not finite.
+    """
+    started, variant = time.perf_counter(), reader.under(plan.positions[job.method])
+    if job.method == CROP:
+        found = _read_cropped(variant, window, plan.design, job.window, advance)
+    else:
+        found = _read(variant, window, plan.design, layout, job, levels, advance)
+    return dataclasses.asdict(dataclasses.replace(found, seconds=round(time.perf_counter() - started, 3)))
 
 
 def _read(

@@ -17,7 +17,7 @@ from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Layout, Told
 from ropewalk.diagnosis.ledger import Ledger
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, config_of
-from ropewalk.diagnosis.reading import Clock, Pace, duration, fitting_workers, run_jobs, seconds_at_once
+from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
 from ropewalk.diagnosis.rules import (
     Decision,
@@ -34,7 +34,7 @@ from ropewalk.diagnosis.windows import LOOKS, Text
 from ropewalk.methods import METHODS
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
-from ropewalk.readers.reader import Reader
+from ropewalk.readers.reader import Advance, Reader
 from ropewalk.version import __version__
 
 SAFETY = 1.1  # of an estimate of time
@@ -251,10 +251,14 @@ class DoctorRun(Planned):
         if not from_first(needed or time_needed <= left):
             return False
         expect(display, sum(job.work.tokens for job in first))
-        run_jobs(
-            self.reader, self.plan, self.layout, self.told, self.ledger, first, workers=workers, progress=display,
-            until=lambda: not needed and self._seconds_left() <= 0,
-        )  # fmt: skip
+        levels: dict[int, float] = {}
+
+        def measure(job: Job, advance: Advance) -> None:
+            window = self.told[job.window]
+            self.ledger.add(job.key, read_job(self.reader, self.plan, self.layout, window, job, levels, advance))
+
+        at_once(first, measure, workers=workers, progress=display,
+                until=lambda: not needed and self._seconds_left() <= 0)  # fmt: skip
         self.ledger.gather()
         return not self.due(count, methods)
 
