@@ -242,6 +242,25 @@ def verify() -> str:
     )
 
 
+def verify_servers() -> str:
+    """Return the verdict about each server of SmolLM2 in llama.cpp at defaults, and its cost."""
+    record = document("verify-servers.json")
+
+    def cells(one: Record) -> list[str]:
+        hidden = "; ".join(f"{effect['name']} ({effect['nats']:.3f} nats)" for effect in one["not_excluded"])
+        if one["kind"] == "as expected":
+            verdict = "as expected" + (f"; not excluded: {hidden}" if hidden else "")
+        else:
+            first, *others = one["named"]
+            verdict = f"applies {first}" + (f", or one of {len(others)} that resemble it" if others else "")
+        expect = {"plain": "plain", "pi:2": "linear 2"}.get(one["expect"], one["expect"].replace(":", " "))
+        return [one["weights"], one["applied"], expect, verdict, f"{one['noise']:.3f}", str(one["requests"]),
+                f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}"]  # fmt: skip
+
+    heads = ["weights", "server", "expected", "verdict", "noise, nats", "requests", "seconds", "processor seconds"]
+    return f"{table(heads, list(map(cells, record['servers'])))}\n\n{where(record)}."
+
+
 FAULTS = {
     "no scaling": "scaling ignored", "no rotation": "no rotation", "the other pairing": "the other pairing",
     "partial factor": "rotary width", "theta's exponents": "exponents over the whole head", "theta": "another theta",
@@ -300,7 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chance": chance, "agreement": agreement, "answers": answers, "power": power,
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
-    "models": models, "verify": verify, "verify-faults": verify_faults,
+    "models": models, "verify": verify, "verify-servers": verify_servers, "verify-faults": verify_faults,
     "golden": golden, **EXTENSION["TABLES"], **STATUS["TABLES"],
 }  # fmt: skip
 

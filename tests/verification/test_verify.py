@@ -200,12 +200,18 @@ def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
 
 
 @pytest.mark.parametrize(
-    ("apart", "kind"), [(0.02, "as expected"), (0.4, "other")], ids=["below the noise", "above the noise"]
+    ("apart", "expect", "other", "kind"),
+    [
+        (0.02, "yarn:2", "yarn with beta_fast times 0.5", "as expected"),
+        (0.02, None, "theta 12500", "undecided"),  # the resolution of every verdict
+        (0.4, None, "theta 12500", "other"),
+    ],
+    ids=["small by nature", "below the noise", "above the noise"],
 )
-def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, kind):
+def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other, kind):
     """Answers with an error of 0.1 nats around a hypothesis so far from the expected one, which they also fit."""
-    check = Check(our_side(small), NoEngine("noisy"))
-    first, other = check.first.name, "theta 12500"
+    check = Check(our_side(small, expect=expect), NoEngine("noisy"))
+    first = check.first.name
     check.alive = {name: check.all[name] for name in (first, other)}
     generator = torch.Generator().manual_seed(0)
     for _ in range(16):
@@ -222,8 +228,11 @@ def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, kind):
     assert outcome.kind == kind
     if kind == "as expected":
         assert [effect.name for effect in outcome.hidden] == [other]
-        assert "theta 12500 (its effect, 0.016 nats, is below the engine's noise, 0.079 nats)" in outcome.sentence
+        assert f"{other} (its effect, 0.016 nats, is below the engine's noise, 0.079 nats)" in outcome.sentence
         assert outcome.needs is None, "the trained length has been asked"
+    if kind == "undecided":
+        longest = dataclasses.replace(outcome, needs=None).sentence
+        assert longest.endswith("needs an engine with less noise than 0.079 nats, such as 8-bit weights.")
 
 
 def test_other_weights_are_none_of_these(small, verify):

@@ -32,58 +32,25 @@ CHOSEN = ("method", "target", "length", "trained_length")
 """The settings that a record contains."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The recommendation of a doctor's record.
+def _over(record: Recorded, settings: ApplySettings) -> ApplySettings:
+    """Return the settings with the record's method and lengths; raise `RopeError` if they contain one of these."""
+    fields = ApplySettings.__dataclass_fields__
+    given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
+    if given:
+        refuse_beside_a_record(given)
+    lengths = {name: getattr(record, name) for name in CHOSEN if name != "method"}
+    return dataclasses.replace(settings, method=record.recommended("extend"), **lengths)
 
-    - `settings`: the method, the target, the length to state and the trained length.
-    - `model`: its name. `digest`: of the model in `dtype`.
-    """
 
-    settings: Mapping[str, Any]
-    model: str
-    digest: str
-    dtype: torch.dtype
-
-    @classmethod
-    def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Choice:
-        """Load a record: a file from `ropewalk doctor --json`, or its content.
-
-        **Raises:** `RopeError` for any other file, and for an action other than "extend".
-        """
-        found = Recorded.read(record)
-        return cls(
-            settings={
-                "method": found.recommended("extend"),
-                "target": found.target,
-                "length": found.length,
-                "trained_length": found.trained_length,
-            },
-            model=found.model,
-            digest=found.digest,
-            dtype=dtype_named(found.dtype),
+def _check_model(record: Recorded, reader: Reader, name: str) -> None:
+    """Raise `RopeError` unless the model is bitwise equal to the measured one."""
+    digest = in_dtype(reader, dtype_named(record.dtype)).digest()
+    if digest != record.digest:
+        raise RopeError(
+            "extend: the record belongs to a different model.",
+            facts={"model": f"{name}, digest {digest}", "record": f"{record.model}, digest {record.digest}"},
+            cure="Pass the model of the record, or measure this one.",
         )
-
-    def over(self, settings: ApplySettings) -> ApplySettings:
-        """Return these settings with the record's method and lengths.
-
-        **Raises:** `RopeError` if `settings` contain a method or a length, which would be ignored.
-        """
-        fields = ApplySettings.__dataclass_fields__
-        given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
-        if given:
-            refuse_beside_a_record(given)
-        return dataclasses.replace(settings, **self.settings)
-
-    def check_model(self, reader: Reader, name: str) -> None:
-        """Raise `RopeError` unless the model is bitwise equal to the measured one."""
-        digest = in_dtype(reader, self.dtype).digest()
-        if digest != self.digest:
-            raise RopeError(
-                "extend: the record belongs to a different model.",
-                facts={"model": f"{name}, digest {digest}", "record": f"{self.model}, digest {self.digest}"},
-                cure="Pass the model of the record, or measure this one.",
-            )
 
 
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
@@ -122,9 +89,9 @@ def apply(
     ...     done.config["max_position_embeddings"]
     1024
     """
-    choice = None if record is None else Choice.read(record)
+    choice = None if record is None else Recorded.read(record)
     chosen = settings or ApplySettings()
-    chosen = chosen if choice is None else choice.over(chosen)
+    chosen = chosen if choice is None else _over(choice, chosen)
     if as_path(out, "extend").suffix == ".gguf":
         return apply_gguf(model, out, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress())
     is_path = isinstance(model, str | os.PathLike)
@@ -147,11 +114,11 @@ def apply(
     )
 
 
-def _adapted(model: Model, settings: ApplySettings, choice: Choice | None) -> tuple[torch.dtype, Reach, Reader]:
+def _adapted(model: Model, settings: ApplySettings, choice: Recorded | None) -> tuple[torch.dtype, Reach, Reader]:
     """Return the stored dtype, the lengths, and the model under its method; raise `RopeError` if it does not apply."""
     reader, stored = opened(model, settings.trained_length)
     if choice is not None:
-        choice.check_model(reader, reader.name)
+        _check_model(choice, reader, reader.name)
     reach = reach_of(reader.positions, settings)
     check_length(settings.length, settings.method, reach)
     return stored, reach, reader.under(METHODS[settings.method].positions(reader.positions, reach))
@@ -161,7 +128,7 @@ def apply_gguf(
     model: Model,
     out: str | os.PathLike[str],
     settings: ApplySettings,
-    choice: Choice | None,
+    choice: Recorded | None,
     *,
     overwrite: bool,
     progress: Progress,
@@ -208,7 +175,7 @@ def apply_gguf(
         )
     if choice is not None:
         reader, _ = opened(path)
-        choice.check_model(reader, reader.name)
+        _check_model(choice, reader, reader.name)
     one_layer = Positions((RopeConfig.from_hf(config_fields(file)),), (None,), (None,))  # all that rotate are alike
     own = settled_by_length(one_layer, settings.trained_length)
     reach = reach_of(own, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,7 @@ NOISE = 3.0  # the largest misfit of a right hypothesis, in units of the error o
 LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
 OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
 EXACT = 1e-3  # nats: a smaller misfit is rounding
+SMALL = re.compile("one too (far|few)|bfloat16|beta_|_freq_factor|rounded bounds")  # effects that noise may hide
 TWICE = 2.0  # times the best misfit: a hypothesis with a larger one is refuted
 
 
@@ -233,7 +235,7 @@ class Check:
             if first > last:
                 return
             yield first, last
-            if last >= self.up_to and all(self._effect(name, self._best()).hidden for name in self._open()):
+            if last >= self.up_to and all(self._hidden(name, self._best()) for name in self._open()):
                 return  # longer prompts are not what the verdict covers
             needed = min(self._needs(name) for name in self._open())
             if needed > last:  # shorter prompts cannot decide
@@ -473,6 +475,10 @@ class Check:
         noise = max(misfit(telling, best), self.repeated or 0.0)
         return Effect(name, float(np.mean(apart)) if len(apart) >= 3 else math.nan, noise)
 
+    def _hidden(self, name: str, best: str) -> bool:
+        """Return whether the noise hides a hypothesis whose effect is small by nature: a verdict only names it."""
+        return SMALL.search(name) is not None and self._effect(name, best).hidden
+
     def _same(self, one: str, other: str, tokens: int) -> bool:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
 
@@ -493,7 +499,7 @@ class Check:
         if self.first.name in left and (self.all[best].minor or self._effect(self.first.name, best).hidden):
             left = left - {self.first.name} | {best}
             best = self.first.name
-        hidden = {name for name in left if self.all[name].minor or self._effect(name, best).hidden}
+        hidden = {name for name in left if self.all[name].minor or self._hidden(name, best)}
         applied = (best, *sorted(left, key=lambda name: misfit(self.questions, name)))
         named = tuple(self.expected if name == self.first.name else name for name in applied)
 
@@ -524,7 +530,9 @@ class Check:
             return outcome(
                 "as expected", hidden=effects, needs=length if grows and (length or 0) > self.up_to else None
             )
-        return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length)
+        noise = max((one.noise for name in left - hidden if (one := self._effect(name, best)).hidden), default=None)
+        less = "" if noise is None else f"an engine with less noise than {noise:.2g} nats, such as 8-bit weights"
+        return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length, detail=less)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
         """Return the result with the fit of every hypothesis, the likeliest first."""
