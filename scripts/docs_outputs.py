@@ -1,6 +1,7 @@
 """Run the code of the pages in docs/, and rewrite or check its printed output.
 
     python scripts/docs_outputs.py [--check] [PAGE ...]
+    python scripts/docs_outputs.py --words      # the words of each page, and of all that are not generated
 
 A page's python blocks run one after another in one namespace, with the repository as working folder. The `text` block
 titled "Output" after a block is its output.
@@ -26,6 +27,9 @@ BLOCK = re.compile(
     r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?",
     re.DOTALL,
 )
+
+NO_PROSE = re.compile(r"^ *```.*?^ *```|<!--.*?-->", re.DOTALL | re.MULTILINE)
+GENERATED = ("models.md",)
 
 
 class Ran(NamedTuple):
@@ -74,11 +78,27 @@ def too_large(page: Path) -> list[str]:
     return long + [line for block in blocks for line in block if len(line) > WIDEST]
 
 
+def words() -> dict[str, int]:
+    """Return the words of each page: parts between spaces that contain a letter, outside code blocks and comments."""
+    texts = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
+    return {
+        name: sum(any(map(str.isalpha, word)) for word in NO_PROSE.sub("", text).split())
+        for name, text in texts.items()
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
+    parser.add_argument("--words", action="store_true", help="print the words of each page outside code; run nothing")
     parser.add_argument("pages", nargs="*", type=Path)
     arguments = parser.parse_args()
+    if arguments.words:
+        counts = words()
+        print(*(f"{count:6,} {name}" for name, count in counts.items()), sep="\n")
+        written = sum(count for name, count in counts.items() if name not in GENERATED)
+        print(f"{written:6,} in {len(counts)} pages, without {', '.join(GENERATED)}")
+        return 0
     different = 0
     for page in [path.resolve() for path in arguments.pages] or pages():
         ran = run_page(page)

@@ -66,30 +66,43 @@ def agreement() -> str:
     return table(heads, rows)
 
 
+def smollm2() -> str:
+    """Return what the doctor found about SmolLM2 at twice its trained length."""
+    record = document("doctor-smollm2-16k.json")
+    rows = []
+    for name, one in record["evidence"]["standings"].items():
+        if one["beyond"] is not None:
+            half = one["half"]
+            reach = f"about {half['tokens']:,} ({half['low']:,} to {half['high']:,})" if half["tokens"] else (
+                f"the end (at least {half['low']:,})")  # fmt: skip
+            rows.append([name, *(f"{one[key]['found']} of {one[key]['asked']}" for key in ("beyond", "near")), reach,
+                         *(f"{one[key]['value']:+.2f}" for key in ("loss", "cost"))])  # fmt: skip
+    heads = ["method", "finds beyond (chance 1 in 4)", "near", "falls to half at, tokens back", "loss less crop's"]
+    return f"{table([*heads, 'cost'], rows)}\n\nThe answer: {record['verdict']['headline']}"
+
+
 def answers() -> str:
     """Return the doctor's answers about SmolLM2 on texts that are not in the repository, with their times."""
     rows = [
-        [case, f"{one['characters']:,}", one["answer"], f"{one['seconds']:,}", f"{one['processor_seconds']:,}"]
+        [case, ". ".join(one["answer"].split(". ")[:2]), f"{one['seconds']:,}", f"{one['processor_seconds']:,}"]
         for case, one in document("doctor-answers.json").items()
     ]
-    return table(["text", "characters", "answer", "seconds", "processor seconds"], rows)
+    return table(["text", "answer", "seconds", "processor seconds"], rows)
 
 
 def power() -> str:
     """Return the share of simulated runs that show a method."""
+    of_kind: dict[tuple[float, int], list[Record]] = {}
+    for one in document("facts.json")["power"]:
+        of_kind.setdefault((one["share"], one["far_facts"]), []).append(one)
+    windows = [one["windows"] for one in next(iter(of_kind.values()))]
     rows = [
-        [f"{100 * one['share']:.0f} %", str(one["far_facts"]), str(one["windows"]), f"{one['shown']:.2f}",
-         f"{one['told_from_15_points_less']:.2f}"]
-        for one in document("facts.json")["power"]
+        [f"{100 * share:.0f} %", str(facts), *(f"{one['shown']:.2f}" for one in runs),
+         f"{runs[-1]['told_from_15_points_less']:.2f}"]
+        for (share, facts), runs in of_kind.items()
     ]  # fmt: skip
-    heads = [
-        "the method finds",
-        "far facts in a window",
-        "windows",
-        "shown to work",
-        "distinguished from 15 points less",
-    ]
-    return table(heads, rows)
+    heads = ["the method finds", "far facts in a window", *(f"shown after {count}" for count in windows)]
+    return table([*heads, f"distinguished after {windows[-1]}"], rows)
 
 
 def rotation() -> str:
@@ -304,23 +317,12 @@ def verify_faults() -> str:
     return f"{table(heads, rows)}\n\nMedians over models and faults; errors of 0 and 0.1 nats on each log-probability."
 
 
-def golden() -> str:
-    """Return the size of golden files and the time that they take."""
-    record = document("verify-confusion.json")
-    rows = [
-        [one["model"].removesuffix("-Instruct.Q4_1"), one["expected"], str(one["hypotheses"]), str(one["prompts"]),
-         f"{one['bytes'] / 1000:.0f} kB", f"{one['seconds']:.0f} s"]
-        for one in record["golden_files"]
-    ]  # fmt: skip
-    return table(["model", "expected", "hypotheses", "prompts", "size", "to write"], rows) + f"\n\n{where(record)}."
-
-
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "agreement": agreement, "answers": answers, "power": power,
+    "chance": chance, "agreement": agreement, "smollm2": smollm2, "answers": answers, "power": power,
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-servers": verify_servers, "verify-faults": verify_faults,
-    "golden": golden, **EXTENSION["TABLES"], **STATUS["TABLES"],
+    **EXTENSION["TABLES"], **STATUS["TABLES"],
 }  # fmt: skip
 
 

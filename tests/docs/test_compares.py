@@ -13,11 +13,12 @@ import torch
 
 import ropewalk as rw
 
-PAGE = Path(__file__).parents[2] / "docs" / "compares.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use.md"
 if not PAGE.exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
+SECTION = PAGE.read_text().partition("## How it compares")[2]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")]
-        for line in PAGE.read_text().splitlines() if line.startswith("|")]  # fmt: skip
+        for line in SECTION.splitlines() if line.startswith("|")]  # fmt: skip
 HEADS = ["ropewalk", "transformers", "rotary-embedding-torch", "x-transformers", "flash-attention", "Liger"]
 TABLE = {row[0]: dict(zip(HEADS, row[1:], strict=True)) for row in ROWS[2:]}
 

@@ -35,7 +35,7 @@ def fragments(output):
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("quickstart.md", 2), ("extending.md", 1), ("serve.md", 6), ("vectors.md", 1)]
+    ("page", "least"), [("install.md", 2), ("extending.md", 1), ("serve.md", 6), ("vectors.md", 1)]
 )
 def test_quick_commands_print_what_the_page_shows(page, least, tmp_path, monkeypatch, capsys):
     """Each in a folder with the built-in model as `my-model`, its config, and the record of `ropewalk doctor tiny`."""

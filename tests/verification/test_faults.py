@@ -1,4 +1,4 @@
-"""Engines with one fault of 2026 each: the fault is named; `docs/explanation/verify.md` lists them."""
+"""Engines with one fault of 2026 each: the fault is named; `docs/verify.md` lists them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Golden predictions: our side of a check in a JSON file, to check engines without weights.
 
-`docs/golden.md` describes the format; `golden.schema.json`, next to this module, is its JSON schema.
+`golden.schema.json`, next to this module, describes the format.
 """
 
 from __future__ import annotations
