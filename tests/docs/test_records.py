@@ -179,7 +179,7 @@ def test_verify_servers():
     """No server of SmolLM2 is undecided or called wrong, and the page has a row for each."""
     record = json.loads((RESULTS / "verify-servers.json").read_text())
     runs = record["servers"]
-    assert {"Q4_1", "F16"} <= {run["weights"] for run in runs}
+    assert len(runs) == 18
     assert all(run["kind"] == run["right"] and run["exit_status"] == (run["kind"] != "as expected") for run in runs)
     assert all(effect["nats"] < effect["noise"] for run in runs for effect in run["not_excluded"])
 

@@ -232,7 +232,7 @@ def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other
         assert outcome.needs is None, "the trained length has been asked"
     if kind == "undecided":
         longest = dataclasses.replace(outcome, needs=None).sentence
-        assert longest.endswith("needs an engine with less noise than 0.079 nats, such as 8-bit weights.")
+        assert longest.endswith("needs an engine with less noise than 0.079 nats, such as 16-bit weights.")
 
 
 def test_other_weights_are_none_of_these(small, verify):

@@ -531,7 +531,7 @@ class Check:
                 "as expected", hidden=effects, needs=length if grows and (length or 0) > self.up_to else None
             )
         noise = max((one.noise for name in left - hidden if (one := self._effect(name, best)).hidden), default=None)
-        less = "" if noise is None else f"an engine with less noise than {noise:.2g} nats, such as 8-bit weights"
+        less = "" if noise is None else f"an engine with less noise than {noise:.2g} nats, such as 16-bit weights"
         return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length, detail=less)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
