@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
@@ -84,11 +84,6 @@ class Generates(Protocol):
         `beside`: a longer prompt in the same request, if not empty; its tokens are not returned. An engine may pad the
         shorter prompt on the left.
         """
-
-
-def generates(engine: object) -> TypeGuard[Generates]:
-    """Return whether the engine generates several tokens."""
-    return isinstance(engine, Generates)
 
 
 @dataclass(frozen=True)

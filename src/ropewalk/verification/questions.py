@@ -103,11 +103,6 @@ class Side(Protocol):
         """Return prompts with generated tokens, and predictions under hypotheses about positions in decoding."""
 
 
-def lengths_of_confirming(last: int) -> list[int]:
-    """Return the lengths in tokens of prompts that confirm a verdict for `last` tokens."""
-    return candidates(last - last // 16, last, CONFIRMING)
-
-
 @dataclass
 class OurSide:
     """Predictions of our own model.
@@ -187,7 +182,7 @@ class OurSide:
 
     def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[PromptQuestion]:
         """Predict for prompts of about `last` tokens, and for their ends, by length."""
-        ids, lengths = self.prompt(0.9, last), lengths_of_confirming(last)
+        ids, lengths = self.prompt(0.9, last), candidates(last - last // 16, last, CONFIRMING)
         kept = sorted({max(1, int(share * last)) for share in ENDS}) if ends else []
         begin_stage(progress, last + sum(kept) * len(lengths))
         progress.begin(f"our prediction for {last:,} tokens", last)

@@ -32,7 +32,6 @@ from ropewalk.verification.engine import (
     NoText,
     TokenizerTexts,
     TooLong,
-    generates,
 )
 from ropewalk.verification.hypotheses import expected_positions, first_difference
 from ropewalk.verification.outcome import (
@@ -335,7 +334,8 @@ class Check:
         Positions may be right in prompts and wrong after the first generated token, which is processed separately, or
         wrong only in a batch with a padded prompt.
         """
-        if not generates(self.engine):
+        engine = self.engine
+        if not isinstance(engine, Generates):
             return outcome
         questions = [
             one
@@ -349,7 +349,7 @@ class Check:
             ([question for question in questions if question not in longer], True, "generated tokens of a batch"),
             (longer, False, "tokens generated after long prompts"),
         ):
-            rows = list(self._generated(self.engine, asked, beside=beside))
+            rows = list(self._generated(engine, asked, beside=beside))
             probes = [Probe.joined(row) for row in rows]
             faults = {fault for probe in probes for fault in probe.predictions if fault != name}
             names = [name, *sorted(fault for fault in faults if ("batch" in fault) == beside)]
