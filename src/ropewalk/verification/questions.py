@@ -200,7 +200,7 @@ class OurSide:
     def decoding(self, progress: Progress) -> list[PromptQuestion]:
         """Predict after each generated token of some prompts, chosen because their likeliest tokens lead clearly."""
         found, prompts = list[PromptQuestion](), 0
-        last = min(48, self.up_to - STEPS - PADDING)
+        last = min(64, self.up_to - STEPS - PADDING)
         if last < 8 or not in_decoding(self.positions, 8):
             return found
         for index in range(3 * DECODING):
