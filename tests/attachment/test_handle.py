@@ -224,7 +224,7 @@ def test_readmes_python(outliers, tmp_path, monkeypatch, capsys):
     doctor = rw.doctor
     options = {"text": [str(tmp_path / "text.txt")], "methods": ("plain",), "windows": 1, "trained_length": 256}
     monkeypatch.setattr(rw, "doctor", lambda model, target: doctor(model, target=512, **options), raising=False)
-    code = re.search(r"## Python\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = {}
     exec(code[1].replace("folder/", str(outliers)).replace("32768", "256"), names)
     assert capsys.readouterr().out.strip()

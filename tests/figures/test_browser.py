@@ -63,7 +63,7 @@ def test_every_control_of_every_picture_moves(chromium, address, width):
         watched.page.wait_for_timeout(60)
         assert moved, f"{name} has no control"
         assert watched.page.inner_html(f"#{name} .drawn") != before, f"{name} does not change"
-        assert watched.page.inner_text(f"#{name} .caption").strip(), f"{name} says nothing in words"
+        watched.page.wait_for_function(f"document.querySelector('#{name} .caption').innerText.trim() !== ''")
         assert watched.errors == [], name
     assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
     watched.assert_quiet()

@@ -80,12 +80,12 @@ def test_a_launch_that_was_killed_resumes(text, alone, tmp_path):
     dies = CODE.replace(
         "with rw.processes",
         """
-from ropewalk.diagnosis import plan
+from ropewalk.diagnosis import reading
 def check(*_):
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
 if __import__("os").environ["RANK"] == "1":
-    plan._check_finite = check
+    reading._check_finite = check
 with rw.processes""",
     )
     (tmp_path / "dies.py").write_text(dies)

@@ -59,7 +59,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     The values have the types of `function`'s annotations: lengths are ints, settings are dataclasses. The command
     raises `RopeError` for an invalid value before it calls `function`.
 
-    >>> @dataclass(frozen=True)
+    >>> @dataclasses.dataclass(frozen=True)
     ... class Settings:
     ...     target: int = dataclasses.field(default=512, metadata={"help": "Tokens.", "unit": "tokens"})
     >>> def measure(model: str, settings: Settings) -> None:
