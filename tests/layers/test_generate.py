@@ -267,6 +267,13 @@ def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> Non
         assert sample(logits, draws_of(0, 30), temperature=temperature, **cut) == greedy  # type: ignore[arg-type]
 
 
+def test_one_candidate_is_greedy() -> None:
+    """`top_k=1` is the least that is possible, and leaves the likeliest token."""
+    model, prompts = make(None), [[1, 2, 3], [4, 5, 6]]
+    one = generate(model, prompts, max_new_tokens=5, temperature=1.0, top_k=1)
+    assert one == generate(model, prompts, max_new_tokens=5)
+
+
 def test_tables_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step builds the tables of its new tokens alone."""
     sizes = []

@@ -342,3 +342,14 @@ def test_null_where_transformers_has_a_meaning_for_it() -> None:
     for key in list(YARN)[4:-1]:
         assert read({**without, key: None}) == read(without)
     assert rw.RopeConfig.from_hf({**LLAMA, "head_dim": None, "rope_theta": 1e4}).head_dim == 16
+
+
+@pytest.mark.parametrize("longest", [None, 4096])
+def test_a_length_before_the_scaling_is_not_the_scaled_one(longest):
+    """Without a stated length, or with the original one, the rule's own target counts."""
+    config = rw.RopeConfig(
+        64, interleaved=False, scaling=rw.scaling.YaRN(4.0, original_max_position_embeddings=4096),
+        max_position_embeddings=longest,
+    )  # fmt: skip
+    assert config.scaled_length == 16_384
+    assert dataclasses.replace(config, max_position_embeddings=10_000).scaled_length == 10_000
