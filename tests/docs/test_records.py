@@ -108,9 +108,10 @@ def test_methods():
     record = json.loads((RESULTS / "method-costs.json").read_text())
     plain, lines = record["methods"]["plain"], MADE["TABLES"]["methods"]().splitlines()
     heads, _, *table = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
-    titles = {engine.lower(): engine for engine in heads[4:9]}
+    end = 4 + len(ENGINES)  # of the columns of engines
+    titles = {engine.lower(): engine for engine in heads[4:end]}
     assert set(titles) == set(ENGINES)
-    assert heads[1:4] + heads[9:] == [
+    assert heads[1:4] + heads[end:] == [
         "effect",
         "needs tuning",
         "in config.json",
@@ -122,10 +123,10 @@ def test_methods():
     found = {re.match(r"\[`(.+?)`\]\(#\1\)", title)[1]: cells for title, *cells in table}
     assert list(found) == list(METHODS)
     for name, method in METHODS.items():
-        effect, tuning, config, *engines = found[name][:8]
+        effect, tuning, config = found[name][:3]
         assert (effect, tuning) == (method.changes, "yes" if method.needs_tuning else "no")
         assert config == (method.config or "none")
-        runs = dict(zip(heads[4:9], (cell.rstrip("\\*") for cell in engines), strict=True))
+        runs = dict(zip(heads[4:end], (cell.rstrip("\\*") for cell in found[name][3 : end - 1]), strict=True))
         for engine in ENGINES:
             if method.extends and method.config is None:
                 assert runs[titles[engine]] == "no"
@@ -135,14 +136,14 @@ def test_methods():
                 assert why_not(engine, name, None) is None
         one = record["methods"].get(name)
         if one is None:
-            assert found[name][8:11] == ["", "", ""]
+            assert found[name][end - 1 : end + 2] == ["", "", ""]
             continue
         measured = [one[kind]["p50"] / plain[kind]["p50"] for kind in ("decode", "prefill")]
         memory = sum(one[key] for key in ("cache_bytes", "temporary_bytes"))
         measured.append(memory / (plain["cache_bytes"] + plain["temporary_bytes"]))
-        assert [float(cell) for cell in found[name][8:11]] == pytest.approx(measured, abs=0.006)
-        assert found[name][11] == (f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else "")
-    assert [cell.rstrip("\\*") for cell in found["yarn"][3:8]] == ["yes"] * 5
+        assert [float(cell) for cell in found[name][end - 1 : end + 2]] == pytest.approx(measured, abs=0.006)
+        assert found[name][end + 2] == (f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else "")
+    assert [cell.rstrip("\\*") for cell in found["yarn"][3 : end - 1]] == ["yes"] * len(ENGINES)
     assert found["dynamic"][3:8] == ["yes\\*", "no", "no", "no", "no"]
     assert found["resonance"][3:5] == ["yes", "yes"]
 
