@@ -142,7 +142,9 @@ def test_methods():
         memory = sum(one[key] for key in ("cache_bytes", "temporary_bytes"))
         measured.append(memory / (plain["cache_bytes"] + plain["temporary_bytes"]))
         assert [float(cell) for cell in found[name][end - 1 : end + 2]] == pytest.approx(measured, abs=0.006)
-        assert found[name][end + 2] == (f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else "")
+        assert found[name][end + 2] == (
+            f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
+        )
     assert [cell.rstrip("\\*") for cell in found["yarn"][3 : end - 1]] == ["yes"] * len(ENGINES)
     assert found["dynamic"][3:8] == ["yes\\*", "no", "no", "no", "no"]
     assert found["resonance"][3:5] == ["yes", "yes"]

@@ -255,7 +255,7 @@ METHOD_TABLE: tuple[Method, ...] = (
     _frequencies(
         name="ntk",
         priority=3,
-        changes="Raises theta: slows slow pairs by the factor, fast ones hardly.",
+        changes="Raises theta: divides the slowest frequency by the factor, and hardly changes the fastest.",
         config="a larger rope_theta",
         scaling=lambda rope, reach: NTK(reach.factor),
         look=Look("#009e73", "-.", "^"),
@@ -275,7 +275,7 @@ METHOD_TABLE: tuple[Method, ...] = (
     _frequencies(
         name="yarn",
         priority=1,
-        changes="Divides slow pairs by the factor, leaves fast ones, blends between; sharpens the logits a little.",
+        changes="Divides the frequencies of slow pairs by the factor, keeps fast ones, ramps between; sharpens logits.",
         config="yarn",
         source="2309.00071",
         scaling=lambda rope, reach: YaRN(reach.factor, reach.trained),
@@ -285,7 +285,7 @@ METHOD_TABLE: tuple[Method, ...] = (
     _frequencies(
         name="llama3",
         priority=5,
-        changes="Divides slow pairs by the factor, leaves fast ones, blends between.",
+        changes="Divides the frequencies of slow pairs by the factor and keeps fast ones, with a ramp in between.",
         config="llama3",
         source="2407.21783",
         scaling=lambda rope, reach: Llama3(reach.factor, 1.0, 4.0, reach.trained),
