@@ -45,6 +45,13 @@ def test_blocks_are_short(page):
     assert OUTPUTS["too_large"](page) == []
 
 
+def test_the_site_is_small():
+    """At most 22,000 words outside code, without the generated page of models, in at most 42 pages."""
+    counts = OUTPUTS["words"]()
+    assert sum(count for page, count in counts.items() if page not in OUTPUTS["GENERATED"]) <= 22_000
+    assert len(counts) <= 42
+
+
 def test_the_lesson_has_its_fourteen_steps():
     """Numbered without gaps, each in the navigation."""
     assert [page.name[:2] for page in LESSON] == [f"{step:02}" for step in range(1, 15)]
