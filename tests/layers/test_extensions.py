@@ -218,9 +218,11 @@ def test_layers_that_cannot_take_it_stay():
 )
 @pytest.mark.rejects
 def test_impossible_settings_are_refused(make):
-    """Each with its own message."""
+    """Each with its own message; the least that is possible is not refused."""
     with pytest.raises(rw.RopeError):
         make()
+    for least in (ReRoPE(window=1, leak=1.0, log_n=2), SelfExtend(group=1, window=1), LogN(trained_length=2)):
+        assert least == replace(least)
 
 
 @pytest.mark.rejects
