@@ -42,6 +42,13 @@ def test_what_it_links_and_shows_is_there():
         assert place in ("", *(re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads)), address
 
 
+def test_the_changelog_links_pages_that_exist():
+    """And so does CONTRIBUTING."""
+    texts = (ROOT / "CHANGELOG.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    pages = {address.partition("#")[0] for address in re.findall(r"\]\(((?!https?:)[^)]+)\)", texts)}
+    assert {page for page in pages if not (ROOT / page).is_file()} == set()
+
+
 def test_the_python_lines_run(tmp_path, monkeypatch):
     """On the built-in model as a folder of transformers' form: to 512 tokens instead of 32,768, and one method."""
     pytest.importorskip("transformers")
