@@ -198,7 +198,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("case", ["rope", "extension", "rows"])
 def test_a_first_chunk_of_padding_stores_nothing(case: str) -> None:
-    """Under an extension, too, whose tables are empty then; the next chunk is as without it."""
+    """An extension has empty tables then, and the next chunk is the same as without the call."""
     rope = RopeConfig(
         4, interleaved=False, scaling=DynamicNTK(2.0) if case == "rows" else None, max_position_embeddings=9
     )

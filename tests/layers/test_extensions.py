@@ -257,7 +257,7 @@ def test_positions_that_do_not_fit_leave_the_layer_as_it_was() -> None:
 
 
 def test_ready_inputs_are_as_the_arguments() -> None:
-    """Under an extension too: what it remaps is not rotated by the rope's own tables as well."""
+    """An extension's remapped keys are not also rotated by the rope's own tables."""
     for extension in EXTENSIONS:
         layer, x = make_layer(extension), torch.randn(1, 19, 24, dtype=torch.float64)
         assert torch.equal(layer(x, inputs=ForwardInputs.of(x)), layer(x))

@@ -72,7 +72,7 @@ def test_a_decoder_is_read_as_transformers_llama(interleaved: bool) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_prefix_is_read_in_parts_as_at_once(dynamic: bool) -> None:
-    """Under the frequencies of one length, with the same answers."""
+    """The frequencies of one length give the same answers."""
     rope = dataclasses.replace(ROPE, scaling=DynamicNTK(1.0)) if dynamic else ROPE
     reader, ids = reader_of(tiny_decoder(rope)), random_ids(60).tolist()
     asked = [(ids[50:53], [ids[53:54], ids[54:59]])]

@@ -32,7 +32,7 @@ CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
 TRIAL = 1024  # most tokens of the trial
 SLOWER = 1.3  # attention's time for an operation over that of a matrix product
 IN_ATTENTION = 1.2  # time of a method in attention over plain's
-SHARED = 1.1  # time of a job beside others over its time alone on its share of the cores
+SHARED = 1.1  # slowdown of a job while others run, each on its share of the cores
 BUSY = 0.7  # of its cores: with less processor time, the machine is busy with other work
 Clock = Callable[[], float]
 

@@ -104,7 +104,7 @@ class Method:
 
     @property
     def scales_frequencies(self) -> bool:
-        """Return whether the method scales frequencies and works without tuning (a start for the search of factors)."""
+        """Return whether the method scales frequencies and works without tuning."""
         return self.scaling is not None and not self.needs_tuning
 
     @property

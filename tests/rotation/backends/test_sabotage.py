@@ -320,7 +320,7 @@ def norm_rounds_between(q, k, cos, sin, turn, norm, store):
 
 
 def norm_of_each_head(q, k, cos, sin, turn, norm, store):
-    """Where one over all heads is asked for."""
+    """The call asks for one norm over all heads."""
     if norm is not None and norm.joint:
         norm = Norm(norm.q_weight[: q.shape[-1]], norm.k_weight[: q.shape[-1]], norm.eps)
     return cpu.norm_rotate(q, k, cos, sin, turn, norm, store)
