@@ -1,0 +1,107 @@
+"""The league: what every method finds that needs no tuning, on SmolLM2-135M at twice its trained length and on `tiny`.
+
+    python benchmarks/league.py MODEL.gguf --texts FOLDER [--dtype bfloat16] [--record benchmarks/results/league.json]
+
+FOLDER holds bleak_house.txt, middlemarch.txt and moby_dick.txt, none of which `tiny` or a method was tuned on in these
+parts. SmolLM2 reads one window of two novels under each method, and one more window of each under the five that found
+most. `tiny` reads one window of eight parts of Moby-Dick at four times its trained length, with facts as the doctor
+chooses them. Each window is a run of `rw.doctor` of its own: chance is one in four, and a method is given up when its
+loss rises by more than a nat. Each run is saved when it is done, and the doctor resumes within it. About 30 minutes on
+two cores with AMX in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from records import RESULTS, environment
+
+import ropewalk as rw
+from ropewalk.atomic_io import write_json
+from ropewalk.diagnosis.evidence import choice
+from ropewalk.methods import METHODS
+
+ZERO_SHOT = [name for name, one in METHODS.items()
+             if not (one.needs_tuning or one.keeps_own or one.crops) or name == "plain"]  # fmt: skip
+STRETCHES = {"bleak_house": (20_000, 400_000), "middlemarch": (20_000, 400_000)}
+CHARACTERS = 90_000
+TINY_PARTS, TINY_STRETCH = 8, 8_000
+BEST = 5
+
+
+def read(model: str, name: str, text: str, methods: list[str], **settings: Any) -> dict[str, Any]:
+    """Return what each method found in one window, with its losses and seconds."""
+    found = rw.doctor(model, text=[(name, text)], methods=methods, windows=1, minutes=math.inf, resume=True, **settings)
+    window, rows = found.windows[0], {}
+    for method, (reading,) in found.readings.items():
+        standing = found.evidence.standings[method]
+        rows[method] = {
+            "right": [choice(row) == fact.right for fact, row in zip(window.facts, reading.answers, strict=False)],
+            "loss_less_crops": None if standing.loss is None else standing.loss.value,
+            "cost": None if standing.cost is None else standing.cost.value,
+            "given_up_at": reading.stopped,
+            "seconds": reading.seconds,
+        }  # fmt: skip
+    return {
+        "kind": found.kind,
+        "trained_length": found.trained_length,
+        "target": found.target,
+        "far": [fact.far for fact in window.facts],
+        "distances": found.distances[0],
+        "control": [found.evidence.control.found, found.evidence.control.asked],
+        "same_as": {method: form.same_as for method, form in found.methods.items() if form.same_as},
+        "rows": rows,
+        "environment": {**found.environment, **environment()},
+    }
+
+
+def far_found(runs: Mapping[str, Any], method: str) -> tuple[int, int]:
+    """Return how many far facts a method found in some runs, and of how many; a run that was given up found none."""
+    right = [
+        hit
+        for run in runs.values()
+        if method in run["rows"]
+        for hit, far in zip(run["rows"][method]["right"] or [False] * len(run["far"]), run["far"], strict=True)
+        if far
+    ]
+    return sum(right), len(right)
+
+
+def main() -> None:
+    """Read what the record lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--record", type=Path, default=RESULTS / "league.json")
+    given = parser.parse_args()
+    record: dict[str, Any] = json.loads(given.record.read_text()) if given.record.exists() else {}
+
+    def run(part: str, key: str, *of: Any, **settings: Any) -> None:
+        if key not in record.setdefault(part, {}):
+            record[part][key] = read(*of, **settings)
+            write_json(given.record, {"generator": "ropewalk", **record})
+
+    def round_of(number: int, methods: list[str]) -> None:
+        for novel, starts in STRETCHES.items():
+            text = (given.texts / f"{novel}.txt").read_text(encoding="utf-8")[starts[number] :][:CHARACTERS]
+            run("smollm2", f"{novel} {number + 1}", given.model, novel, text, methods, target=16384, dtype=given.dtype)
+
+    round_of(0, ZERO_SHOT)
+    first = record["smollm2"]
+    ranked = sorted(ZERO_SHOT[1:], key=lambda method: -far_found(first, method)[0])
+    print("the best:", ", ".join(f"{method} {far_found(first, method)[0]}" for method in ranked))
+    round_of(1, ranked[:BEST])
+    moby = (given.texts / "moby_dick.txt").read_text(encoding="utf-8")
+    for part in range(TINY_PARTS):
+        text = moby[20_000 + part * TINY_STRETCH :][:TINY_STRETCH]
+        run("tiny", f"moby_dick {part + 1}", "tiny", "moby_dick", text, ZERO_SHOT, target=1024)
+
+
+if __name__ == "__main__":
+    main()
