@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ropewalk as rw
-from ropewalk.atomic_io import write_output
+from ropewalk.atomic_io import write_whole
 from ropewalk.figures.style import (
     OTHER,
     QUIET,
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
-LESSON = runpy.run_path(str(Path(__file__).with_name("lesson_figures.py")))
+LESSON = {**runpy.run_path(str(Path(__file__).with_name("lesson_figures.py"))),
+          **runpy.run_path(str(Path(__file__).with_name("lesson_ropes.py")))}  # fmt: skip
 RECORD = ROOT / "benchmarks" / "results" / "compare.jsonl"
 
 Point = tuple[float, float, tuple[float, float] | None]
@@ -148,11 +149,11 @@ PAPER = rw.RopeConfig(64, interleaved=False)
 GRID = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=(0,) * 16 + (1,) * 16, axes_restart=True)
 FIGURES: dict[str, Callable[[], Figure]] = {
     "order": lambda: LESSON["order"](**LESSON["order_numbers"]()),
-    "clocks": lambda: rw.figures.clocks(PAPER),
+    "clocks": lambda: LESSON["clocks"](PAPER),
     "waves": lambda: rw.figures.waves(rw.RopeConfig(64, interleaved=False, max_position_embeddings=256)),
-    "tables": lambda: rw.figures.tables(PAPER),
+    "tables": lambda: LESSON["tables"](PAPER),
     "layer": lambda: LESSON["layer"](**LESSON["layer_numbers"]()),
-    "shift": lambda: rw.figures.shift(PAPER),
+    "shift": lambda: LESSON["shift"](PAPER),
     "biases": lambda: LESSON["biases"](**LESSON["biases_numbers"]()),
     "decay": lambda: rw.figures.decay(PAPER, model="tiny"),
     "maps": lambda: rw.figures.maps(),
@@ -163,7 +164,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     ),
     "comparison": lambda: comparison(**comparison_numbers()),
     "pairing": lambda: LESSON["pairing"](**LESSON["pairing_numbers"]()),
-    "axial": lambda: rw.figures.axial(GRID),
+    "axial": lambda: LESSON["axial"](GRID),
     "cache": lambda: LESSON["cache"](**LESSON["cache_numbers"]()),
     "precision": lambda: LESSON["precision"](**LESSON["precision_numbers"]()),
 }
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.names or FIGURES:
         figure = FIGURES[name]()
         for kind in ("png", "svg"):
-            write_output(options.out / f"{name}.{kind}", render(figure, kind))
+            write_whole(options.out / f"{name}.{kind}", render(figure, kind))
             print(options.out / f"{name}.{kind}")
     return 0
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.figures.material import Array, frequencies, losses, rotary_model, shown_name
+from ropewalk.figures.material import Array, frequencies, rotary_model, shown_name, windows
 from ropewalk.figures.style import (
     BLUE,
     GREEN,
@@ -33,7 +35,8 @@ from ropewalk.figures.style import (
 )
 from ropewalk.layers.encodings import Sizes, t5_bucket
 from ropewalk.methods import Look
-from ropewalk.rope.pairing import pairing_order
+from ropewalk.rope.pairing import Pairing, pairing_order
+from ropewalk.statistics import mean_and_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -417,6 +420,47 @@ def pairing(
         if note:
             figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
         return figure
+
+
+def losses(model: rw.Decoder, texts: int, tokens: int) -> dict[str, Any]:
+    """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
+
+    Each is (mean, low, high); the interval is that of the paired difference over windows, centred at the mean.
+    "uniform" is ln(vocab_size).
+    """
+    ids = windows(model, texts, tokens)
+    wrong = wrongly_paired(model)
+    own = [_loss(model, row) for row in ids]
+    result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
+    for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
+        means = own if case is None else [_loss(case, row) for row in ids]
+        mean, _ = mean_and_interval(means)
+        apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
+        low, high = interval or (apart, apart)
+        result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
+    return result
+
+
+@torch.inference_mode()
+def _loss(model: rw.Decoder, ids: Tensor) -> float:
+    """Return the mean loss of tokens `[tokens]`, all but the first, in nats."""
+    return float(torch.nn.functional.cross_entropy(model(ids[None])[0, :-1].float(), ids[1:]))
+
+
+def wrongly_paired(model: rw.Decoder) -> rw.Decoder:
+    """Return the model with the other pairing in every layer."""
+    other = (rope and dataclasses.replace(rope, interleaved=not rope.interleaved) for rope in model.config.ropes)
+    return model.with_positions(rope=tuple(other))
+
+
+def converted(wrong: rw.Decoder) -> rw.Decoder:
+    """Return the model with weights reordered for the pairing of its config."""
+    rope = next(rope for rope in wrong.config.ropes if rope is not None)
+    model = rw.Decoder(wrong.config)
+    to: Pairing = "interleaved" if rope.interleaved else "half"
+    weights = rw.convert_pairing(wrong.state_dict(), to=to, head_dim=rope.head_dim, rotary_dim=rope.rotary_dim)
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 NEAR = 64  # positions before each point of a curve, of which the largest error counts

@@ -1,4 +1,4 @@
-"""Train the learned table of positions that `rw.figures.tables` shows: make_learned_table.py [--steps N] [--out FILE]
+"""Train the learned table of positions that lesson_ropes.py draws: make_learned_table.py [--steps N] [--out FILE]
 
 A small decoder with learned absolute positions reads the packaged Moby-Dick; the file has its table in float16, and how
 it came about. About a quarter of an hour on one core; to resume, rerun the command. One thread, so that sums round in
@@ -18,7 +18,6 @@ import torch
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.figures.material import packaged
 from ropewalk.layers.training import (
     TextWindows,
     fit,
@@ -36,7 +35,7 @@ def main() -> None:
     """Write `table` [positions, hidden_size] and `provenance`, JSON of the settings and the last loss."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--out", type=Path, default=packaged("learned_table.npz"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("learned_table.npz"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

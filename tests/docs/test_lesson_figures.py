@@ -14,6 +14,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
+from ropewalk.figures.material import rotary_model, windows
 from tests.figures.drawn import check_units, lines
 
 pytest.importorskip("matplotlib")
@@ -120,6 +121,91 @@ def test_smollm2_is_measured_where_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert numbers()["losses"] == {"tiny": "tiny"}
     monkeypatch.setenv("ROPEWALK_SMOLLM2", "some/SmolLM2.Q4_1.gguf")
     assert numbers()["losses"] == {"tiny": "tiny", "SmolLM2.Q4_1": "some/SmolLM2.Q4_1.gguf"}
+
+
+def test_clocks_are_powers_of_one_rotation() -> None:
+    """Position p of pair i is exp(i f)^p; the wall's turns are p f / 2 pi."""
+    found = LESSON["clocks_numbers"](rw.RopeConfig(32, interleaved=False), pairs=(0, 5), positions=4, position=100)
+    for pair in (0, 5):
+        points = np.exp(1j * turn(32)[pair]) ** np.arange(4)
+        np.testing.assert_allclose(found["circles"][pair], (points.real, points.imag), atol=1e-12)
+    np.testing.assert_allclose(found["turns"], 100 * turn(32) / (2 * np.pi), rtol=1e-12)
+    np.testing.assert_allclose(
+        found["hands"], ((np.exp(100j * turn(32))).real, np.exp(100j * turn(32)).imag), atol=1e-12
+    )
+    assert list(LESSON["clocks_numbers"](SCRIPT["PAPER"])["circles"]) == [0, 4, 8, 16]
+
+
+def test_tables_are_the_papers_and_a_trained_one() -> None:
+    """Sine and cosine by turns; angles are position times frequency; the learned one is not noise."""
+    found = LESSON["tables_numbers"](rw.RopeConfig(32, interleaved=False))
+    learned, source = LESSON["learned_table"]()
+    positions, hidden = learned.shape
+    for place, feature in ((3, 4), (200, 7)):
+        angle = place / 10_000 ** (2 * (feature // 2) / hidden)
+        assert found["sinusoidal"][place, feature] == pytest.approx([np.sin, np.cos][feature % 2](angle), abs=1e-12)
+    np.testing.assert_allclose(found["angles"], np.outer(np.arange(positions), turn(32)), rtol=1e-12)
+    distance = np.cos(7 * turn(32)).mean()
+    assert found["alike"]["rope"][50, 43] == pytest.approx(distance, abs=1e-12)
+    alike = found["alike"]["learned"]
+    np.testing.assert_allclose(np.diag(alike), 1, atol=1e-12)
+    near = np.diagonal(alike, 1).mean()
+    far = np.diagonal(alike, positions // 2).mean()
+    assert near > 0.3 + far  # neighbours came out alike: independent rows would have cosines of about 1 / sqrt(hidden)
+    assert "Moby-Dick" in source
+    assert LESSON["TABLE"].stat().st_size < 200_000
+
+
+def test_a_shift_of_both_changes_nothing() -> None:
+    """Diagonals of the table are equal, and every entry is the sum over pairs of |q||k| cos(angle + distance f)."""
+    found = LESSON["shift_numbers"](rw.RopeConfig(16, interleaved=False), length=12, shifts=9, seed=3)
+    for offset in range(-11, 12):
+        assert np.ptp(np.diagonal(found["grid"], offset)) < 2e-6
+    q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(3)).double().numpy()
+    q, k = (x[:8] + 1j * x[8:] for x in (q, k))
+    score = {d: float((q * k.conj() * np.exp(1j * d * turn(16))).real.sum() / 4) for d in range(-20, 20)}
+    wanted = [[score[m - n] for n in range(12)] for m in range(12)]
+    np.testing.assert_allclose(found["grid"], wanted, atol=2e-6)
+    m, n = found["start"]
+    np.testing.assert_allclose(found["curves"]["both move"], score[m - n], atol=2e-6)
+    np.testing.assert_allclose(
+        found["curves"]["only the query moves"], [score[m - n + s] for s in range(10)], atol=2e-6
+    )
+    np.testing.assert_allclose(found["curves"]["only the key moves"], [score[m - n - s] for s in range(10)], atol=2e-6)
+    assert found["spread"] < 2e-6
+
+
+def test_axial_similarity_is_a_mean_of_cosines() -> None:
+    """Half of the pairs follow the row, half the column; in reading order there is one number for both."""
+    grid = rw.RopeConfig(16, interleaved=False, theta=100.0, axes=(0,) * 4 + (1,) * 4, axes_restart=True)
+    found = LESSON["axial_numbers"](grid, side=5, row=1, column=3)
+    f = 100.0 ** (-np.arange(4) / 4)
+    (_, patch, cross), (_, corner, moved), (_, _, order) = found["panels"]
+    assert (patch, corner) == ((1, 3), (4, 0))
+    for row, column in ((0, 0), (1, 4), (4, 2)):
+        wanted = (np.cos((row - 1) * f).sum() + np.cos((column - 3) * f).sum()) / 8
+        assert cross[row, column] == pytest.approx(wanted, abs=1e-12)
+        wanted = (np.cos((row - 4) * f).sum() + np.cos(column * f).sum()) / 8
+        assert moved[row, column] == pytest.approx(wanted, abs=1e-12)
+        wanted = np.cos((5 * row + column - 8) * 100.0 ** (-np.arange(8) / 8)).mean()
+        assert order[row, column] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_wrong_pairing_costs_and_conversion_mends_it() -> None:
+    """Losses by one plain forward; the converted model's are the model's own up to rounding."""
+    model = rotary_model("tiny")
+    found = LESSON["losses"](model, 3, 32)
+    own, wrong, mended = (found["bars"][name] for name in ("its own pairing", "the wrong pairing", "converted"))
+    ids = windows(model, 3, 32)
+    with torch.inference_mode():
+        logits = model(ids)
+    by_hand = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert own[0] == pytest.approx(float(by_hand), abs=1e-4)
+    assert own == (own[0],) * 3
+    assert mended[0] == pytest.approx(own[0], abs=1e-4)
+    assert wrong[0] > own[0] + 0.1
+    assert wrong[1] < wrong[0] < wrong[2]
+    assert found["uniform"] == float(np.log(4096))
 
 
 def record(folder: Path) -> Path:
@@ -250,3 +336,29 @@ def test_precision_shows_both_panels() -> None:
     assert lines(left) == lines(right) == {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
     assert left.get_yscale() == right.get_xscale() == "log"
     assert "m - 16" in right.get_title(loc="left")
+
+
+def test_the_figures_of_one_rope_show_their_numbers() -> None:
+    """Hands, red where a pair has not turned once; tables; the curves of a shift; a picture for each patch."""
+    grid = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
+    small = rw.RopeConfig(8, interleaved=False)
+    for figure in (LESSON["clocks"](small), LESSON["tables"](SCRIPT["PAPER"]), LESSON["shift"](small),
+                   LESSON["axial"](grid, side=4, row=1, column=2)):  # fmt: skip
+        check_units(figure)
+    numbers = LESSON["clocks_numbers"](small, position=12)
+    top, bottom = LESSON["clocks"](small, position=12).subfigs
+    for axes, (x, y) in zip(top.axes, numbers["circles"].values(), strict=True):
+        np.testing.assert_array_equal(axes.lines[-1].get_data(), (x, y))
+    hands = [axes.lines[-1] for axes in bottom.axes[:4]]
+    assert [hand.get_color() == "#d55e00" for hand in hands] == [turn < 1 for turn in numbers["turns"]]
+    numbers = LESSON["shift_numbers"](small, length=4, shifts=2)
+    left, right = LESSON["shift"](small, length=4, shifts=2).axes[:2]
+    assert np.array_equal(np.asarray(left.images[0].get_array()), numbers["grid"])
+    assert list(lines(right).values()) == [values.tolist() for values in numbers["curves"].values()]
+    numbers = LESSON["axial_numbers"](grid, side=4, row=1, column=2)
+    for axes, (name, (row, column), values) in zip(
+        LESSON["axial"](grid, side=4, row=1, column=2).axes[:3], numbers["panels"], strict=True
+    ):
+        assert axes.get_title(loc="left") == name
+        assert np.array_equal(np.asarray(axes.images[0].get_array()), values)
+        assert axes.lines[0].get_data() == ([column], [row])

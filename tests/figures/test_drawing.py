@@ -14,28 +14,21 @@ from ropewalk.errors import RopeError
 from ropewalk.figures import style as styles
 from ropewalk.figures.inline import CARD, contrast, night_color
 from ropewalk.figures.material import main_rope, opened, packaged
-from ropewalk.figures.scalings import _runs
-from ropewalk.figures.scores import _MOVES
+from ropewalk.figures.pairs import _runs
 from ropewalk.figures.style import LOOKS
 from tests.figures.drawn import check_units, lines
 
 pytest.importorskip("matplotlib")
-THOROUGH = pytest.mark.thorough  # a second or more each
 SMALL = rw.RopeConfig(8, interleaved=False, max_position_embeddings=16)
 GRID = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
-TABLE = np.random.default_rng(0).standard_normal((20, 4))
 
 DRAWN: dict[str, Callable[[], Any]] = {
-    "clocks": lambda: rw.figures.clocks(SMALL, position=12),
     "waves": lambda: rw.figures.waves(SMALL, 32, pairs=(0, 2)),
-    "tables": lambda: rw.figures.tables(SMALL, learned=TABLE),
-    "shift": lambda: rw.figures.shift(SMALL, length=4, shifts=2),
     "decay": lambda: rw.figures.decay(SMALL, 16, model="tiny", texts=1, tokens=16),
     "maps": lambda: rw.figures.maps(tokens=8, heads=[(0, 1)]),
     "unseen": lambda: rw.figures.unseen(SMALL, 64, rows=8),
     "ratios": lambda: rw.figures.ratios("phi_3_5_mini"),
     "wavelengths": lambda: rw.figures.wavelengths(["llama_2_7b", SMALL]),
-    "axial": lambda: rw.figures.axial(GRID, side=4, row=1, column=2),
 }
 
 
@@ -50,17 +43,12 @@ def test_each_figure_has_its_numbers() -> None:
     assert sorted([*DRAWN, *(f"{name}_numbers" for name in DRAWN)]) == rw.figures.__all__
 
 
-@pytest.mark.parametrize("name", ["clocks", "unseen"])  # circles in subfigures, hatched boxes
+@pytest.mark.parametrize("name", ["unseen"])  # hatched boxes
 def test_the_same_numbers_give_the_same_file(name: str) -> None:
     """No dates, no random names; the other kind can be written as well."""
     first, second = DRAWN[name](), DRAWN[name]()
     assert styles.render(first, "svg") == styles.render(second, "svg")
     assert styles.render(first, "png").startswith(b"\x89PNG")
-
-
-def test_looks_differ_without_colour() -> None:
-    """Line and marker tell curves apart."""
-    assert len({(look.line, look.marker) for look in _MOVES.values()}) == len(_MOVES)
 
 
 def test_the_colour_map_grows_evenly_lighter() -> None:
@@ -71,16 +59,8 @@ def test_the_colour_map_grows_evenly_lighter() -> None:
     assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) > 0).all()
 
 
-def test_clocks_and_waves_draw_their_points() -> None:
-    """The dots of each circle, one clock for each pair, red where it has not turned once; both curves of a pair."""
-    numbers = rw.figures.clocks_numbers(SMALL, position=12)
-    top, bottom = DRAWN["clocks"]().subfigs
-    for axes, (x, y) in zip(top.axes, numbers["circles"].values(), strict=True):
-        np.testing.assert_array_equal(axes.lines[-1].get_data(), (x, y))
-    hands = [axes.lines[-1] for axes in bottom.axes[:4]]
-    assert [hand.get_color() == styles.RED for hand in hands] == [turn < 1 for turn in numbers["turns"]]
-    assert [float(hand.get_xdata()[1]) for hand in hands] == numbers["hands"][0].tolist()
-    assert "(3 of 4: less than one)" in bottom.get_suptitle()
+def test_waves_draw_their_points() -> None:
+    """Both curves of a pair."""
     strips = DRAWN["waves"]().axes
     cos, sin = rw.figures.waves_numbers(SMALL, 32, pairs=(0, 2))["curves"][2]
     assert lines(strips[1]) == {"cosine": cos.tolist(), "sine": sin.tolist()}
@@ -91,22 +71,8 @@ def test_clocks_and_waves_draw_their_points() -> None:
     assert not unknown.texts
 
 
-def test_tables_show_theirs() -> None:
-    """Six pictures, in order; the angles from the second row on, since the first has no logarithm."""
-    numbers = rw.figures.tables_numbers(SMALL, learned=TABLE)
-    images = [np.asarray(axes.images[0].get_array()) for axes in DRAWN["tables"]().axes[:6]]
-    wanted = [numbers["sinusoidal"], numbers["angles"], TABLE, *numbers["alike"].values()]
-    for image, values in zip(images, wanted, strict=True):
-        np.testing.assert_array_equal(image[1:], values[1:])
-
-
-def test_score_figures_show_theirs() -> None:
-    """The table and curves of a shift, four panels of decay, one picture for each patch."""
-    left, right = DRAWN["shift"]().axes[:2]
-    numbers = rw.figures.shift_numbers(SMALL, length=4, shifts=2)
-    assert np.array_equal(np.asarray(left.images[0].get_array()), numbers["grid"])
-    assert list(lines(right).values()) == [values.tolist() for values in numbers["curves"].values()]
-    assert f"within {numbers['spread']:.0e}" in next(iter(lines(right)))
+def test_decay_shows_its_curves() -> None:
+    """Four panels."""
     numbers = rw.figures.decay_numbers(SMALL, 16, model="tiny", texts=1, tokens=16)
     first, above, second, third = DRAWN["decay"]().axes
     assert lines(first)["equal pairs, q = k"] == numbers["equal"].tolist()
@@ -118,13 +84,6 @@ def test_score_figures_show_theirs() -> None:
     assert f"tiny: {numbers['rising_count']} of {len(numbers['heads'])} heads" in third.get_title(loc="left")
     assert len(rw.figures.decay(SMALL, 10_000).axes) == 3  # without a model
     assert len(rw.figures.decay_numbers(SMALL, 10_000)["distances"]) == 4096
-    patches = DRAWN["axial"]().axes[:3]
-    for axes, (name, (row, column), values) in zip(
-        patches, rw.figures.axial_numbers(GRID, side=4, row=1, column=2)["panels"], strict=True
-    ):
-        assert axes.get_title(loc="left") == name
-        assert np.array_equal(np.asarray(axes.images[0].get_array()), values)
-        assert axes.lines[0].get_data() == ([column], [row])
 
 
 def test_maps_hide_later_keys() -> None:
@@ -197,9 +156,8 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("clocks", {"position": 0}), ("clocks", {"pairs": (4,)}), ("clocks", {"pairs": (-1,)}), ("waves", {"length": 0}),
-     ("tables", {"learned": [1.0, 2.0]}), ("shift", {"length": 0}), ("decay", {"length": 15}),
-     ("decay", {"length": 16, "model": "no/such"}), ("unseen", {"target": 16}), ("axial", {})],
+    [("waves", {"pairs": (4,)}), ("waves", {"pairs": (-1,)}), ("waves", {"length": 0}), ("decay", {"length": 15}),
+     ("decay", {"length": 16, "model": "no/such"}), ("unseen", {"target": 16})],
 )  # fmt: skip
 def test_nonsense_is_refused(name: str, arguments: dict[str, Any]) -> None:
     """Where a figure would show nothing; each with a cure."""
@@ -210,13 +168,13 @@ def test_nonsense_is_refused(name: str, arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: rw.figures.clocks("no_such"), lambda: rw.figures.clocks(3), lambda: rw.figures.axial(GRID, row=24),
+    [lambda: rw.figures.waves("no_such"), lambda: rw.figures.waves(3),
      lambda: rw.figures.maps(tokens=0), lambda: rw.figures.maps(heads=[(rw.load("tiny").config.num_hidden_layers, 0)]),
       lambda: rw.figures.maps(text="short"),
      lambda: rw.figures.unseen(rw.RopeConfig(8, interleaved=False))],
 )  # fmt: skip
 def test_other_nonsense_too(call: Callable[[], Any]) -> None:
-    """Configs that are none, a patch off the grid, a head that there is not, a short text, an unknown length."""
+    """Configs that are none, a head that there is not, a short text, an unknown length."""
     with pytest.raises(RopeError) as refused:
         call()
     assert refused.value.cure
@@ -224,16 +182,10 @@ def test_other_nonsense_too(call: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: rw.figures.clocks(rw.RopeConfig(2, interleaved=True)),
-     pytest.param(
-         lambda: rw.figures.clocks(rw.RopeConfig(128, interleaved=True), pairs=(1,), positions=24), marks=THOROUGH
-     ),
-     lambda: rw.figures.waves(rw.RopeConfig(2, interleaved=True), 1), lambda: rw.figures.waves("phi_3_5_mini", 999_999),
+    [lambda: rw.figures.waves(rw.RopeConfig(2, interleaved=True), 1), lambda: rw.figures.waves("phi_3_5_mini", 999_999),
      lambda: rw.figures.waves("gemma_3_1b", 64, pairs=(127,)),
      lambda: rw.figures.waves(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), 8),
-     lambda: rw.figures.tables(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), learned=TABLE),
-     lambda: rw.figures.shift("phi_3_5_mini", length=1, shifts=1), lambda: rw.figures.shift(GRID, length=4, shifts=1),
-     lambda: rw.figures.decay(GRID, 16), lambda: rw.figures.axial(GRID, side=2, row=0, column=0),
+     lambda: rw.figures.decay(GRID, 16),
      lambda: rw.figures.unseen("smollm2_135m", 8_193, rows=2), lambda: rw.figures.ratios(SMALL)],
 )  # fmt: skip
 def test_the_edges_can_be_drawn(call: Callable[[], Any]) -> None:

@@ -18,12 +18,10 @@ from ropewalk.encodings import ENCODINGS
 from ropewalk.figures import explorer
 from ropewalk.figures.explorer import (
     built_page,
-    encoding_entries,
     explorer_data,
     explorer_page,
     method_entries,
     numbers,
-    preset_of,
     relative_positions,
 )
 from ropewalk.figures.inline import embedded
@@ -34,6 +32,7 @@ from ropewalk.methods.ropes import Reach
 from ropewalk.rope.extensions import ReRoPE
 
 ROOT = Path(__file__).resolve().parents[2]
+MADE = runpy.run_path(str(ROOT / "scripts" / "explorer_numbers.py"))
 WEB = ROOT / "web"
 SETTINGS = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
@@ -63,7 +62,7 @@ def test_a_new_method_of_frequencies_needs_no_more_than_its_record(monkeypatch):
 def test_the_presets_in_the_package_are_what_python_computes():
     """One model's of the file that scripts/explorer_numbers.py writes; they name every method of frequencies."""
     presets = {preset["id"]: preset for preset in numbers("presets")}
-    assert preset_of("smollm2_135m") == [presets["smollm2_135m"]]
+    assert MADE["preset_of"]("smollm2_135m") == [presets["smollm2_135m"]]
     scaling = {name for name, method in METHODS.items() if method.scaling is not None}
     assert set(presets["smollm2_135m"]["methods"]) == scaling
 
@@ -99,8 +98,9 @@ def test_a_marker_inside_the_data_stays():
 
 def test_encodings_are_what_their_formulas_say():
     """ALiBi of four heads and RoPE, computed here; each registered encoding is there."""
-    entries = {entry["name"]: entry for entry in encoding_entries()}
+    entries = {entry["name"]: entry for entry in numbers("encodings")}
     assert set(entries) == {"rope", *ENCODINGS}
+    assert numbers("encodings") == MADE["encoding_entries"]()
     alibi = entries["alibi"]["heads"]
     assert [head[10][3] for head in alibi] == [pytest.approx(-7 * 2.0 ** (-2 * (h + 1)), rel=1e-2) for h in range(4)]
     frequencies = [10_000 ** (-2 * i / 16) for i in range(8)]

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import ropewalk as rw
 from ropewalk.audit.audit import audit
 from ropewalk.figures import (
-    axial_numbers,
-    clocks_numbers,
     decay_numbers,
     maps_numbers,
     ratios_numbers,
-    shift_numbers,
-    tables_numbers,
     unseen_numbers,
     wavelengths_numbers,
     waves_numbers,
@@ -29,15 +22,13 @@ from ropewalk.figures import (
 from ropewalk.figures.material import (
     LayerInput,
     attention_inputs,
-    losses,
     packaged,
     packaged_configs,
     queries_and_keys,
     rotary_model,
     windows,
 )
-from ropewalk.figures.ropes import packaged_table
-from ropewalk.figures.scalings import never_seen
+from ropewalk.figures.pairs import never_seen
 from ropewalk.figures.scores import by_kind, decay_of, random_scores
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "configs"
@@ -60,19 +51,6 @@ def test_packaged_configs_are_the_published_ones() -> None:
         assert packaged("configs", f"{name}.json").read_bytes() == (FIXTURES / f"{name}.json").read_bytes()
 
 
-def test_clocks_are_powers_of_one_rotation() -> None:
-    """Position p of pair i is exp(i f)^p; the wall's turns are p f / 2 pi."""
-    found = clocks_numbers(rope(32), pairs=(0, 5), positions=4, position=100)
-    for pair in (0, 5):
-        points = np.exp(1j * turn(32)[pair]) ** np.arange(4)
-        np.testing.assert_allclose(found["circles"][pair], (points.real, points.imag), atol=1e-12)
-    np.testing.assert_allclose(found["turns"], 100 * turn(32) / (2 * np.pi), rtol=1e-12)
-    np.testing.assert_allclose(
-        found["hands"], ((np.exp(100j * turn(32))).real, np.exp(100j * turn(32)).imag), atol=1e-12
-    )
-    assert list(clocks_numbers(rope())["circles"]) == [0, 4, 8, 16]
-
-
 def test_waves_begin_again_after_a_wavelength() -> None:
     """Cosine and sine by position, and the tokens of one turn."""
     found = waves_numbers(rope(16, length=32), 64, pairs=(3, 1))
@@ -81,61 +59,6 @@ def test_waves_begin_again_after_a_wavelength() -> None:
     np.testing.assert_allclose(cos + 1j * sin, np.exp(1j * turn(16)[3] * found["positions"]), atol=1e-12)
     assert found["wavelengths"][1] == pytest.approx(2 * np.pi * 10_000 ** (2 / 16))
     assert (found["positions"][-1], found["trained_length"]) == (64, 32)
-
-
-def test_tables_are_the_papers_and_a_trained_one() -> None:
-    """Sine and cosine by turns; angles are position times frequency; the learned one is not noise."""
-    found = tables_numbers(rope(32))
-    learned, source = packaged_table()
-    positions, hidden = learned.shape
-    for place, feature in ((3, 4), (200, 7)):
-        angle = place / 10_000 ** (2 * (feature // 2) / hidden)
-        assert found["sinusoidal"][place, feature] == pytest.approx([np.sin, np.cos][feature % 2](angle), abs=1e-12)
-    np.testing.assert_allclose(found["angles"], np.outer(np.arange(positions), turn(32)), rtol=1e-12)
-    distance = np.cos(7 * turn(32)).mean()
-    assert found["alike"]["rope"][50, 43] == pytest.approx(distance, abs=1e-12)
-    alike = found["alike"]["learned"]
-    np.testing.assert_allclose(np.diag(alike), 1, atol=1e-12)
-    near = np.diagonal(alike, 1).mean()
-    far = np.diagonal(alike, positions // 2).mean()
-    assert near > 0.3 + far  # neighbours came out alike: independent rows would have cosines of about 1 / sqrt(hidden)
-    assert "Moby-Dick" in source
-    assert packaged("learned_table.npz").stat().st_size < 200_000
-
-
-def test_a_shift_of_both_changes_nothing() -> None:
-    """Diagonals of the table are equal, and every entry is the sum over pairs of |q||k| cos(angle + distance f)."""
-    found = shift_numbers(rope(16), length=12, shifts=9, seed=3)
-    for offset in range(-11, 12):
-        assert np.ptp(np.diagonal(found["grid"], offset)) < 2e-6
-    q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(3)).double().numpy()
-    q, k = (x[:8] + 1j * x[8:] for x in (q, k))
-    score = {d: float((q * k.conj() * np.exp(1j * d * turn(16))).real.sum() / 4) for d in range(-20, 20)}
-    wanted = [[score[m - n] for n in range(12)] for m in range(12)]
-    np.testing.assert_allclose(found["grid"], wanted, atol=2e-6)
-    m, n = found["start"]
-    np.testing.assert_allclose(found["curves"]["both move"], score[m - n], atol=2e-6)
-    np.testing.assert_allclose(
-        found["curves"]["only the query moves"], [score[m - n + s] for s in range(10)], atol=2e-6
-    )
-    np.testing.assert_allclose(found["curves"]["only the key moves"], [score[m - n - s] for s in range(10)], atol=2e-6)
-    assert found["spread"] < 2e-6
-
-
-def test_axial_similarity_is_a_mean_of_cosines() -> None:
-    """Half of the pairs follow the row, half the column; in reading order there is one number for both."""
-    grid = dataclasses.replace(rope(16, 100.0), axes=(0,) * 4 + (1,) * 4, axes_restart=True)
-    found = axial_numbers(grid, side=5, row=1, column=3)
-    f = turn(8, 100.0)
-    (_, patch, cross), (_, corner, moved), (_, _, order) = found["panels"]
-    assert (patch, corner) == ((1, 3), (4, 0))
-    for row, column in ((0, 0), (1, 4), (4, 2)):
-        wanted = (np.cos((row - 1) * f).sum() + np.cos((column - 3) * f).sum()) / 8
-        assert cross[row, column] == pytest.approx(wanted, abs=1e-12)
-        wanted = (np.cos((row - 4) * f).sum() + np.cos(column * f).sum()) / 8
-        assert moved[row, column] == pytest.approx(wanted, abs=1e-12)
-        wanted = np.cos((5 * row + column - 8) * turn(16, 100.0)).mean()
-        assert order[row, column] == pytest.approx(wanted, abs=1e-12)
 
 
 def test_decay_of_equal_pairs_and_the_papers_bound() -> None:
@@ -292,23 +215,6 @@ def test_queries_and_keys_repeat_for_groups() -> None:
     assert q.shape == k.shape == (1, 4, 3, 8)
     assert torch.equal(k[:, 0], k[:, 1])
     assert not torch.equal(k[:, 1], k[:, 2])
-
-
-def test_the_wrong_pairing_costs_and_conversion_mends_it() -> None:
-    """Losses by one plain forward; the converted model's are the model's own up to rounding."""
-    model = rotary_model("tiny")
-    found = losses(model, 3, 32)
-    own, wrong, mended = (found["bars"][name] for name in ("its own pairing", "the wrong pairing", "converted"))
-    ids = windows(model, 3, 32)
-    with torch.inference_mode():
-        logits = model(ids)
-    by_hand = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    assert own[0] == pytest.approx(float(by_hand), abs=1e-4)
-    assert own == (own[0],) * 3
-    assert mended[0] == pytest.approx(own[0], abs=1e-4)
-    assert wrong[0] > own[0] + 0.1
-    assert wrong[1] < wrong[0] < wrong[2]
-    assert found["uniform"] == math.log(4096)
 
 
 def test_windows_are_spread_over_the_book() -> None:

@@ -10,37 +10,24 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.figures.ropes import clocks, clocks_numbers, tables, tables_numbers, waves, waves_numbers
-    from ropewalk.figures.scalings import (
+    from ropewalk.figures.pairs import (
         ratios,
         ratios_numbers,
         unseen,
         unseen_numbers,
         wavelengths,
         wavelengths_numbers,
+        waves,
+        waves_numbers,
     )
-    from ropewalk.figures.scores import (
-        axial,
-        axial_numbers,
-        decay,
-        decay_numbers,
-        maps,
-        maps_numbers,
-        shift,
-        shift_numbers,
-    )
+    from ropewalk.figures.scores import decay, decay_numbers, maps, maps_numbers
 
 __all__ = [
-    "axial", "axial_numbers", "clocks", "clocks_numbers", "decay", "decay_numbers", "maps", "maps_numbers",
-    "ratios", "ratios_numbers", "shift", "shift_numbers", "tables", "tables_numbers", "unseen", "unseen_numbers",
+    "decay", "decay_numbers", "maps", "maps_numbers", "ratios", "ratios_numbers", "unseen", "unseen_numbers",
     "wavelengths", "wavelengths_numbers", "waves", "waves_numbers",
 ]  # fmt: skip
 
-_MODULES = {
-    "ropes": ("clocks", "tables", "waves"),
-    "scalings": ("ratios", "unseen", "wavelengths"),
-    "scores": ("axial", "decay", "maps", "shift"),
-}
+_MODULES = {"pairs": ("ratios", "unseen", "wavelengths", "waves"), "scores": ("decay", "maps")}
 
 _HOMES = {
     f"{name}{part}": f"ropewalk.figures.{module}"

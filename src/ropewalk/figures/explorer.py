@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import tempfile
 import webbrowser
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ropewalk.atomic_io import write_whole
 from ropewalk.checkpoints.checkpoint import Checkpoint
@@ -22,88 +20,13 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES
 from ropewalk.figures.explorer_model import packed_model
 from ropewalk.figures.inline import css_look, embedded
-from ropewalk.figures.material import (
-    TITLES,
-    as_complex,
-    attention_inputs,
-    converted,
-    losses,
-    packaged_configs,
-    published,
-    queries_and_keys,
-    rotary_model,
-    shown_name,
-    windows,
-    wrongly_paired,
-)
-from ropewalk.layers.encoding import Encoding, Places, Sizes
-from ropewalk.layers.encodings import ENCODINGS, resolve
-from ropewalk.layers.generation import generate
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.methods.table import Method
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.version import __version__
-
-BIAS_TOKENS = 32
-SIZES = Sizes(hidden_size=64, num_attention_heads=4, head_dim=16)
-"""A small model. Learned encodings are shown untrained (seed 0)."""
-
-
-def encoding_entries() -> list[dict[str, Any]]:
-    """Return RoPE and each registered encoding, with its score of equal tokens `[heads][query][key]`."""
-    return [_bias_entry("rope", "RoPE, theta 10,000", None, _rope_surface()), *map(_registered, ENCODINGS)]
-
-
-def _registered(name: str) -> dict[str, Any]:
-    config = ENCODINGS[name]()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        module = config.build(SIZES).eval()
-        surface = _surface(module)
-    learned = sum(parameter.numel() for parameter in module.parameters())
-    line = (type(config).__doc__ or "").strip().partition("\n")[0]
-    return _bias_entry(name, type(config).__name__, line, surface, learned)
-
-
-def _surface(module: Encoding) -> Tensor:
-    """Return the scores of equal tokens, scaled by 1/sqrt(head_dim), less those without the encoding."""
-    heads, dim = SIZES.num_attention_heads, SIZES.head_dim
-    ids = torch.arange(BIAS_TOKENS)
-    if module.in_embeddings:
-        added = module.embedded(torch.zeros(1, BIAS_TOKENS, SIZES.hidden_size), ids[None])[0]
-        similar: Tensor = added @ added.T / SIZES.hidden_size**0.5
-        return similar[None]
-    alike = torch.ones(1, BIAS_TOKENS, heads, dim)
-    q, k = module.turned(alike, alike, ids)
-    q, bias = module.biased(q, Places(ids, ids))
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
-    surface: Tensor = (scores if bias is None else scores + bias).reshape(heads, BIAS_TOKENS, BIAS_TOKENS) - dim**0.5
-    return surface
-
-
-def _rope_surface() -> Tensor:
-    rope = resolve("rope", SIZES.head_dim)
-    assert isinstance(rope, RopeConfig)
-    alike = torch.ones(1, BIAS_TOKENS, 1, SIZES.head_dim)
-    rotated = RotaryEmbedding(rope).rotate(alike, position_ids=torch.arange(BIAS_TOKENS))[0, :, 0]
-    scores: Tensor = rotated @ rotated.T / SIZES.head_dim**0.5 - SIZES.head_dim**0.5
-    return scores[None]
-
-
-def _bias_entry(name: str, title: str, line: str | None, surface: Tensor, learned: int = 0) -> dict[str, Any]:
-    """Return one encoding's entry, with keys up to the query; equal heads are one."""
-    if all(torch.equal(surface[0], other) for other in surface[1:]):
-        surface = surface[:1]
-    rows = [
-        [[float(f"{value:.3g}") for value in row[: query + 1].tolist()] for query, row in enumerate(head)]
-        for head in surface
-    ]
-    return {"name": name, "title": title, "line": line or "", "learned": learned, "heads": rows}
-
 
 COMMON = {"hidden_size": 4096, "num_attention_heads": 32}
 """A head of 128 features, for families without a default head_dim."""
@@ -146,62 +69,10 @@ def _ropes(config: dict[str, Any]) -> dict[str | None, RopeConfig | None] | None
         return None
 
 
-HEAD_TEXTS, HEAD_TOKENS = 16, 256
-
-
-def head_entries(source: str = "tiny") -> dict[str, Any]:
-    """Return `re`, `im` and `rest` of each head: its mean score at distance D is rest + sum(re cos(D f) - im sin(D f)).
-
-    The scores are those of `ropewalk.figures.scores.head_scores`.
-    """
-    model = rotary_model(source)
-    rope = next(rope for rope in model.config.ropes if rope is not None)
-    heads = []
-    for layer, given in enumerate(attention_inputs(model, windows(model, HEAD_TEXTS, HEAD_TOKENS))):
-        assert given.attention.rope == rope
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
-        for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
-            pairs_q, rest_q = as_complex(one_q, rope)
-            pairs_k, rest_k = as_complex(one_k, rope)
-            product = pairs_q * pairs_k.conj() / rope.head_dim**0.5
-            heads.append(
-                {
-                    "layer": layer,
-                    "head": head,
-                    "re": _head_numbers(product.real),
-                    "im": _head_numbers(product.imag),
-                    "rest": float(f"{float(rest_q @ rest_k) / rope.head_dim**0.5:.6g}"),
-                }
-            )
-    return {
-        "model": source,
-        "text": f"{HEAD_TEXTS} windows of {HEAD_TOKENS} tokens of Moby-Dick",
-        "trainedLength": rope.trained_length,
-        "invFreq": list(columns_of(rope)),
-        "heads": heads,
-    }
-
-
-def _head_numbers(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
-
-
 FACTORS = (2, 4, 8, 16, 32)
 """Factors of the tables of methods, which the page shows for a method that it cannot compute."""
 
-BUILT_IN = "tiny"
-LONGEST = 524_288  # tokens of the longest target of a table: `abf`, which searches, takes ten seconds
 LONGEST_OPENED = 131_072  # of a model that a command opens: one or two seconds
-
-
-def published_presets() -> list[dict[str, Any]]:
-    """Return the ropes of the packaged configs and of the built-in model; takes a minute."""
-    return [entry for name in (*packaged_configs(), BUILT_IN) for entry in preset_of(name)]
-
-
-def preset_of(name: str) -> list[dict[str, Any]]:
-    """Return the ropes of one packaged config or of the built-in model."""
-    return preset_entries(published(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
 
 
 def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LONGEST_OPENED) -> list[dict[str, Any]]:
@@ -338,41 +209,6 @@ def relative_positions(extension: Extension, reach: Reach) -> list[tuple[float, 
     return [(round(d / reach.trained, 5), None if p != p else round(p / reach.trained, 5)) for d, p in pairs]
 
 
-PAIRING_TEXTS, PAIRING_TOKENS, NEW_TOKENS = 8, 256, 32
-PROMPT = "The whale rose slowly out of the dark water, and the old captain"
-NAMES = {"tiny": "tiny (in the package)", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2 135M Instruct"}
-
-
-def pairing_entries() -> list[dict[str, Any]]:
-    """Return losses and generated text with either pairing, of the built-in model and that of $ROPEWALK_SMOLLM2."""
-    smollm2 = os.environ.get("ROPEWALK_SMOLLM2")
-    return [_pairing_entry(name) for name in ("tiny", *([smollm2] if smollm2 else []))]
-
-
-def _pairing_entry(name: str) -> dict[str, Any]:
-    model = rotary_model(name)
-    measured = losses(model, PAIRING_TEXTS, PAIRING_TOKENS)
-    wrong = wrongly_paired(model)
-    assert model.tokenizer is not None
-    ids, decode = model.tokenizer.encode(PROMPT), model.tokenizer.decode
-    cases = dict(zip(measured["bars"], (model, wrong, converted(wrong)), strict=True))
-    return {
-        "model": NAMES.get(shown_name(name), shown_name(name)),
-        "interleaved": next(rope.interleaved for rope in model.config.ropes if rope is not None),
-        "uniform": measured["uniform"],
-        "prompt": PROMPT,
-        "cases": [
-            {
-                "name": case,
-                "loss": measured["bars"][case],
-                "continuation": decode(generate(one, [ids], max_new_tokens=NEW_TOKENS)[0]),
-            }
-            for case, one in cases.items()
-        ],
-        "note": f"{PAIRING_TEXTS} windows of {PAIRING_TOKENS} tokens of Moby-Dick",
-    }
-
-
 def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) -> dict[str, Any]:
     """Return everything that the page reads, as JSON values.
 
@@ -390,7 +226,7 @@ def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) 
         "presets": [*own, *numbers("presets")],
         "families": family_entries(),
         "methods": method_entries(),
-        "encodings": encoding_entries(),
+        "encodings": numbers("encodings"),
         "heads": numbers("heads"),
         "pairings": numbers("pairings"),
         "opened": {"preset": own[0]["id"] if own else None},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from importlib import resources
 from os import PathLike
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
@@ -24,8 +22,6 @@ from ropewalk.layers.decoder import Decoder
 from ropewalk.readers.texts import read_text
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
-from ropewalk.rope.pairing import Pairing, convert_pairing
-from ropewalk.statistics import mean_and_interval
 
 Array = npt.NDArray[np.float64]
 BEGINNING = 30_000  # characters of Moby-Dick before the first window: the etymology and extracts
@@ -184,44 +180,3 @@ def as_complex(x: Tensor, rope: RopeConfig) -> tuple[Any, Array]:
 
 
 # the cost of the wrong pairing, which the lesson and the explorer show
-
-
-def losses(model: Decoder, texts: int, tokens: int) -> dict[str, Any]:
-    """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
-
-    Each is (mean, low, high); the interval is that of the paired difference over windows, centred at the mean.
-    "uniform" is ln(vocab_size).
-    """
-    ids = windows(model, texts, tokens)
-    wrong = wrongly_paired(model)
-    own = [_loss(model, row) for row in ids]
-    result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
-    for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
-        means = own if case is None else [_loss(case, row) for row in ids]
-        mean, _ = mean_and_interval(means)
-        apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
-        low, high = interval or (apart, apart)
-        result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
-    return result
-
-
-@torch.inference_mode()
-def _loss(model: Decoder, ids: Tensor) -> float:
-    """Return the mean loss of tokens `[tokens]`, all but the first, in nats."""
-    return float(F.cross_entropy(model(ids[None])[0, :-1].float(), ids[1:]))
-
-
-def wrongly_paired(model: Decoder) -> Decoder:
-    """Return the model with the other pairing in every layer."""
-    other = (rope and dataclasses.replace(rope, interleaved=not rope.interleaved) for rope in model.config.ropes)
-    return model.with_positions(rope=tuple(other))
-
-
-def converted(wrong: Decoder) -> Decoder:
-    """Return the model with weights reordered for the pairing of its config."""
-    rope = next(rope for rope in wrong.config.ropes if rope is not None)
-    model = Decoder(wrong.config)
-    to: Pairing = "interleaved" if rope.interleaved else "half"
-    weights = convert_pairing(wrong.state_dict(), to=to, head_dim=rope.head_dim, rotary_dim=rope.rotary_dim)
-    model.load_state_dict(weights)
-    return model.eval()

@@ -1,8 +1,7 @@
-"""Figures of scores: by shift, distance and patch, and attention maps of a trained model."""
+"""Figures of scores: by distance, and attention maps of a trained model."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from ropewalk.figures.material import (
 )
 from ropewalk.figures.style import (
     BLUE,
-    GREEN,
     INK,
     ORANGE,
     PALE,
@@ -40,193 +38,12 @@ from ropewalk.figures.style import (
     style,
 )
 from ropewalk.layers.decoder import Decoder
-from ropewalk.methods import Look
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rope.values import check_whole
-from ropewalk.rotation.embedding import RotaryEmbedding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-_MOVES = {
-    "both move": Look(BLUE, "-", "o"),
-    "only the query moves": Look(RED, "--", "s"),
-    "only the key moves": Look(GREEN, ":", "^"),
-}
-
-
-def shift(config: Any, *, length: int = 32, shifts: int = 64, seed: int = 0) -> Figure:
-    """Draw scores of a random query and key by both positions, and with both moved, or only one.
-
-    **Arguments:**
-    - `config`: as for `rw.figures.clocks`.
-    - `length`: positions of the table, each way. `shifts`: tokens moved, at most.
-
-    **Returns:** a matplotlib figure.
-
-    >>> import ropewalk as rw
-    >>> figure = rw.figures.shift(rw.RopeConfig(64, interleaved=False))
-    """
-    shown = shift_numbers(config, length=length, shifts=shifts, seed=seed)
-    moved = shown["shifts"]
-    with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.2, 4.4))
-        left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
-        image = heat(left, shown["grid"])
-        left.set_aspect("equal")
-        bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
-        m, n = shown["start"]
-        ahead = length - 1 - max(m, n)
-        left.plot([n, n + ahead], [m, m + ahead], color="white", linewidth=3.2)
-        left.plot([n, n + ahead], [m, m + ahead], color=BLUE, linewidth=1.8)
-        left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=BLUE, markeredgewidth=1.8)
-        panel(left, "every query position, every key position")
-        left.set_xlabel("key position n (tokens)")
-        left.set_ylabel("query position m (tokens)")
-        for name, values in shown["curves"].items():
-            look = _MOVES.get(name, Look(QUIET))
-            right.plot(
-                moved, values, color=look.color, linestyle=look.line, marker=look.marker,
-                markevery=max(1, len(moved) // 8),
-                label=f"{name} (within {shown['spread']:.0e})" if name == "both move" else name,
-            )  # fmt: skip
-        right.set_xlim(moved[0], moved[-1])
-        length_ticks(right)
-        low, high = right.get_ylim()
-        right.set_ylim(low, high + 0.4 * (high - low))
-        panel(right, f"the circle (m = {m}, n = {n}) moved")
-        right.set_xlabel("shift (tokens)")
-        right.set_ylabel("score q·k / √head_dim")
-        right.legend(loc="upper left")
-        caption(figure, "A score depends only on the distance", shown["note"])
-        return figure
-
-
-def shift_numbers(config: Any, *, length: int = 32, shifts: int = 64, seed: int = 0) -> dict[str, Any]:
-    """Return what `shift` draws, by its arguments, in float32.
-
-    **Returns:** "grid" `[length, length]`, the score of q at m with k at n; "start", (m, n) before the shift; "shifts",
-    tokens; "curves", scores by shift with both, only the query or only the key moved; "spread", the range of the score
-    while both move; "note".
-
-    >>> import ropewalk as rw
-    >>> numbers = rw.figures.shift_numbers(rw.RopeConfig(64, interleaved=False))
-    >>> numbers["spread"] < 1e-5, numbers["curves"]["only the key moves"].round(2).tolist()[:3]
-    (True, [-1.53, -1.6, -1.34])
-    """
-    check_whole("figures.shift", optional=False, length=length, shifts=shifts)
-    rope = main_rope(config)
-    q, k = torch.randn(2, rope.head_dim, generator=torch.Generator().manual_seed(seed))
-    places, moved, reach = torch.arange(length), torch.arange(shifts + 1), length + shifts
-    grid = rotated(q, rope, places, reach) @ rotated(k, rope, places, reach).T / rope.head_dim**0.5
-    m, n = length // 2, length // 4
-
-    def curve(by_query: int, by_key: int) -> Array:
-        at_m = rotated(q, rope, m + by_query * moved, reach)
-        at_n = rotated(k, rope, n + by_key * moved, reach)
-        scores: Array = ((at_m * at_n).sum(-1) / rope.head_dim**0.5).double().numpy()
-        return scores
-
-    both = curve(1, 1)
-    return {
-        "grid": grid.double().numpy(),
-        "start": (m, n),
-        "shifts": moved.numpy(),
-        "curves": {"both move": both, "only the query moves": curve(1, 0), "only the key moves": curve(0, 1)},
-        "spread": float(both.max() - both.min()),
-        "note": f"One query and one key, random (seed {seed}); {described(rope)}, float32",
-    }
-
-
-def rotated(x: Tensor, rope: RopeConfig, position_ids: Tensor, seq_len: int) -> Tensor:
-    """Return one vector `[head_dim]` rotated to every position, `[positions, head_dim]`, in its own dtype."""
-    if rope.num_axes > 1 and position_ids.ndim == 1:
-        position_ids = position_ids[:, None].expand(-1, rope.num_axes)
-    rows = x.expand(1, len(position_ids), 1, -1).contiguous()
-    return RotaryEmbedding(rope).rotate(rows, position_ids=position_ids, seq_len=seq_len)[0, :, 0]
-
-
-def axial(config: Any, *, side: int = 24, row: int = 8, column: int = 11) -> Figure:
-    """Draw the score of one patch's query with every patch's equal key, in axial 2D and in reading order.
-
-    **Arguments:**
-    - `config`: as for `rw.figures.clocks`; its rope has two axes, (row, column).
-    - `side`: patches of the grid, each way. `row`, `column`: the patch.
-
-    **Returns:** a matplotlib figure. **Raises:** `RopeError` for another number of axes, or a patch off the grid.
-
-    >>> import ropewalk as rw
-    >>> axes = rw.positions.axes_from_sections([16, 16])
-    >>> config = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=axes, axes_restart=True)
-    >>> figure = rw.figures.axial(config, side=12, row=4, column=5)
-    """
-    shown = axial_numbers(config, side=side, row=row, column=column)
-    panels = shown["panels"]
-    with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(1.4 + 3.1 * len(panels), 4.15))
-        grid = figure.subplots(1, len(panels), squeeze=False)[0]
-        low = min(float(values.min()) for _, _, values in panels)
-        for index, (axes, (name, (row, column), values)) in enumerate(zip(grid, panels, strict=True)):
-            image = heat(axes, values, vmin=low, vmax=1.0)
-            axes.set_aspect("equal")
-            axes.plot([column], [row], color="white", marker="x", markersize=7, markeredgewidth=3.2)
-            axes.plot([column], [row], color=RED, marker="x", markersize=6, markeredgewidth=1.8)
-            panel(axes, name)
-            axes.set_xlabel("column (patches)")
-            if index == 0:
-                axes.set_ylabel("row (patches)")
-        bar(figure, image, grid, "score / its largest (no unit)", shrink=0.8, pad=0.02)
-        caption(figure, "One patch against all others", shown["note"])
-        return figure
-
-
-def axial_numbers(config: Any, *, side: int = 24, row: int = 8, column: int = 11) -> dict[str, Any]:
-    """Return what `axial` draws, by its arguments.
-
-    **Returns:** "panels", three of (name, patch, score over its largest `[side, side]`): the patch, one in the corner,
-    and the patch with one axis in reading order; "note".
-
-    >>> import ropewalk as rw
-    >>> axes = rw.positions.axes_from_sections([16, 16])
-    >>> config = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=axes, axes_restart=True)
-    >>> [name for name, _, _ in rw.figures.axial_numbers(config)["panels"]][0]
-    'axial 2D'
-    """
-    rope = main_rope(config)
-    check_whole("figures.axial", least=2, most=4096, optional=False, side=side)
-    check_whole("figures.axial", least=0, most=side - 1, optional=False, row=row, column=column)
-    if rope.num_axes != 2:
-        raise RopeError(
-            "figures.axial: the config must have two axes, row and column.",
-            facts={"axes": rope.num_axes},
-            cure="Pass axes=axes_from_sections([...]) with two numbers, and axes_restart=True.",
-        )
-    theta = rope.theta[0] if isinstance(rope.theta, tuple) else rope.theta
-    one_axis = dataclasses.replace(rope, theta=theta, scaling=None, axes=None, axes_restart=False, axis_blocks=False)
-    at = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
-    ones = torch.ones(rope.head_dim, dtype=torch.float64)
-    by_axes = rotated(ones, rope, at, side)
-    by_order = rotated(ones, one_axis, torch.arange(side * side), side * side)
-
-    def similarity(rows: Tensor, patch: tuple[int, int]) -> Array:
-        scores: Array = (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy()
-        return scores
-
-    corner = (side - 1, 0)
-    return {
-        "panels": [
-            ("axial 2D", (row, column), similarity(by_axes, (row, column))),
-            ("axial 2D, patch in the corner", corner, similarity(by_axes, corner)),
-            ("one axis, patches in reading order", (row, column), similarity(by_order, (row, column))),
-        ],
-        "note": f"Query and key are the same vector of ones; {described(rope)}",
-    }
 
 
 DRAWS = 1_000
@@ -247,7 +64,7 @@ def decay(
     """Draw scores by distance: of equal q and k, the paper's bound, of random q and k, and of each head of a model.
 
     **Arguments:**
-    - `config`: as for `rw.figures.clocks`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
+    - `config`: as for `rw.figures.waves`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
     - `model`: a trained `Decoder`, or the argument of `rw.load` ("tiny"). Without it, the last panel is left out.
     - `text`: for the model; by default Moby-Dick. `texts`, `tokens`: windows of it, and the tokens of each.
     - `seed`: of random q and k.

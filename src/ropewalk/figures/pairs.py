@@ -1,4 +1,4 @@
-"""Figures of scalings: unseen angles, frequency ratios, and wavelengths of published models."""
+"""Figures of a rope's pairs: waves, unseen angles, frequency ratios, and wavelengths of published models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
-from ropewalk.figures.material import Array, frequencies, main_rope, opened, theta_of
+from ropewalk.figures.material import Array, described, frequencies, main_rope, opened, theta_of
 from ropewalk.figures.style import (
     BLUE,
     INK,
     QUIET,
     RED,
+    SHADE,
     bar,
     caption,
     heat,
@@ -48,6 +49,99 @@ NAMES = {
 _UNSEEN = "#f0a068"
 
 
+def waves(config: Any, length: int = 512, *, pairs: Sequence[int] = ()) -> Figure:
+    """Draw cosine and sine of a few pairs' angles by position, and the config's trained length.
+
+    **Arguments:**
+    - `config`: a `RopeConfig`; a packaged config ("llama_2_7b"); the path of a config.json, a folder or a .gguf; the
+      content of a config.json; or a transformers config. Of several ropes, that of full attention.
+    - `length`: tokens shown.
+    - `pairs`: at most twelve, the fastest is 0; by default six over the head.
+
+    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a pair that the head does not have.
+
+    >>> import ropewalk as rw
+    >>> len(rw.figures.waves("llama_2_7b", 8192, pairs=(0, 16, 32)).axes)
+    3
+    """
+    shown = waves_numbers(config, length, pairs=pairs)
+    positions, curves, trained = shown["positions"], shown["curves"], shown["trained_length"]
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8.8, 1.5 + 1.0 * len(curves)))
+        grid = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+        last = positions[-1]
+        for axes, (pair, (cos, sin)) in zip(grid, curves.items(), strict=True):
+            if trained is not None and trained < last:
+                axes.axvspan(trained, last, color=SHADE, zorder=0, linewidth=0)
+                axes.axvline(trained, color=INK, linewidth=1)
+            axes.plot(positions, cos, color=BLUE, linewidth=1.4, label="cosine")
+            axes.plot(positions, sin, color=RED, linewidth=1.2, linestyle=(0, (4, 1.5)), label="sine")
+            axes.set_ylim(-1.15, 1.15)
+            axes.set_yticks([-1, 0, 1])
+            axes.set_xlim(0, last)
+            title, turn = f"pair {pair}", shown["wavelengths"][pair]
+            title += f": {turn:,.1f} tokens per turn"
+            if trained is not None:
+                share = trained / turn
+                title += f", {share:,.1f} turns in training" if share >= 1 else f", {share:.2g} turns in training"
+            panel(axes, title)
+        if trained is not None and trained < last:
+            grid[0].annotate(
+                f"trained length {tokens(trained)}", (trained, 1), xycoords=("data", "axes fraction"),
+                xytext=(3, 6), textcoords="offset points", fontsize=9,
+            )  # fmt: skip
+        figure.supylabel("cosine and sine of the angle (no unit)", fontsize=10)
+        grid[-1].set_xlabel("position (tokens)")
+        if last % 8 == 0:
+            grid[-1].set_xticks([last * eighth / 8 for eighth in range(9)])
+        length_ticks(grid[-1])
+        caption(figure, "Sine and cosine of each pair's angle", shown["note"])
+        handles, names = grid[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="upper right", ncols=2)
+        return figure
+
+
+def waves_numbers(config: Any, length: int = 512, *, pairs: Sequence[int] = ()) -> dict[str, Any]:
+    """Return what `waves` draws, by its arguments.
+
+    **Returns:** "positions", up to 4,097 points from 0 to `length`; "curves", by pair (cosine, sine) of each;
+    "wavelengths", tokens per turn by pair; "trained_length", tokens or None; "note".
+
+    >>> import ropewalk as rw
+    >>> waves = rw.figures.waves_numbers(rw.RopeConfig(64, interleaved=False), pairs=(0, 16))
+    >>> {pair: round(tokens, 1) for pair, tokens in waves["wavelengths"].items()}
+    {0: 6.3, 16: 628.3}
+    """
+    check_whole("figures.waves", optional=False, length=length)
+    rope = main_rope(config)
+    inv_freq = frequencies(rope, length)
+    shown = _chosen(pairs, len(inv_freq))
+    positions = np.linspace(0, length, min(8 * length, 4096) + 1)
+    angles = np.outer(inv_freq[list(shown)], positions)
+    return {
+        "positions": positions,
+        "curves": {pair: (np.cos(row), np.sin(row)) for pair, row in zip(shown, angles, strict=True)},
+        "wavelengths": {pair: 2 * np.pi / float(inv_freq[pair]) if inv_freq[pair] else np.inf for pair in shown},
+        "trained_length": rope.trained_length,
+        "note": described(rope),
+    }
+
+
+def _chosen(pairs: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the requested pairs in order, or by default six over the head."""
+    if not len(pairs):
+        return tuple(sorted({count * eighth // 8 for eighth in (0, 1, 2, 3, 4, 6)}))
+    if min(pairs) < 0 or max(pairs) >= count or len(pairs) > 12:
+        raise RopeError(
+            "figures.waves: `pairs` are counted from 0 within the head, at most twelve.",
+            facts={"pairs": pairs, "pairs of the head": count},
+            cure=f"Choose from 0 to {count - 1}, or leave it out.",
+        )
+    return tuple(sorted(set(pairs)))
+
+
 def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure:
     """Draw the angles that no token had in training, hatched and counted: unscaled, then under each method.
 
@@ -55,7 +149,7 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
     with its scaling. The colour of a column is the pair's frequency over its unscaled one.
 
     **Arguments:**
-    - `config`: as for `rw.figures.clocks`, with a trained length.
+    - `config`: as for `rw.figures.waves`, with a trained length.
     - `target`: tokens of the long window; by default the length of the config's own scaling, or four times the trained
       length.
     - `rows`: positions in the picture.
@@ -207,7 +301,7 @@ def ratios(configs: Any) -> Figure:
     The line of the config's own scaling is thick.
 
     **Arguments:**
-    - `configs`: a config as for `rw.figures.clocks`, with a trained length, or a list of them: a panel for each.
+    - `configs`: a config as for `rw.figures.waves`, with a trained length, or a list of them: a panel for each.
 
     **Returns:** a matplotlib figure. **Raises:** `RopeError` for a rope that no method extends.
 
@@ -299,7 +393,7 @@ def wavelengths(configs: Any) -> Figure:
     A scaling is included if the model was trained with it (Llama 3.1), and excluded if it is an option for inference.
 
     **Arguments:**
-    - `configs`: a config as for `rw.figures.clocks`, with a trained length, or a list of them. A model whose layers
+    - `configs`: a config as for `rw.figures.waves`, with a trained length, or a list of them. A model whose layers
       rotate differently has a row for each kind.
 
     **Returns:** a matplotlib figure. **Raises:** `RopeError` for a config without a trained length.
