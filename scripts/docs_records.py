@@ -10,6 +10,7 @@ import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +67,34 @@ def agreement() -> str:
     return table(heads, rows)
 
 
-def smollm2() -> str:
-    """Return what the doctor found about SmolLM2 at twice its trained length."""
-    record = document("doctor-smollm2-16k.json")
-    rows = []
-    for name, one in record["evidence"]["standings"].items():
-        if one["beyond"] is not None:
-            half = one["half"]
-            reach = f"about {half['tokens']:,} ({half['low']:,} to {half['high']:,})" if half["tokens"] else (
-                f"the end (at least {half['low']:,})")  # fmt: skip
-            rows.append([name, *(f"{one[key]['found']} of {one[key]['asked']}" for key in ("beyond", "near")), reach,
-                         *(f"{one[key]['value']:+.2f}" for key in ("loss", "cost"))])  # fmt: skip
-    heads = ["method", "finds beyond (chance 1 in 4)", "near", "falls to half at, tokens back", "loss less crop's"]
-    return f"{table([*heads, 'cost'], rows)}\n\nThe answer: {record['verdict']['headline']}"
+def league(model: str) -> str:
+    """Return what each method finds that needs no tuning, the best first."""
+    from ropewalk.methods import METHODS
+
+    runs = list(document("league.json")[model].values())
+    same = runs[0]["same_as"]
+    found: list[tuple[float, list[str]]] = []
+    for method in runs[0]["rows"]:
+        of = [(run, run["rows"][method]) for run in runs if method in run["rows"]]
+        given_up = [row["given_up_at"] for _, row in of if row["given_up_at"]]
+        seconds = sum(row["seconds"] for _, row in of) / len(of)
+        if METHODS[method].crops:
+            continue
+        counts = []
+        for far in (True, False):
+            hits = [
+                hit for run, row in of for hit, is_far in zip(row["right"], run["far"], strict=False) if is_far == far
+            ]
+            counts.append((sum(hits), len(hits)))
+        means = [[row[key] for _, row in of if row[key] is not None] for key in ("loss_less_crops", "cost")]
+        name = ", ".join([method, *(other for other, first in same.items() if first == method)])
+        cells = [f"{hit} of {asked}" if asked else f"given up at {min(given_up):,}" for hit, asked in counts]
+        cells += [f"{sum(one) / len(one):+.2f}" if one and not given_up else "" for one in means]
+        share = counts[0][0] / counts[0][1] if counts[0][1] else 0.0
+        found.append((share, [name, *cells, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]))
+    rows = [cells for _, cells in sorted(found, key=lambda one: -one[0])]
+    heads = ["method", "finds beyond (chance 1 in 4)", "near", "loss less crop's", "cost", "seconds a window"]
+    return f"{table(heads, rows)}\n\n{where(runs[0]['environment'])}; {runs[0]['environment']['dtype']}."
 
 
 def answers() -> str:
@@ -318,7 +334,8 @@ def verify_faults() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "agreement": agreement, "smollm2": smollm2, "answers": answers, "power": power,
+    "chance": chance, "agreement": agreement, "answers": answers, "power": power,
+    "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-servers": verify_servers, "verify-faults": verify_faults,
