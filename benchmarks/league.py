@@ -2,12 +2,12 @@
 
     python benchmarks/league.py MODEL.gguf --texts FOLDER [--dtype bfloat16] [--record benchmarks/results/league.json]
 
-FOLDER holds bleak_house.txt, middlemarch.txt and moby_dick.txt, none of which `tiny` or a method was tuned on in these
-parts. SmolLM2 reads one window of two novels under each method, and one more window of each under the five that found
-most. `tiny` reads one window of eight parts of Moby-Dick at four times its trained length, with facts as the doctor
-chooses them. Each window is a run of `rw.doctor` of its own: chance is one in four, and a method is given up when its
-loss rises by more than a nat. Each run is saved when it is done, and the doctor resumes within it. About 30 minutes on
-two cores with AMX in bfloat16.
+FOLDER holds bleak_house.txt, middlemarch.txt and moby_dick.txt. SmolLM2 reads one window of the first two novels under
+each method, and one more window of each under the five that found most and under YaRN, which engines run. `tiny` reads
+one window of eight parts of Moby-Dick, which it was not trained on, at four times its trained length. Each window is a
+run of `rw.doctor` of its own: chance is one in four, and a method is given up when its loss rises by more than a nat.
+Each run is saved when it is done, and the doctor resumes within it. About 40 minutes on two busy cores with AMX in
+bfloat16. With --tuned, a folder of `examples/tune.py` reads the same windows with the scaling of its config.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tuned", type=Path)
     parser.add_argument("--record", type=Path, default=RESULTS / "league.json")
     given = parser.parse_args()
     record: dict[str, Any] = json.loads(given.record.read_text()) if given.record.exists() else {}
@@ -87,10 +88,16 @@ def main() -> None:
             record[part][key] = read(*of, **settings)
             write_json(given.record, {"generator": "ropewalk", **record})
 
-    def round_of(number: int, methods: list[str]) -> None:
+    def round_of(number: int, methods: list[str], model: str = given.model, part: str = "smollm2") -> None:
         for novel, starts in STRETCHES.items():
             text = (given.texts / f"{novel}.txt").read_text(encoding="utf-8")[starts[number] :][:CHARACTERS]
-            run("smollm2", f"{novel} {number + 1}", given.model, novel, text, methods, target=16384, dtype=given.dtype)
+            run(part, f"{novel} {number + 1}", model, novel, text, methods, target=16384, trained_length=8192,
+                dtype=given.dtype)  # fmt: skip
+
+    if given.tuned:
+        for number in range(2):
+            round_of(number, ["as-is"], str(given.tuned), f"tuned: {given.tuned.name}")
+        return
 
     round_of(0, ZERO_SHOT)
     first = record["smollm2"]
