@@ -97,6 +97,39 @@ def league(model: str) -> str:
     return f"{table(heads, rows)}\n\n{where(runs[0]['environment'])}; {runs[0]['environment']['dtype']}."
 
 
+def tasks() -> str:
+    """Return what each method finds in the tasks, and the correlations of the doctor's two measures with them."""
+    result = document("tasks.json")["result"]
+    counted, outcomes, values = result["counted"], result["outcomes"], result["values"]
+    control = [
+        "control",
+        "",
+        "",
+        *(f"{one['control']['found']} of {one['control']['asked']}" for one in outcomes.values()),
+    ]
+    rows = [
+        [method, f"{values['smollm2']['far facts'][method]:.2f}", f"{-values['smollm2']['loss'][method]:+.2f}",
+         *(f"{one[method]['found']} of {one[method]['asked']}" for one in outcomes.values())]
+        for method in values["smollm2"]["loss"]
+    ]  # fmt: skip
+    heads = [
+        "method",
+        "SmolLM2: far facts",
+        "loss less crop's",
+        *(name.replace("smollm2", "SmolLM2") for name in outcomes),
+    ]
+    found = []
+    for measure, by_predictor in result["predictors"].items():
+        for predictor, one in by_predictor.items():
+            low, high = one["interval"]
+            found.append([predictor, {"margin": "margin", "found": "right answers"}[measure],
+                          *(f"{one['each'][name]:+.2f}" for name in counted),
+                          f"{one['mean']:+.2f} ({low:+.2f} to {high:+.2f})", f"{one['holm']:.3f}"])  # fmt: skip
+    names = [name.replace("smollm2", "SmolLM2") for name in counted]
+    correlations = table(["predictor", "of", *names, "mean (90 % interval)", "p"], found)
+    return f"{table(heads, [control, *rows])}\n\nSpearman's correlation over the ten methods:\n\n{correlations}"
+
+
 def answers() -> str:
     """Return the doctor's answers about SmolLM2 on texts that are not in the repository, with their times."""
     rows = [
@@ -335,7 +368,7 @@ def verify_faults() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "chance": chance, "agreement": agreement, "answers": answers, "power": power,
-    "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
+    "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-servers": verify_servers, "verify-faults": verify_faults,
