@@ -83,7 +83,8 @@ def test_the_quoted_numbers_are_the_records():
     """Of SmolLM2: what methods find, and the answer on one novel; of transformers: the exact families."""
     readme = " ".join(README.split())
     for name, word in (("lampe", "LaMPE"), ("dca", "dual chunk attention"), ("yarn", "YaRN")):
-        right = [hit for run in LEAGUE.values() for hit, far in zip(run["rows"][name]["right"], run["far"]) if far]
+        rows = [zip(run["rows"][name]["right"], run["far"], strict=True) for run in LEAGUE.values()]
+        right = [hit for row in rows for hit, far in row if far]
         assert f"with {word} {sum(right)} of {len(right)}" in readme
     assert {(run["trained_length"], run["target"]) for run in LEAGUE.values()} == {(8192, 16384)}
     assert ANSWERS["bleak_house"]["answer"].split(". ")[0] in readme
