@@ -94,8 +94,3 @@ def test_refusals(call, rule):
     given = {"layout": "striped", "tokens": 8, "rank": 0, "cp": 2, **call}
     with pytest.raises(rw.RopeError, match=rule):
         positions_for_rank(given.pop("layout"), given.pop("tokens"), **given)
-
-
-def test_the_public_door():
-    """`rw.positions` is there without an import of its own."""
-    assert rw.positions.positions_for_rank("striped", 6, rank=2, cp=3).tolist() == [2, 5]

@@ -71,13 +71,6 @@ def test_silent_configs(fields: dict[str, Any], layer_types: tuple[str | None, .
         assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
 
 
-def test_mistral4_without_a_block() -> None:
-    """Its class then scales by YaRN with factor 128, over the slice that turns."""
-    config = rw.RopeConfig.from_hf({"model_type": "mistral4"})
-    assert (config.head_dim, config.max_position_embeddings) == (64, 1_048_576)
-    assert config.scaling == rw.scaling.YaRN(128.0, 8192, mscale=1.0, mscale_all_dim=1.0)
-
-
 @pytest.mark.rejects
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -101,15 +94,9 @@ def test_what_the_class_does_not_read_is_refused(fields: dict[str, Any], message
 # --- layers without rotation
 
 TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 8,
-    "vocab_size": 32,
-    "pad_token_id": None,
-}
+    "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "num_hidden_layers": 8, "vocab_size": 32, "pad_token_id": None,
+}  # fmt: skip
 NOPE: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {}),
     "exaone4 without a window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 8}),

@@ -21,11 +21,8 @@ from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE
 from tests.rope.models import CONFIGS, fixture, fixture_names
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 2048,
-}
+    "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LONG = {
     "rope_type": "longrope",
@@ -126,16 +123,6 @@ def test_partial_rotation(fields: dict[str, Any], rotary_dim: int) -> None:
     assert read(layer_type, **fields).rotary_dim == rotary_dim
 
 
-def test_two_thetas() -> None:
-    """Gemma 3 and ModernBERT in their older spelling, with the rule on the layers that it belongs to."""
-    full = rw.RopeConfig.from_hf(fixture("gemma_3_27b"), layer_type="full_attention")
-    sliding = rw.RopeConfig.from_hf(fixture("gemma_3_27b"), layer_type="sliding_attention")
-    assert (full.theta, full.scaling, sliding.theta, sliding.scaling) == (1e6, Linear(8.0), 1e4, None)
-    bert = fixture("modernbert_base") | {"global_rope_theta": 8e4, "local_rope_theta": 9e3}
-    thetas = [rw.RopeConfig.from_hf(bert, layer_type=t).theta for t in ("full_attention", "sliding_attention")]
-    assert thetas == [8e4, 9e3]
-
-
 NESTING = {"model_type": "gemma3_text", "rope_scaling": None}  # a family with a block for each layer type
 
 
@@ -190,12 +177,6 @@ def test_unread_settings_of_a_known_family(unread: dict[str, Any]) -> None:
         assert read(**unread) == read()
     assert len(told) == 1
     assert read(**{key: type(value)(0) for key, value in unread.items()}) == read()
-
-
-def test_ernie_axes() -> None:
-    """ERNIE 4.5-VL alternates height and width, and keeps time for the last pairs."""
-    fields = {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128}
-    assert rw.RopeConfig.from_hf(fields).axes == (1, 2) * 22 + (0,) * 20
 
 
 def test_phi3_yarn_is_longrope() -> None:
@@ -423,18 +404,6 @@ def test_round_trip_of_a_partial_rotation(pairs: int, others: int) -> None:
     config = rw.RopeConfig(2 * (pairs + others), interleaved=True, rotary_dim=2 * pairs)
     base = {"rope_interleave": True, "head_dim": config.head_dim}
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": config.to_hf()}) == config
-
-
-@pytest.mark.parametrize("name", ["qwen2_vl_7b", "qwen3_vl_4b", "qwen3_5_9b"])
-def test_round_trip_of_axes(name: str) -> None:
-    """mrope_section and mrope_interleaved come back from the order of the axes."""
-    fields = fixture(name)
-    config, text = rw.RopeConfig.from_hf(fields), fields.get("text_config", fields)
-    block = config.to_hf()
-    assert block["mrope_section"] == (text.get("rope_parameters") or text["rope_scaling"])["mrope_section"]
-    text.pop("rope_scaling", None)
-    text["rope_parameters"] = block
-    assert rw.RopeConfig.from_hf(fields) == config
 
 
 def test_round_trip_of_a_vision_tower() -> None:

@@ -311,41 +311,6 @@ def test_the_live_class_with_pictures(family):
     assert (rw.RotaryEmbedding(contiguous).rotate(q, position_ids=ids) - turned)[0].abs().max() > 0.1
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl_text", "qwen3_5_text"])
-def test_an_attached_model_with_pictures(family):
-    """The whole text model at the positions of images and videos is as it was; other positions change it."""
-    from transformers import AutoModel
-
-    block = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    if family == "qwen3_5_text":
-        block |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
-    config = AutoConfig.for_model(
-        family, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, vocab_size=64,
-        num_key_value_heads=2, head_dim=16, rope_parameters=block, linear_num_value_heads=2, linear_num_key_heads=2,
-        linear_key_head_dim=8, linear_value_head_dim=8, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModel.from_config(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
-    types, ids = pictures()
-    tokens = torch.randint(1, 64, types.shape)
-
-    def run(positions: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return model(tokens, position_ids=positions.movedim(-1, 0), use_cache=False).last_hidden_state
-
-    before = run(ids)
-    scale = float(before.abs().max())
-    with rw.attachment.attached(model):
-        torch.testing.assert_close(run(ids), before, rtol=0, atol=1e-4 * scale)
-        assert (
-            run(rw.positions.text_positions(torch.arange(ids.shape[1]).expand(2, -1), 3)) - before
-        ).abs().max() > 1e-2
-
-
 def test_into_a_rope():
     """The positions are what a rope of three axes takes; text alone is at equal coordinates, and needs no grids."""
     rope = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False, axes=rw.positions.axes_from_sections([2, 3, 3])))

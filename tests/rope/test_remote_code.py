@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.families import FAMILIES, SOURCES
+from tests import oracle
 from tests.rope.models import transformers_config
 
 WIDTHS = {"hidden_size": 4096, "num_attention_heads": 32}
@@ -51,18 +51,6 @@ NEWER: list[tuple[str, dict[str, Any], int, int, str, float, int | None]] = [
 ]
 
 
-def turned_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Features (i, i + width/2) turned: the `rotate_half` of these files."""
-    one, other = x.chunk(2, dim=-1)
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
-
-
-def turned_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Features (2i, 2i + 1) turned, as one complex number each."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
-
-
 @pytest.mark.parametrize(
     ("model_type", "fields", "head_dim", "width", "pairing", "theta", "longest"),
     CASES + NEWER,
@@ -77,10 +65,9 @@ def test_what_the_published_code_computes(
     x, ids = torch.randn(1, 9, 2, head_dim, dtype=torch.float64), torch.randint(0, 5000, (9,))
     inv_freq = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = (ids[:, None] * inv_freq)[:, None]
-    turn = turned_half if pairing == "half" else turned_interleaved
-    expected = torch.cat([turn(x[..., :width], angles.cos(), angles.sin()), x[..., width:]], dim=-1)
+    expected = oracle.rotate(x.numpy(), angles.numpy(), interleaved=pairing == "interleaved")
     actual = rw.RotaryEmbedding(config).rotate(x, position_ids=ids)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(actual, torch.from_numpy(expected), rtol=0, atol=1e-10)
 
 
 def test_scaling_of_remote_code() -> None:

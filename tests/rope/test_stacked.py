@@ -111,16 +111,6 @@ def test_each_rule_on_llama_3_2() -> None:
     np.testing.assert_allclose(actual(stacked(LLAMA, DynamicNTK()), TRAINED), base, rtol=1e-12)
 
 
-def test_yarn_on_llama_3_2_leaves_fast_pairs_and_divides_slow_ones() -> None:
-    """Not the bounds of the plain ladder: a pair that llama3 slowed by 32 makes its turns later."""
-    ratio = actual(stacked(LLAMA, YaRN(S, TRAINED))) / llama_frequencies()
-    turns = TRAINED * llama_frequencies() / (2 * np.pi)
-    np.testing.assert_allclose(ratio[turns > 64], 1, rtol=1e-12)
-    np.testing.assert_allclose(ratio[turns < 0.5], 1 / S, rtol=1e-12)
-    plain = actual(dataclasses.replace(LLAMA.unscaled(), scaling=YaRN(S, TRAINED))) / actual(LLAMA.unscaled())
-    assert np.abs(ratio - plain).max() > 0.1
-
-
 def test_both_sides_of_phi_3_5() -> None:
     """The short list up to 4,096 tokens, the long one beyond; both under the rule on top, and the factors multiply."""
     config = stacked(PHI, YaRN(S, TRAINED))

@@ -133,3 +133,4 @@ def test_bad_input():
         rw.rotation.LearnedFrequencies(CONFIG)(torch.zeros(9))
     with pytest.raises(rw.RopeError, match="`num_heads` must be at least 1"):
         rw.rotation.LearnedFrequencies(CONFIG, num_heads=0)
+    assert len(rw.rotation.LearnedFrequencies(CONFIG, num_heads=1).freqs) == 1

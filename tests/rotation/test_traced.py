@@ -209,15 +209,6 @@ def test_vmap_jvp_and_jacobian():
     )
 
 
-def test_vmap_over_positions():
-    """A batch of position rows can be mapped as well."""
-    rope = rw.RotaryEmbedding(CONFIGS["half"])
-    x, ids = torch.randn(3, 1, 5, 2, 8), torch.randint(0, 99, (3, 5))
-    got = torch.func.vmap(lambda x, ids: rope.rotate(x, position_ids=ids))(x, ids)
-    expected = torch.stack([rope.rotate(a, position_ids=b) for a, b in zip(x, ids, strict=True)])
-    torch.testing.assert_close(got, expected)
-
-
 def _on_rank(rank: int, world: int) -> None:
     """One process of the DTensor test: shard batch, tokens or heads, and compare with the whole."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh

@@ -54,12 +54,9 @@ def test_the_first_that_can(monkeypatch):
     assert choose(x).name == "second"
     assert choose(x, "third").name == "third"
     assert rw.explain_backends(x).splitlines() == [
-        "float32[2, 3]",
-        "first: too early; too far",
-        "second: runs",
-        "third: could, but comes later in the list",
+        "float32[2, 3]", "first: too early; too far", "second: runs", "third: could, but comes later in the list",
         "last: too late",
-    ]
+    ]  # fmt: skip
     with pytest.raises(rw.RopeError) as caught:
         choose(x, "first")
     assert str(caught.value).splitlines() == [
