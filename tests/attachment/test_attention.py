@@ -249,35 +249,6 @@ def test_windowed_layers_keep_their_rope(name):
     assert torch.equal(outputs_of(model, IDS[:, :8]), short)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing`:FutureWarning"
-)  # peft asks transformers by its old name
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_adapters_are_trained_under_a_method(method, wrapped):
-    """A low-rank adapter of peft lowers the loss; its gradient flows through queries and keys."""
-    from peft import LoraConfig, get_peft_model
-
-    base = small_model("llama")
-    if not wrapped:
-        handle = rw.attach(base, method, target=256)
-    settings = LoraConfig(r=4, target_modules=["q_proj", "k_proj"], init_lora_weights="gaussian")
-    model = get_peft_model(base, settings)
-    if wrapped:
-        handle = rw.attach(model, method, target=256)
-    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.02)
-    losses = []
-    for _ in range(6):
-        loss = model(input_ids=IDS[1:], labels=IDS[1:]).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] - 0.05
-    handle.detach()
-    assert not any("forward" in vars(module) for module in model.modules())
-
-
 @torch.no_grad()
 def test_what_cannot_be_told_is_refused(llama):
     """Flash's masks, axes that differ, extensions where no layer can take them."""

@@ -177,25 +177,11 @@ FLAT = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16, "be
 def test_blocks_that_several_layer_types_share(tmp_path):
     """DeepSeek-V4 names its blocks for branches: as released, and as its class writes it; saved under a method."""
     fields = {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "moe_intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "head_dim": 16,
-        "num_attention_heads": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "q_lora_rank": 16,
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "index_head_dim": 16,
-        "index_n_heads": 2,
-        "index_topk": 64,
-        "max_position_embeddings": 64,
-        "sliding_window": 8,
-        "qk_rope_head_dim": 8,
-        "compress_ratios": [0, 4, 128],
-    }
+        "vocab_size": 64, "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 3, "head_dim": 16,
+        "num_attention_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "q_lora_rank": 16, "o_groups": 2,
+        "o_lora_rank": 16, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64, "max_position_embeddings": 64,
+        "sliding_window": 8, "qk_rope_head_dim": 8, "compress_ratios": [0, 4, 128],
+    }  # fmt: skip
     config = DeepseekV4Config(**fields, rope_scaling=dict(FLAT))  # it writes into the dict
     config.compress_rates = {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}
     released = {"model_type": "deepseek_v4", **fields, "rope_scaling": FLAT, "rope_theta": 1e4}

@@ -8,33 +8,20 @@ import torch
 import transformers
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": None,
-    "bos_token_id": 1,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": None, "bos_token_id": 1,
     "eos_token_id": 2,
-}
+}  # fmt: skip
 
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [1.0, 2.0, 4.0, 8.0],
-    "original_max_position_embeddings": 32,
-    "factor": 4.0,
-}
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "original_max_position_embeddings": 32, "factor": 4.0,
+}  # fmt: skip
 
 # name -> what differs from SIZES
 CASES: dict[str, dict[str, Any]] = {

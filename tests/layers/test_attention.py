@@ -120,31 +120,6 @@ def test_padding_has_finite_gradients() -> None:
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("causal", [True, False])
-def test_packed_documents_are_separate(causal: bool, window: int | None) -> None:
-    """Packed documents come out as each one alone, also where an id comes again, and with padding at the end."""
-    module = make(causal=causal, sliding_window=window, rope=RopeConfig(DIM, interleaved=True, theta=7.0))
-    x = torch.randn(1, SEQ, HIDDEN, dtype=torch.float64)
-    ids = torch.tensor([[5, 5, 5, 9, 5, 5, 5, 5, 2, 2, 2]])
-    for mask in (None, torch.tensor([[1] * 9 + [0, 0]])):
-        out = module(x, document_ids=ids, attention_mask=mask)
-        last = SEQ if mask is None else 9
-        for begin, end in ((0, 3), (3, 4), (4, 8), (8, last)):
-            close(out[0, begin:end], module(x[:, begin:end])[0].detach().numpy())
-
-
-def test_documents_restart_their_positions() -> None:
-    """Document positions count from the document's first real token, not from the row's."""
-    from ropewalk.layers.masks import lay_out
-
-    ids, mask = torch.tensor([[1, 1, 1, 2, 2, 2, 2]]), torch.tensor([[0, 1, 1, 0, 1, 1, 0]])
-    plain = lay_out(1, 7, ids.device, document_ids=ids)
-    padded = lay_out(1, 7, ids.device, document_ids=ids, attention_mask=mask)
-    assert plain.position_ids().tolist() == [[0, 1, 2, 0, 1, 2, 3]]
-    assert padded.position_ids()[mask.bool()].tolist() == [0, 1, 0, 1]
-
-
 def test_positions_given_are_used() -> None:
     """Explicit positions rotate, per row, and a shift of all of them changes nothing."""
     module = make()
@@ -221,7 +196,8 @@ def test_nothing_is_masked_where_nothing_is_hidden() -> None:
     plain = lay_out(2, 5, device, attention_mask=torch.ones(2, 5, dtype=torch.long))
     for window in (None, 5):
         seen = plain.visibility(True, window)
-        assert (seen.mask, seen.is_causal) == (None, True)
+        assert (seen.mask, seen.is_causal, seen.is_simple) == (None, True, True)
+    assert not any(plain.visibility(causal, 2).is_simple for causal in (True, False))
     cache = KVCache(num_layers=1, batch=2, num_key_value_heads=1, head_dim=2)
     cache.commit(cache.lay_out(2, 9))
     step = cache.lay_out(2, 1)

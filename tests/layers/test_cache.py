@@ -143,25 +143,19 @@ def test_outgrowing_is_refused_per_row() -> None:
     make(ropes=[YARN], seq_len=3).lay_out(1, 90)
 
 
+@pytest.mark.rejects
 def test_seq_len_as_given() -> None:
     """seq_len comes back as an int or a tensor, as it was given."""
     assert make().seq_len is None
     assert make(seq_len=7).seq_len == 7
     assert make(2, seq_len=torch.tensor(7)).seq_len == 7
     assert make(2, seq_len=torch.tensor([7, 8])).seq_len.tolist() == [7, 8]
-    for wrong in (0, torch.tensor([7]), torch.tensor([7, 0]), torch.tensor([7.0, 8.0])):
-        with pytest.raises(RopeError, match="`seq_len` must be an int of at least 1"):
-            make(2, seq_len=wrong)
-    with pytest.raises(RopeError, match="`seq_len` is required"):
-        make(ropes=[DYNAMIC])
-
-
-@pytest.mark.rejects
-def test_a_seq_len_that_is_no_whole_number_is_refused() -> None:
-    """A fraction, a truth value, a text and a list are told apart from a length."""
-    for wrong in (4.0, True, "9", [7, 8], torch.tensor(7.0), torch.tensor(True)):
+    not_whole = (4.0, True, "9", [7, 8], torch.tensor(7.0), torch.tensor(True))
+    for wrong in (0, torch.tensor([7]), torch.tensor([7, 0]), torch.tensor([7.0, 8.0]), *not_whole):
         with pytest.raises(RopeError, match="`seq_len` must be an int of at least 1"):
             make(2, seq_len=wrong)  # type: ignore[arg-type]
+    with pytest.raises(RopeError, match="`seq_len` is required"):
+        make(ropes=[DYNAMIC])
 
 
 def test_made_in_inference_mode_used_outside() -> None:

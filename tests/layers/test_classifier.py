@@ -153,12 +153,6 @@ def test_what_does_not_fit_is_refused(changes: dict[str, object], message: str) 
         small(**changes)
 
 
-def test_xpos_is_refused_by_itself() -> None:
-    """Queries see both ways, and the encoding says why that cannot be."""
-    with pytest.raises(rw.RopeError, match="XPos: attention must be causal"):
-        rw.TextClassifier(small(encoding="xpos"))
-
-
 @pytest.mark.rejects
 def test_calls_that_make_no_sense_are_refused() -> None:
     """Unknown tokens, rows without a token, floats, one axis; texts without tokens or tokenizer."""

@@ -298,22 +298,6 @@ def test_nothing_at_all() -> None:
 # --- weights: names, start, the meta device, other dtypes, gradients
 
 
-def test_state_dict_keys_are_llamas() -> None:
-    """Keys are Hugging Face Llama's, without "model."; a tied head has none."""
-    keys = set(make(rope(), qk_norm=True, attention_bias=True, tie_word_embeddings=False).state_dict())
-    of_layer = {key.removeprefix("layers.2.") for key in keys if key.startswith("layers.2.")}
-    assert of_layer == {
-        "self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight", "self_attn.k_proj.bias",
-        "self_attn.v_proj.weight", "self_attn.v_proj.bias", "self_attn.o_proj.weight", "self_attn.q_norm.weight",
-        "self_attn.k_norm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
-        "input_layernorm.weight", "post_attention_layernorm.weight",
-    }  # fmt: skip
-    assert {k for k in keys if not k.startswith("layers.")} == {"embed_tokens.weight", "norm.weight", "lm_head.weight"}
-    plain = make(rope(), mlp_bias=True, output_bias=True)
-    assert "lm_head.weight" not in plain.state_dict()
-    assert {"layers.0.mlp.up_proj.bias", "layers.0.self_attn.o_proj.bias"} <= set(plain.state_dict())
-
-
 def test_built_on_meta() -> None:
     """Built without memory, materialised and filled, it is the same model."""
     source, tokens = make(rope(YaRN(4.0, TRAINED))), ids(1, 9)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -33,6 +32,7 @@ from ropewalk.layers.training import (
 )
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Scaling
+from tests.attachment.families import small_model
 
 
 def decoder(**changes: object) -> Decoder:
@@ -280,29 +280,7 @@ def test_frequencies_by_length_get_the_length_of_the_window(rule: Scaling | None
 
 # --- the collator of skipped positions
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": None,
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Qwen3": {"head_dim": 8},
-    "Gemma3": {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2},
-    "Mistral": {"sliding_window": 9},
-    "Phi3": {},
-    "Olmo2": {},
-}
-
-
-def model_of(family: str) -> Any:
-    """A random model in float32."""
-    torch.manual_seed(2)
-    sizes = {**SIZES, **FAMILIES[family]}
-    sizes["num_hidden_layers"] = len(sizes.get("layer_types", "123"))
-    text = "Text" if family == "Gemma3" else ""
-    config = getattr(transformers, f"{family}{text}Config")(**sizes)
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+FAMILIES = ["llama", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2"]
 
 
 def logits(model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -314,7 +292,7 @@ def logits(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 def row(tokens: int, seed: int = 0) -> torch.Tensor:
     """Random token ids."""
-    return torch.randint(0, 97, (tokens,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(3, 64, (tokens,), generator=torch.Generator().manual_seed(seed))
 
 
 def test_shorter_rows_are_padded_on_the_right() -> None:
@@ -354,7 +332,7 @@ def test_every_distance_below_the_target_occurs() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_after_a_skip_see_those_before_it(family: str) -> None:
     """The logits are those of the same positions under a mask that is written out."""
-    model = model_of(family)
+    model = small_model(family)
     batch = SkipCollator(target=64, seed=1)([{"input_ids": row(12)}])
     positions = batch["position_ids"][0]
     assert positions[-1] > 11
@@ -365,9 +343,9 @@ def test_tokens_after_a_skip_see_those_before_it(family: str) -> None:
     if window:
         kinds["sliding_attention"] = seen & (tokens > tokens[:, None] - window)
     masks = {name: mask[None, None] for name, mask in kinds.items()}
-    if family == "Mistral":
+    if family == "mistral":
         masks = {"full_attention": masks["sliding_attention"]}
-    given = masks if family == "Gemma3" else masks["full_attention"]
+    given = masks if family == "gemma3_text" else masks["full_attention"]
     with torch.no_grad():
         expected = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=given).logits
     assert (logits(model, batch) - expected).abs().max() < 1e-5 * expected.abs().max()
