@@ -200,38 +200,12 @@ def test_short_work_prints_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def work_in_pieces(progress: Progress, pieces: int = 2) -> None:
-    """What a library's long work does with a progress."""
-    for number in range(1, pieces + 1):
-        progress.begin(f"[{number}/{pieces}] yarn", 100)
-        progress.advance(60)
-        progress.advance(40)
-
-
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """rich takes standard error for a terminal of 100 columns."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.mark.parametrize("total", [None, 200])
-def test_a_bar_on_a_terminal(total: int | None, terminal: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """A share of each piece, or of the whole; a line stays above it; standard output is left alone."""
-    with ProgressBar("doctor") as bar:
-        if total:
-            bar.expect(total)
-        work_in_pieces(bar, pieces=1)
-        task = bar._bar.tasks[0]
-        assert (task.completed, task.total) == (100, total or 100)
-        bar.line("doctor: half way")
-        sys.stdout.write("a result\n")
-        bar._bar.refresh()
-    printed = capsys.readouterr()
-    assert printed.out == "a result\n"
-    for part in ("[1/1] yarn", "100%" if total is None else "50%", "doctor: half way"):
-        assert part in printed.err
 
 
 def test_an_error_ends_the_bar(terminal: None) -> None:

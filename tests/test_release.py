@@ -67,13 +67,6 @@ def test_every_extra_that_an_error_names_exists() -> None:
     assert named - set(PROJECT["project"]["optional-dependencies"]) == set()
 
 
-def test_the_demo_installs_no_group_for_developers() -> None:
-    """`make demo` installs on a fresh clone what a user installs."""
-    makefile = (ROOT / "Makefile").read_text()
-    assert "$(VENV)/.demo: WANTED := -e '.[cli,figures]'" in makefile
-    assert "demo: $(DEMO)" in makefile
-
-
 def test_contributing_has_the_order_of_the_contract() -> None:
     """The subpackages in CONTRIBUTING.md are those of import-linter's contract, from the lowest."""
     contract = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]

@@ -33,10 +33,10 @@ def test_lines_are_the_shares() -> None:
 
 def test_contenders_are_told_apart_without_colour() -> None:
     """No two share line and marker."""
-    assert len({(look.line, look.marker) for look in _LOOKS.values()}) == len(_LOOKS)
+    for looks in (_LOOKS, _GROWTH_LOOKS):
+        assert len({(look.line, look.marker) for look in looks.values()}) == len(looks)
 
 
-pytest.importorskip("matplotlib")
 FACTS = {"model": "m.gguf", "text": "a novel", "device": "a machine", "date": "2026-11-22T16:00:00Z"}
 
 
@@ -67,8 +67,3 @@ def test_lines_are_the_records() -> None:
         "matrix product, bfloat16: 200 GFLOP/s": [[1024, 5.12], [2048, 10.24]],
     }
     assert memory.lines[0].get_xydata().tolist() == [[1024, 1.024e9], [2048, 2.048e9]]
-
-
-def test_contenders_are_told_apart_without_colour_of_growth() -> None:
-    """No two share line and marker."""
-    assert len({(look.line, look.marker) for look in _GROWTH_LOOKS.values()}) == len(_GROWTH_LOOKS)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gpu_jobs
 import gpu_models
 import gpu_rotation
 import peers
@@ -218,33 +215,3 @@ def test_a_crash_is_recorded_and_the_step_goes_on(tmp_path: Path, monkeypatch: p
     assert (one["key"], one["status"]) == ("bad job", "crashed")
     assert "status -11: segmentation fault" in one["reason"]
     assert next(children, None) is None
-
-
-@pytest.mark.slow  # two runs in the interpreter: minutes
-@interpreted
-def test_the_command_is_interrupted_and_resumes(tmp_path: Path) -> None:
-    """Two runs in the interpreter, each ended by SIGTERM: what is there stays, and the second begins after it."""
-    out = tmp_path / "out"
-    out.mkdir()
-    command = [sys.executable, "-u", str(ROOT / "scripts/gpu.py"), "--small", "--steps", "rotation", "--results",
-               str(tmp_path), "--minutes", "4"]  # fmt: skip
-    records, before = Records(tmp_path, "rotation"), 0
-    for _ in range(2):
-        environment = {**os.environ, "OUT": str(out)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            assert process.stdout is not None
-            done = 0
-            for line in process.stdout:
-                done += line.startswith("     done")
-                if done == 2:
-                    process.send_signal(signal.SIGTERM)
-                    break
-            assert " done" in process.stdout.read().rpartition("rotation")[2], "it ends with its table"
-            assert process.wait(timeout=60) == 130
-        assert len(records.all()) >= before + 2
-        before = len(records.all())
-        assert (out / records.path.name).read_text() == records.path.read_text()
-    keys = [one["key"] for one in records.all()]
-    assert keys == [job.key for job in gpu_rotation.jobs(Place("cpu", True, tmp_path))][: len(keys)]
-    assert set(statuses(records)) == {"done"}
-    assert {one["source"] for one in records.all()} == {gpu_jobs.source_digest()}

@@ -14,7 +14,7 @@ import pytest
 import rotation
 import torch
 from peers import FEW, Contender, Skip, Work, sets_for
-from timing import Call, Timed, interleave, last_level_cache, percentiles
+from timing import Call, Timed, interleave, last_level_cache
 
 import ropewalk as rw
 from tests.rotation.backends.cases import FURTHEST, Case
@@ -281,24 +281,9 @@ def test_the_slow_do_not_starve_the_fast(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 300 < found["fast"]["samples"] < 500
 
 
-def test_percentiles_are_in_order() -> None:
-    """Of unsorted times."""
-    assert percentiles([5.0, 1.0, 3.0]) == {"p20": 1.8, "p50": 3.0, "p80": 4.2}
-
-
 @pytest.mark.parametrize("size", [1000, 2**20, 2**26, 2**31])
 def test_buffers_are_several_times_the_cache(size: int) -> None:
     """Unless there would be hundreds of them; a set beyond any cache is one."""
     sets = sets_for(size)
     assert 1 <= sets <= FEW
     assert sets == FEW or 2 * sets * size >= 4 * last_level_cache()
-
-
-def test_work_holds_the_same_values_in_every_set() -> None:
-    """Inputs, room for outputs, and copies for those who work in place."""
-    case = Case(seq=3, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32, interleaved=False)
-    work = Work(case, sets=3)
-    assert [tuple(x.shape for x in tensors) for tensors in work.inputs] == [((1, 3, 4, 8), (1, 3, 2, 8))] * 3
-    everywhere = [*work.inputs, *work.outs, *(spare := work.spare())]
-    assert len({x.data_ptr() for tensors in everywhere for x in tensors}) == 18
-    assert all(torch.equal(one[0], work.inputs[0][0]) for one in (*work.inputs, *spare))

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,35 +111,6 @@ def test_ctrl_c_keeps_what_is_done(
     assert "tiny: " in printed.out
     monkeypatch.setattr(LinesProgress, "begin", begin)
     assert doctor(*arguments, "--resume") == 0
-
-
-def kept_lines(state: Path) -> list[str]:
-    """The results in a run's ledger, a line each."""
-    return [line for file in (state / "windows" / "results").glob("*") for line in file.read_text().splitlines()]
-
-
-@pytest.mark.slow
-def test_a_real_interrupt(tmp_path: Path) -> None:
-    """SIGINT to the process while it measures."""
-    command = [sys.executable, "-c", "from ropewalk.cli.app import main; main()", "doctor", "--methods", "all"]
-    with subprocess.Popen(
-        [*command, "--state", str(tmp_path / "s")],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=os.environ,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a run in the background ignores it
-    ) as process:
-        assert process.stderr is not None
-        while len(kept_lines(tmp_path / "s")) < 2:
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-    assert process.wait() == 130
-    assert "rerun the command with --resume" in rest
-    assert "Traceback" not in rest
-    assert len(kept_lines(tmp_path / "s")) >= 2
 
 
 def test_no_number_is_lost_in_a_narrow_terminal(

@@ -19,14 +19,9 @@ from tests.diagnosis.models import small_diagnosis, with_verdict
 
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 512}
 EXTEND = Verdict(
-    action="extend",
-    method="yarn",
-    config=CONFIG,
-    length=512,
-    headline="Extend with yarn.",
-    reasons=("It finds 8 of 8.",),
-    beside="In Python, dca finds 9 of 8: rw.attach(model, 'dca')",
-)
+    action="extend", method="yarn", config=CONFIG, length=512, headline="Extend with yarn.",
+    reasons=("It finds 8 of 8.",), beside="In Python, dca finds 9 of 8: rw.attach(model, 'dca')",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +41,11 @@ def test_the_order(found: Diagnosis) -> None:
     """The table, its words, the answer, the next command."""
     words = " ".join(printed(found).split())
     in_order = [
-        "method finds beyond near",
-        "Measured: one window of 512 tokens of whale, seed 0.",
-        "chance finds one in four",
-        "tiny: Extend with yarn. It finds 8 of 8.",
-        "In Python, dca finds 9 of 8: rw.attach(model, 'dca')",
+        "method finds beyond near", "Measured: one window of 512 tokens of whale, seed 0.", "chance finds one in four",
+        "tiny: Extend with yarn. It finds 8 of 8.", "In Python, dca finds 9 of 8: rw.attach(model, 'dca')",
         "Next: ropewalk extend apply folder/model.gguf --method yarn --target 512 --out model-512",
         'or, in config.json: {"rope_parameters"',
-    ]
+    ]  # fmt: skip
     assert list(map(words.index, in_order)) == sorted(map(words.index, in_order))
     assert "ntk = dynamic" in words
 

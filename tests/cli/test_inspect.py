@@ -35,28 +35,6 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "factor-vs-lengths" in [finding["code"] for finding in found["lint"]]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such file or folder"),
-        ("{", "the content cannot be read"),
-        (json.dumps({**LLAMA31, "rope_scaling": {"rope_type": "new"}}), "rope_type"),
-    ],
-)
-def test_bad_input_is_a_message_and_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
-) -> None:
-    """On standard error, without a traceback."""
-    path = tmp_path / "config.json"
-    if content is not None:
-        path.write_text(content)
-    assert inspect(path) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert "Traceback" not in captured.err
-    assert captured.out == ""
-
-
 @pytest.mark.parametrize(("name", "thetas"), [("gemma_3_27b", [1e6, 1e4]), ("olmo_3_1_32b", [5e5, 5e5])])
 def test_every_layer_type_is_shown(
     name: str, thetas: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -74,26 +52,6 @@ def test_every_layer_type_is_shown(
         ("sliding_attention", thetas[1]),
     ]
     assert found[0]["rope_parameters"]["rope_type"] != "default" == found[1]["rope_parameters"]["rope_type"]
-
-
-def test_lengths_may_be_written_with_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--target 128k` is 131,072 tokens; what is no length is refused."""
-    path, out = tmp_path / "config.json", tmp_path / "out.json"
-    path.write_text(json.dumps(LLAMA31))
-    assert inspect(path, "--target", "128k", "--trained-length", "8_192", "--json", out) == 0
-    assert json.loads(out.read_text())["target"] == 131072
-    capsys.readouterr()
-    assert inspect(path, "--target", "128kb") == 2
-    assert "--target must be a whole number of tokens" in capsys.readouterr().err
-
-
-def test_a_missing_folder_for_json_is_refused(tmp_path, capsys):
-    """Before any work, and it is not made."""
-    assert inspect("tiny", "--json", tmp_path / "new" / "out.json") == 2
-    captured = capsys.readouterr()
-    assert "the file's folder does not exist" in captured.err
-    assert captured.out == ""
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -125,14 +83,6 @@ def test_learned_factors_are_read_from_the_weights(tmp_path: Path, capsys: pytes
     frequencies = json.loads(out.read_text())["audit"]["inv_freq"]
     np.testing.assert_allclose(frequencies, [2.0, 0.1, 0.01, 0.0005], rtol=1e-12)
     assert "learned-factors" not in capsys.readouterr().out
-
-
-def test_fope_is_refused_with_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A sum of frequencies has no rope to audit; the message names what computes it."""
-    text = {"model_type": "interns1_pro_text", "head_dim": 128, "rope_theta": 5e6, "max_position_embeddings": 262144}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "interns1_pro", "text_config": text}))
-    assert inspect(tmp_path) == 2
-    assert "FourierEmbedding.from_hf(config) builds them" in capsys.readouterr().err
 
 
 def test_two_configs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

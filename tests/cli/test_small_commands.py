@@ -41,26 +41,6 @@ def test_a_record_becomes_a_report(record: Path, tmp_path: Path, capsys: pytest.
     assert json.loads((first / "report.json").read_text()) == json.loads(record.read_text())
 
 
-def test_records_that_are_none(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A message, status 2, no traceback, and nothing written."""
-    garbled = json.loads(record.read_text())
-    garbled["windows"] = "three"
-    cases = [
-        ("{", "cannot be read"),
-        ("[1]", "contains list, not an object"),
-        (json.dumps({"model": "m", "audit": {}}), "not a record of this version"),
-        (json.dumps(garbled), "lacks something that the doctor writes"),
-    ]
-    for text, message in cases:
-        (tmp_path / "record.json").write_text(text)
-        assert report(tmp_path / "record.json", "--out", tmp_path / "out") == 2
-        printed = capsys.readouterr().err
-        assert message in printed
-        assert "Traceback" not in printed
-    assert report(tmp_path / "absent.json", "--out", tmp_path / "out") == 2
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_folder_where_the_page_should_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused before any work."""
     (tmp_path / "index.html").mkdir()
@@ -100,14 +80,6 @@ def test_a_page_in_a_browser(tmp_path, capsys, monkeypatch, opens):
     said = capsys.readouterr().out
     assert str(path) in said
     assert said.startswith("No browser") is not opens
-
-
-def test_what_is_not_there_is_refused(tmp_path, capsys):
-    """Nothing is written then."""
-    out = tmp_path / "page.html"
-    assert explore(str(tmp_path / "nothing.json"), "--out", str(out)) == 2
-    assert not out.exists()
-    assert capsys.readouterr().err
 
 
 serve_config = partial(run_command, "serve-config")
@@ -186,12 +158,3 @@ def test_bad_input_is_a_message_and_status_2(
     assert message in printed
     assert "Traceback" not in printed
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_an_output_that_holds_something(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Refused at once; --overwrite replaces an earlier export."""
-    assert extend("apply", source, "--out", tmp_path / "out", "--method", "pi") == 0
-    assert extend("apply", source, "--out", tmp_path / "out") == 2
-    assert "not empty" in capsys.readouterr().err
-    assert extend("apply", source, "--out", tmp_path / "out", "--overwrite") == 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"

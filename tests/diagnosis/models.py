@@ -24,15 +24,9 @@ def tiny_decoder(rope: Any = ROPE, **changes: Any) -> Decoder:
     """Two layers of random weights, large enough that attention matters."""
     torch.manual_seed(1)
     fields: dict[str, Any] = {
-        "vocab_size": 50,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rope": rope,
-        "initializer_range": 0.3,
-    }
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rope": rope, "initializer_range": 0.3,
+    }  # fmt: skip
     return Decoder(DecoderConfig(**{**fields, **changes})).eval()
 
 

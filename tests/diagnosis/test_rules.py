@@ -10,7 +10,7 @@ import pytest
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Standing, Window, WindowReading, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, ToldFact
-from ropewalk.diagnosis.rules import decide, fails, length_of, works
+from ropewalk.diagnosis.rules import decide, fails, length_of, reasons, works
 
 TRAINED, TARGET = 1000, 4000
 
@@ -85,8 +85,11 @@ def test_a_method_of_a_config_comes_first_among_equals() -> None:
 def test_only_what_the_engine_runs_is_recommended() -> None:
     decision = answer(standing("plain", 11), standing("yarn", 24), standing("dca", 47), runs={"dca": False})
     assert (decision.method, decision.better) == ("yarn", "dca")
-    alone = answer(standing("plain", 11), standing("dca", 47), runs={"dca": False})
-    assert (alone.action, alone.better) == ("undecided", "dca") or alone.action == "cut"
+    both = (standing("plain", 11), standing("dca", 47))
+    alone = answer(*both, runs={"dca": False})
+    assert (alone.action, alone.better) == ("undecided", "dca")
+    said = reasons(alone, evidence(*both), trained=TRAINED, target=TARGET, texts=["t"], log_vocabulary=10.0)
+    assert said[0] == "plain: finds 11 of 48 facts (chance 12); dca works, but the engine cannot run it."
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,6 @@ def test_transformers():
     assert "alibi" in source("transformers", "models/bloom/modeling_bloom.py")
 
 
-@pytest.mark.thorough
-def test_no_method_in_attention_in_transformers():
-    """None of its files contains the name of one."""
-    assert not re.search(r"self_?extend|dual_?chunk|rerope|streaming_?llm", source("transformers"), re.IGNORECASE)
-
-
 def test_rotary_embedding_torch():
     """Search its source, and call it if it can be imported."""
     text = source("rotary-embedding-torch")

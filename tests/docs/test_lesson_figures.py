@@ -324,20 +324,6 @@ def test_a_wrong_distance_is_red_and_bold() -> None:
     assert [box.get_edgecolor()[3] for box in right.patches] == [1.0, 0.0, 1.0]
 
 
-def test_bars_are_as_high_as_their_losses() -> None:
-    """In the order of the cases."""
-    bars = _pairing().subfigs[1].axes[0].patches
-    assert [float(bar.get_height()) for bar in bars[:3]] == [3.0, 5.0, 3.0]
-
-
-def test_precision_shows_both_panels() -> None:
-    """The same names on both, on logarithmic axes."""
-    left, right = _precision().axes
-    assert lines(left) == lines(right) == {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
-    assert left.get_yscale() == right.get_xscale() == "log"
-    assert "m - 16" in right.get_title(loc="left")
-
-
 def test_the_figures_of_one_rope_show_their_numbers() -> None:
     """Hands, red where a pair has not turned once; tables; the curves of a shift; a picture for each patch."""
     grid = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)

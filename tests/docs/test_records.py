@@ -112,14 +112,8 @@ def test_methods():
     titles = {engine.lower(): engine for engine in heads[4:end]}
     assert set(titles) == set(ENGINES)
     assert heads[1:4] + heads[end:] == [
-        "effect",
-        "needs tuning",
-        "in config.json",
-        "decode",
-        "prefill",
-        "memory",
-        "arXiv",
-    ]
+        "effect", "needs tuning", "in config.json", "decode", "prefill", "memory", "arXiv",
+    ]  # fmt: skip
     found = {re.match(r"\[`(.+?)`\]\(#\1\)", title)[1]: cells for title, *cells in table}
     assert list(found) == list(METHODS)
     for name, method in METHODS.items():

@@ -121,15 +121,6 @@ def test_the_first_page_has_the_figure_for_light_and_dark(site):
         assert f"front-narrow-{scheme}.svg" in picture
 
 
-def test_every_method_has_its_row(site):
-    """The table of methods links to a heading of the page for each."""
-    from ropewalk.methods import METHODS
-
-    text = (site / "methods.html").read_text(encoding="utf-8")
-    assert [name for name in METHODS if f'<a href="#{name}"><code>{name}</code></a>' not in text] == []
-    assert [name for name in METHODS if f'<h3 id="{name}">' not in text] == []
-
-
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_the_tables_of_models_can_be_filtered(site):
     """A field finds families by parts of names; without scripts there is no field, and every row is displayed."""

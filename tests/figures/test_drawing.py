@@ -51,14 +51,6 @@ def test_the_same_numbers_give_the_same_file(name: str) -> None:
     assert styles.render(first, "png").startswith(b"\x89PNG")
 
 
-def test_the_colour_map_grows_evenly_lighter() -> None:
-    """So that it orders numbers in a grey print: the luminance of its 256 colours never falls."""
-    import matplotlib
-
-    colours = matplotlib.colormaps[styles.MAP](np.linspace(0, 1, 256))[:, :3]
-    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) > 0).all()
-
-
 def test_waves_draw_their_points() -> None:
     """Both curves of a pair."""
     strips = DRAWN["waves"]().axes

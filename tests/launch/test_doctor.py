@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.readers.texts import read_text
-from tests.launch.ranks import free_port, run_all
+from tests.launch.ranks import run_all
 
 SETTINGS = {"target": 512, "methods": ["yarn", "dca"]}
 
@@ -72,41 +69,3 @@ def test_the_numbers_of_one_process(text, alone, tmp_path, folder):
     kept = [len(path.read_text().splitlines()) for path in tmp_path.glob(f"{folder[:5]}*/windows/results/*.jsonl")]
     due = 2 * (len(SETTINGS["methods"]) + 2)  # plain and crop beside them
     assert (len(kept), sum(kept)) == (2, due)
-
-
-@pytest.mark.thorough
-def test_a_launch_that_was_killed_resumes(text, alone, tmp_path):
-    """torchrun ends both ranks when rank 1 dies; the same command with resume=True measures only what is missing."""
-    dies = CODE.replace(
-        "with rw.processes",
-        """
-from ropewalk.diagnosis import reading
-def check(*_):
-    import os, signal
-    os.kill(os.getpid(), signal.SIGKILL)
-if __import__("os").environ["RANK"] == "1":
-    reading._check_finite = check
-with rw.processes""",
-    )
-    (tmp_path / "dies.py").write_text(dies)
-    (tmp_path / "code.py").write_text(CODE)
-    arguments = [str(tmp_path / "state"), str(text), str(tmp_path / "out-RANK.json")]
-    for name, settings, status in (("dies", SETTINGS, 1), ("code", {**SETTINGS, "resume": True}, 0)):
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            f"--master-port={free_port()}",
-        ]
-        done = subprocess.run(
-            [*command, str(tmp_path / f"{name}.py"), json.dumps(settings), *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
-    assert numbers(json.loads((tmp_path / "out-0.json").read_text())) == alone
