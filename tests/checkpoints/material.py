@@ -14,13 +14,9 @@ from ropewalk.layers.decoder import Decoder
 from tests.layers.families import input_ids
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 HALF = rw.RopeConfig(head_dim=8, interleaved=False, max_position_embeddings=64)
 
 

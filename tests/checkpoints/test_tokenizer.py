@@ -139,14 +139,10 @@ def sentencepiece_metadata() -> dict[str, Any]:
     types = [2, 3, 3, *[6] * 256, *[1] * len(words), 4]
     scores = [0.0] * 259 + [-float(rank) for rank in range(len(words))] + [0.0]
     return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
-    }
+    }  # fmt: skip
 
 
 def greedy_sentencepiece(text: str, tokens: list[str], scores: list[float]) -> list[int]:
@@ -186,18 +182,6 @@ def test_sentencepiece_special_tokens() -> None:
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
     assert tokenizer.encode("a</s>")[-1] == 2
     assert tokenizer.decode(tokenizer.encode("a<think>")) == "a<think>"
-
-
-def test_llama2c_tokenizer() -> None:
-    """The real 512-token vocabulary of stories260K, on Shakespeare, against llama2.c's algorithm."""
-    from tests.checkpoints.stories import tokenizer_metadata
-
-    metadata = tokenizer_metadata(data("tok512.bin"))
-    tokenizer = tokenizer_from_metadata(metadata, "tok512.bin")
-    text = data("tinyshakespeare.txt").read_text(encoding="utf-8")[:2000] + ODD.replace("\r", "")
-    ids = tokenizer.encode(text)
-    assert ids == greedy_sentencepiece(text, metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"])
-    assert tokenizer.decode(ids) == text
 
 
 def byte_level_metadata(trained: TextTokenizer, pre: str | None) -> dict[str, Any]:

@@ -16,19 +16,8 @@ from tests.examples.loading import example
 from tests.prose import prose
 
 WORDS = [
-    "--layers",
-    "1",
-    "--hidden",
-    "16",
-    "--heads",
-    "2",
-    "--length",
-    "16",
-    "--batch-size",
-    "4",
-    "--vocab-size",
-    "270",
-]
+    "--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--batch-size", "4", "--vocab-size", "270",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("encoding", ["rope", "learned", "alibi"])
@@ -125,19 +114,8 @@ def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WORDS_COMPARE_ENCODINGS = [
-    "--length",
-    "16",
-    "--steps",
-    "4",
-    "--batch-size",
-    "2",
-    "--vocab-size",
-    "300",
-    "--tokens",
-    "512",
-    "--seeds",
-    "0",
-]
+    "--length", "16", "--steps", "4", "--batch-size", "2", "--vocab-size", "300", "--tokens", "512", "--seeds", "0",
+]  # fmt: skip
 
 
 def test_losses_are_recorded_and_runs_are_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,21 +41,13 @@ _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 
 _QUARTER = {**_SECTIONS, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
 _COMPRESSED = ("compressed_sparse_attention", "heavily_compressed_attention")
 _TOWER = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 64,
-}
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64,
+}  # fmt: skip
 CHANGES: dict[str, dict[str, Any]] = {  # what else single families need
     **{name: {"rope_parameters": _QUARTER} for name in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen4_exp_text": {
-        "rope_parameters": _QUARTER,
-        "indexer_head_dim": 16,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
+        "rope_parameters": _QUARTER, "indexer_head_dim": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+        "indexer_budget": 8, "indexer_compress_ratio": 2,
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}, "ffn_config": {"ffn_hidden_size": 64}},
     "cohere_compass_text": {
@@ -95,7 +87,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what else single families need
     },
     "bamba": {"attn_layer_indices": [1, 3]},
     "zamba2": {"use_mem_rope": True, "layers_block_type": ["mamba", "hybrid"] * 2},
-}
+}  # fmt: skip
 
 
 TEXTS = {"emu3": "Emu3ForCausalLM", "mllama": "MllamaForCausalLM"}  # composites whose text part has a class of its own

@@ -157,15 +157,9 @@ def test_a_causal_family(name: str) -> None:
 
 
 NULLS = (
-    "rope_theta",
-    "partial_rotary_factor",
-    "rope_type",
-    "truncate",
-    "attention_factor",
-    "beta_fast",
-    "mscale",
+    "rope_theta", "partial_rotary_factor", "rope_type", "truncate", "attention_factor", "beta_fast", "mscale",
     "factor",
-)
+)  # fmt: skip
 
 
 @pytest.mark.thorough

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import gzip
 import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from itertools import combinations
@@ -53,19 +51,6 @@ def test_the_default_texts_are_stretches_of_equal_length() -> None:
     assert not any("gutenberg" in text.lower() for text in texts.values())
     assert texts["moby_dick (stretch)"] in read_text(None)[1]
     assert any(isinstance(node, ast.ClassDef) for node in ast.parse(texts["python_code (stretch)"]).body)
-
-
-@pytest.mark.slow
-def test_the_stretches_are_what_their_script_cuts(tmp_path: Path) -> None:
-    """From the books in ../shared/data and the repository's history."""
-    data = next((top / "shared/data" for top in ROOT.parents if (top / "shared/data").is_dir()), None)
-    if data is None:
-        pytest.skip("../shared/data is missing")
-    script = ROOT / "scripts/make_texts.py"
-    subprocess.run([sys.executable, script, tmp_path], env={**os.environ, "DATA": str(data)}, check=True)
-    for name in STRETCHES:
-        packaged = ROOT / "src/ropewalk/builtin/text/stretches" / f"{name}.txt.gz"
-        assert gzip.decompress((tmp_path / packaged.name).read_bytes()) == gzip.decompress(packaged.read_bytes())
 
 
 def test_texts_plain_and_gzipped(tmp_path: Path) -> None:
