@@ -235,16 +235,11 @@ WINDOWS = {
     "gemma_3_1b": {"full_attention": None, "sliding_attention": 512},
     "gemma_3_27b": {"full_attention": None, "sliding_attention": 1024},
     "gemma_4_e4b": {"full_attention": None, "sliding_attention": 512},
-    "laguna_s": {"full_attention": None, "sliding_attention": 512},
-    "llama_4_scout": {"chunked_attention": 8192},
-    "mistral_7b_v0_1": {None: 4096},
-    "modernbert_base": {"full_attention": None, "sliding_attention": 128},
-    "olmo_3_1_32b": {"full_attention": None, "sliding_attention": 4096},
-    "phi_3_5_mini": {None: 262_144},
-    "phi_3_5_vision_su": {None: 262_144},
-    "phi_4_mini": {None: 262_144},
-    "starcoder2_7b": {None: 4096},
-}
+    "laguna_s": {"full_attention": None, "sliding_attention": 512}, "llama_4_scout": {"chunked_attention": 8192},
+    "mistral_7b_v0_1": {None: 4096}, "modernbert_base": {"full_attention": None, "sliding_attention": 128},
+    "olmo_3_1_32b": {"full_attention": None, "sliding_attention": 4096}, "phi_3_5_mini": {None: 262_144},
+    "phi_3_5_vision_su": {None: 262_144}, "phi_4_mini": {None: 262_144}, "starcoder2_7b": {None: 4096},
+}  # fmt: skip
 REACH_SHOWN = {  # all features turn, all layers rotate and see everything, and the bound lies beyond the training
     "gemma_3_1b": 71_627,
     "gemma_3_27b": 216_916,
@@ -272,12 +267,6 @@ def test_warnings_of_published_configurations(name: str) -> None:
     found = findings_of(read, audits_of(read)[0].target)
     assert {finding.code for finding in found if finding.severity == "warning"} == set(WARNINGS.get(name, {}))
     assert not [finding for finding in found if finding.severity == "error"]
-
-
-def test_at_most_eight_warn() -> None:
-    """Of forty."""
-    assert len(WARNINGS) <= 8
-    assert len(fixture_names()) == 40
 
 
 @pytest.mark.parametrize("name", fixture_names())
@@ -356,14 +345,3 @@ def test_our_own_form_is_read(tmp_path: Path) -> None:
     save(tiny_decoder(None), tmp_path / "nope")
     with pytest.raises(RopeError, match="no rotary embedding in any layer"):
         Checkpoint.open(tmp_path / "nope")
-
-
-def test_what_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
-    """A missing name, half a file, a list."""
-    with pytest.raises(RopeError, match="no such file or folder"):
-        Checkpoint.open(tmp_path / "absent")
-    path = tmp_path / "config.json"
-    for content in ('{"model_type": "ll', "[]"):
-        path.write_text(content)
-        with pytest.raises(RopeError, match=r"config\.json"):
-            Checkpoint.open(path)

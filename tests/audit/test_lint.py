@@ -12,44 +12,24 @@ from ropewalk.audit.traps import TRAPS, lint
 from ropewalk.checkpoints.checkpoint import ropes_of
 from tests.rope.test_config import CONFIGS, ODD, places, with_value
 
-LLAMA31: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 131072,
+PLAIN: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 8192,
     "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 16.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
+}  # fmt: skip
+LLAMA31: dict[str, Any] = PLAIN | {"max_position_embeddings": 131072, "rope_scaling": {
+    "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}}  # fmt: skip
 QWEN25: dict[str, Any] = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "max_position_embeddings": 131072,
+    "model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "max_position_embeddings": 131072,
     "rope_theta": 1000000.0,
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
-}
-PLAIN: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-}
+}  # fmt: skip
 LONGROPE: dict[str, Any] = {
-    "model_type": "phi3",
-    "hidden_size": 96,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 131072,
-    "original_max_position_embeddings": 4096,
-    "rope_theta": 500000.0,
+    "model_type": "phi3", "hidden_size": 96, "num_attention_heads": 2, "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096, "rope_theta": 500000.0,
     "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 24, "long_factor": [32.0] * 24},
-}
+}  # fmt: skip
 
 
 def changed(config: dict[str, Any], scaling: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

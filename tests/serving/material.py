@@ -23,15 +23,9 @@ REACH = Reach(TRAINED, TARGET)
 LENGTHS = (7, 16, 17, 40, 64)  # below the trained length, at it, beyond it
 
 _SHAPE: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": TRAINED,
-    "initializer_range": 0.2,
-}
+    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": TRAINED, "initializer_range": 0.2,
+}  # fmt: skip
 _WRITTEN: dict[str, dict[str, bytes]] = {}
 
 

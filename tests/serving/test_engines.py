@@ -17,6 +17,7 @@ from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.loading import open_reader
+from ropewalk.serving import apply
 from ropewalk.serving.engines import (
     CONVERTER,
     DEVIATIONS,
@@ -39,7 +40,6 @@ from tests.serving.records import record_of
 
 TINY, LONG, SHORTER = 256, 1024, 768
 IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
-EXTENDS = [name for name, method in METHODS.items() if method.extends]
 
 
 def block_of(method: str, model: str | Path = "tiny") -> dict[str, Any] | None:
@@ -314,47 +314,25 @@ def test_the_length_of_a_record(
     assert serve_config("tiny", "vllm", method="pi", records=[doctor_record(length=SHORTER)]).length == LONG
 
 
-@pytest.mark.parametrize("length", [TINY, LONG + 1, -1, "x", [], 1e400])
-def test_a_length_that_is_none(length: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Outside of the extension, or no number."""
-    record = tmp_path / "record.json"
-    record.write_text(json.dumps(doctor_record(length=length)))
-    for command in (["serve-config", "tiny", "--engine", "vllm"], ["extend", "apply", "tiny", "--out", "x"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, "--from", str(record)])
-        assert ended.value.code == 2
-        assert "Traceback" not in capsys.readouterr().err
-
-
 ODD: list[dict[str, Any]] = [
-    {"verdict": []},
-    {"verdict": "extend"},
-    {"verdict": {"action": "extend", "method": None}},
-    {"verdict": {"action": "extend", "method": "none such"}},
-    {"verdict": {"action": "extend", "method": ["yarn"]}},
-    {"verdict": None},
-    {"target": "far"},
-    {"target": float("inf")},
-    {"target": None},
-    {"trained_length": 0},
-    {"trained_length": "x"},
-    {"methods": [None]},
-    {"format": 2},
-    {"evidence": None},
-]
+    *({"verdict": verdict} for verdict in ([], "extend", None, {"action": "extend", "method": None},
+                                           {"action": "extend", "method": "none such"},
+                                           {"action": "extend", "method": ["yarn"]})),
+    {"target": "far"}, {"target": float("inf")}, {"target": None}, {"trained_length": 0}, {"trained_length": "x"},
+    {"methods": [None]}, {"format": 2}, {"evidence": None},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ODD, ids=[json.dumps(one) for one in ODD])
-def test_odd_records(change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A message and exit status 2."""
-    record = tmp_path / "record.json"
-    record.write_text(json.dumps(doctor_record() | change))
-    with pytest.raises(SystemExit) as ended:
-        main(["serve-config", "tiny", "--engine", "vllm", "--from", str(record)])
-    assert ended.value.code == 2
-    shown = capsys.readouterr()
-    assert "Traceback" not in shown.err
-    assert len(shown.err.splitlines()) >= 2
+def test_odd_records(tmp_path: Path) -> None:
+    """Refused in our words, by `apply` too; a length outside of the extension is none."""
+    record = doctor_record()
+    lengths = [{"verdict": record["verdict"] | {"length": one}} for one in (TINY, LONG + 1, -1, "x", [], 1e400)]
+    for change in [*ODD, *lengths]:
+        with pytest.raises(RopeError):
+            serve_config("tiny", "vllm", records=[record | change])
+        if change in lengths:
+            with pytest.raises(RopeError):
+                apply("tiny", tmp_path / "x", record=record | change)
 
 
 def test_what_does_not_change_needs_no_override(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import transformers
 
 from ropewalk import RopeConfig, load
 from ropewalk.checkpoints.export import hub_rope
-from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
@@ -196,26 +195,6 @@ def test_tiny_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
     assert furthest(found.folder, exact, (50, 256, 257, 600)) < 1e-3
 
 
-@pytest.mark.parametrize(
-    "method", [name if name == "resonance" else pytest.param(name, marks=pytest.mark.thorough) for name in EXPORTABLE]
-)
-def test_tiny_under_every_method(method: str, tmp_path: Path) -> None:
-    """Real weights, by the command's own call: transformers' logits are ours, within the trained length and beyond."""
-    done = apply("tiny", tmp_path / "out", ApplySettings(method=method, target=1024, dtype="float32"))
-    exact = under(load("tiny", dtype=torch.float32), method, Reach(256, 1024))
-    assert furthest(done.folder, exact, (50, 256, 257, 600)) < 1e-3
-
-
-def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
-    """A model of ropewalk's own form: transformers computes the same from re-ordered rows."""
-    torch.manual_seed(0)
-    rope = RopeConfig(8, interleaved=True, scaling=DynamicNTK(2.0), max_position_embeddings=TRAINED)
-    config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                           num_attention_heads=4, rope=rope, initializer_range=0.2)  # fmt: skip
-    model = under(Decoder(config).eval(), "yarn")
-    assert furthest(export(model, tmp_path / "out", method="yarn", **HOW).folder, model) < 1e-3
-
-
 def test_shards_and_dtype(tmp_path: Path) -> None:
     """Several files and an index, in bfloat16: both sides read them as one file's weights."""
     source = checkpoint(tmp_path / "source")
@@ -229,16 +208,6 @@ def test_shards_and_dtype(tmp_path: Path) -> None:
     assert furthest(found.folder, rounded) < 1e-3
     expected = model.lm_head.weight.bfloat16().float()
     assert torch.equal(rounded.lm_head.weight, expected)
-
-
-def test_a_saved_model_of_this_package(tmp_path: Path) -> None:
-    """What `save` writes is a source like any other."""
-    save(extended(checkpoint(tmp_path / "source"), "plain"), tmp_path / "saved")
-    model = extended(tmp_path / "saved", "llama3")
-    assert (
-        furthest(export(model, tmp_path / "out", method="llama3", source=tmp_path / "saved", **HOW).folder, model)
-        < 1e-3
-    )
 
 
 def test_a_length_is_stated_for_what_is_scaled_alone(tmp_path: Path) -> None:

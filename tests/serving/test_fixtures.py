@@ -44,30 +44,18 @@ ANSWERS = list(csv.DictReader((Path(__file__).with_name("answers.csv")).read_tex
 vLLM 0.33.0, SGLang 0.5.23, transformers 5.23 and llama-cpp-python 0.3.36.
 """
 WORDS = {
-    "windows": "layers with a window keep theirs",
-    "pairs": "pairs do not rotate",
-    "unsettled": "unknown whether the model was trained",
-    "no effect": "so that it changes none",
-    "no block": "no block of rope parameters",
-    "deepseek": "DeepSeek",
-    "theta only": "only theta from",
-    "table": "only as long as the original length",
-    "ramp": "four times the original length",
-    "one axis": "a rope of one axis",
-    "one base": "fixes one base",
-    "scaling removed": "removes the scaling",
-    "no theta": "neither theta nor a scaling",
-    "phi3 only": "longrope's divisors only for Phi-3",
-    "llamas": "Llama's architecture and its relatives",
-    "llama only": "only into .gguf files of Llama's",
-    "yarn only": "takes only yarn",
-    "no class": "has no class",
-    "differs: one list": "One list of divisors",
-    "differs: by batch": "longest prompt of a batch",
-    "differs: by context": "length of the server's context",
+    "windows": "layers with a window keep theirs", "pairs": "pairs do not rotate",
+    "unsettled": "unknown whether the model was trained", "no effect": "so that it changes none",
+    "no block": "no block of rope parameters", "deepseek": "DeepSeek", "theta only": "only theta from",
+    "table": "only as long as the original length", "ramp": "four times the original length",
+    "one axis": "a rope of one axis", "one base": "fixes one base", "scaling removed": "removes the scaling",
+    "no theta": "neither theta nor a scaling", "phi3 only": "longrope's divisors only for Phi-3",
+    "llamas": "Llama's architecture and its relatives", "llama only": "only into .gguf files of Llama's",
+    "yarn only": "takes only yarn", "no class": "has no class", "differs: one list": "One list of divisors",
+    "differs: by batch": "longest prompt of a batch", "differs: by context": "length of the server's context",
     "differs: queries": "queries beyond the original length are not scaled",
     "differs: truncate": "`truncate` in a yarn block",
-}
+}  # fmt: skip
 
 
 @pytest.fixture
