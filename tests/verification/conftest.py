@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
+import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 
 
+def model_of(rope: Any) -> Decoder:
+    """The decoder with one rope, or one for each layer."""
+    torch.manual_seed(0)
+    tokenizer = TextTokenizer.bytes()
+    config = DecoderConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=2, rope=rope, initializer_range=0.25,
+    )  # fmt: skip
+    model = Decoder(config)
+    model.tokenizer = tokenizer
+    return model.eval()
+
+
 @pytest.fixture(scope="session")
 def small() -> Decoder:
     """Trained length 256, theta 10,000, float32."""
-    torch.manual_seed(0)
-    tokenizer = TextTokenizer.bytes()
-    rope = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=tokenizer.vocab_size,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            rope=rope,
-            initializer_range=0.25,
-        )
-    )
-    model.tokenizer = tokenizer
-    return model.eval()
+    return model_of(RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256))
+
+
+@pytest.fixture(scope="session")
+def verify(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`rw.verify`; all tests share our own predictions."""
+    return partial(rw.verify, state=tmp_path_factory.mktemp("verify"))

@@ -75,17 +75,12 @@ def test_too_little_to_decide(small, tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        '{"input_ids": [1, 2]}',
-        '{"input_ids": [1, 2], "logprobs": [-1.0]}',
-        '{"input_ids": [1, -2], "logprobs": [null, -1.0]}',
-        '{"input_ids": [1, 2], "logprobs": [null, "-1"]}',
-        '{"input_ids": [1, 2], "logprobs": [null, NaN]}',
-        '{"input_ids": [1, 2], "logprobs": [null, 5.0]}',
-        '{"input_ids": [], "logprobs": []}',
-        "[]",
-        "no json",
+        '{"input_ids": [1, 2]}', '{"input_ids": [1, 2], "logprobs": [-1.0]}',
+        '{"input_ids": [1, -2], "logprobs": [null, -1.0]}', '{"input_ids": [1, 2], "logprobs": [null, "-1"]}',
+        '{"input_ids": [1, 2], "logprobs": [null, NaN]}', '{"input_ids": [1, 2], "logprobs": [null, 5.0]}',
+        '{"input_ids": [], "logprobs": []}', "[]", "no json",
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_log(tmp_path, line):
     """The message shows the form of a line."""
     path = tmp_path / "log.jsonl"

@@ -34,20 +34,8 @@ def test_the_fixture(small, golden, tmp_path, theta, outcome):
     rope = dataclasses.replace(small.config.ropes[0], theta=theta or 1e4)
     with serving(OurEngine(small.with_positions(rope=rope))) as url:
         options = [] if theta is None else ["--golden", golden, "--engine", url]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            PLUGIN,
-            "-c",
-            os.devnull,
-            *options,
-        ]
-        done = subprocess.run([*map(str, command), str(EXAMPLE / "test_engine.py")], capture_output=True, text=True,
-                              cwd=tmp_path, check=False, timeout=120)  # fmt: skip
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, "-c", os.devnull]
+        command += [*map(str, options), str(EXAMPLE / "test_engine.py")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
     assert outcome in done.stdout, done.stdout + done.stderr
     assert (done.returncode == 0) == (theta != 1e5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -21,12 +20,6 @@ from ropewalk.verification.predictions import Prediction
 from ropewalk.verification.questions import DECODING
 from ropewalk.verification.verify import Check, our_side
 from tests.verification.fake_server import serving
-
-
-@pytest.fixture(scope="module")
-def verify(tmp_path_factory):
-    """`rw.verify`; all tests share our own predictions."""
-    return partial(rw.verify, state=tmp_path_factory.mktemp("verify"))
 
 
 def under(model, *, rope=None, extension=None):
@@ -345,12 +338,6 @@ def test_expectations_that_are_none(expect):
     ).positions
     with pytest.raises(RopeError, match="verify: "):
         expected_positions(positions, expect, 256)
-
-
-def test_unknown_engine(small, verify):
-    """The names that there are."""
-    with pytest.raises(RopeError, match="unknown engine"):
-        verify(small, "onnx")
 
 
 def test_an_engine_that_needs_another_checkpoint(tmp_path):
