@@ -20,7 +20,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("encoding", ["rope", "learned", "alibi"])
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
 def test_it_learns_and_writes_a_folder(encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The loss falls, the folder loads with the encoding and the same loss, and a second run is refused at once."""
     text, out = tmp_path / "text.txt", tmp_path / "model"
