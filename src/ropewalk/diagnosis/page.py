@@ -76,9 +76,9 @@ def _line(axes: Axes, name: str, label: str, points: Sequence[tuple[float, float
 
 
 def _reference(axes: Axes, value: float, label: str) -> None:
-    """Draw a dashed line across the figure."""
+    """Draw a dashed line across the figure, with its label to the right of the axes."""
     axes.axhline(value, color="#767676", linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
+    axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(4, 0), va="center",
                   textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
 
 
