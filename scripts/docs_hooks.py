@@ -28,7 +28,7 @@ NOTEBOOKS = runpy.run_path(str(SCRIPTS / "docs_notebooks.py"))
 WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
-BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])|(?<=[a-z]{4})_(?=[a-z]{9,}\()|(?<=rotary)_(?=pos)")
+BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let calls in the tables of calls break after a bracket or a dot, and long names after an underscore."""
+    """Let calls in the tables of calls break after a bracket or a dot."""
     head, calls, rest = html.partition('<div class="stack calls">')
     return head + calls + CODE.sub(lambda found: BREAKS.sub(r"\g<0><wbr>", found[0]), rest)
 

@@ -110,3 +110,50 @@ def test_rotary_embedding_torch():
     exact = RotaryEmbedding(32).rotate_queries_or_keys(x)
     assert list(inspect.signature(RotaryEmbedding.rotate_queries_or_keys).parameters)[1:4] == ["t", "seq_dim", "offset"]
     assert float((RotaryEmbedding(32).rotate_queries_or_keys(x.bfloat16()).float() - exact).abs().max()) > 0.1
+
+
+@torch.no_grad()
+def test_the_tasks_in_rotary_embedding_torch():
+    """Its calls for tasks 1 to 5 and 7 return what ours return."""
+    source("rotary-embedding-torch")
+    pytest.importorskip("einops")
+    from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
+
+    def ours(**kwargs):
+        rope = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=True, rotary_dim=8, theta=500.0, **kwargs))
+        return rope.rotate(x, position_ids=positions, layout="bhsd")
+
+    x, positions = torch.randn(2, 3, 5, 16), torch.arange(5) + 7
+    partial = RotaryEmbedding(dim=8, theta=500.0)
+    torch.testing.assert_close(partial.rotate_queries_or_keys(x, offset=7), ours())
+    ntk = RotaryEmbedding(dim=8, theta=500.0, theta_rescale_factor=2.0)
+    torch.testing.assert_close(ntk.rotate_queries_or_keys(x, offset=7), ours(scaling=rw.scaling.NTK(2.0)))
+    linear = RotaryEmbedding(dim=8, theta=500.0, interpolate_factor=2.0)
+    positions = torch.arange(5)
+    torch.testing.assert_close(linear.rotate_queries_or_keys(x), ours(scaling=rw.scaling.Linear(2.0)))
+    positions = torch.tensor([0, 1, 2, 0, 1])  # packed
+    torch.testing.assert_close(apply_rotary_emb(partial(positions.float()), x), ours())
+    given = RotaryEmbedding(dim=8, custom_freqs=partial.freqs / 2)
+    torch.testing.assert_close(apply_rotary_emb(given(positions.float()), x), ours(scaling=rw.scaling.Linear(2.0)))
+    assert partial.get_axial_freqs(3, 4).shape == (3, 4, 16)
+
+
+@torch.no_grad()
+def test_the_tasks_in_transformers(tmp_path):
+    """A config, positions of packed documents, and the dtype of frequencies after loading and after a cast."""
+    source("transformers", "modeling_rope_utils.py")
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 16}
+    sizes = {"hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=8, max_position_embeddings=32, rope_parameters=yarn, **sizes)
+    q, k, positions = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16), torch.tensor([[0, 1, 2, 0, 1]])
+    theirs = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(q, positions))
+    rope = rw.RotaryEmbedding(rw.RopeConfig.from_hf(config))
+    torch.testing.assert_close(theirs, rope(q, k, positions, layout="bhsd"))
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert model.to(torch.bfloat16).model.rotary_emb.inv_freq.dtype == torch.bfloat16
+    assert isinstance(model(torch.arange(4)[None]).past_key_values, DynamicCache)
