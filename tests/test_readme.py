@@ -50,6 +50,8 @@ def test_the_changelog_links_pages_that_exist():
     pages = set(re.findall(r"\]\(([\w./-]+\.\w+)[#)]", texts))
     assert len(pages) > 3
     assert {page for page in pages if not (ROOT / page).is_file()} == set()
+    files = re.findall(r"\b(?:benchmarks|scripts|tests|src)/[\w/-]+\.\w+", (ROOT / "CONTRIBUTING.md").read_text())
+    assert {file for file in files if not (ROOT / file).is_file()} == set()
 
 
 def test_the_python_lines_run(tmp_path, monkeypatch):
