@@ -161,7 +161,7 @@ def rotation() -> str:
     rows = [[bound.name, " or ".join(bound.against).removeprefix("ropewalk, "),
              "not measured" if ratio is None else f"{ratio:.2f}", f"{bound.at_most:.2f}"]
             for bound, ratio in bench["judge"](bench["CPU_BOUNDS"], runs)]  # fmt: skip
-    return f"{table(['rotation', 'over', 'ratio of medians', 'bound'], rows)}\n\n{where(runs[-1])}."
+    return f"{table(['rotation', 'compared with', 'ratio of medians', 'allowed'], rows)}\n\n{where(runs[-1])}."
 
 
 def attention() -> str:
@@ -176,31 +176,30 @@ def attention() -> str:
 
 
 def forward() -> str:
-    """Return times of a whole model on a long text: medians in seconds, memory, share of a matrix product's rate."""
+    """Return seconds of a whole model by length of the text (one run a length), memory, and what methods cost."""
     from ropewalk.methods import METHODS
 
-    parts: list[str] = []
-    last: dict[int, Record] = {}
-    with_peers: dict[int, Record] = {}
+    chosen: dict[int, Record] = {}  # the last run with peers, or the last
     of_methods: dict[int, dict[str, str]] = {}
     for one in lines("forward.jsonl"):
-        last[one["tokens"]] = one
-        if any(name.startswith("transformers") for name in one["median_seconds"]):
-            with_peers[one["tokens"]] = one
-        newest = of_methods.setdefault(one["tokens"], {})
+        tokens = one["tokens"]
+        if tokens not in chosen or any(name.startswith("transformers") for name in one["median_seconds"]):
+            chosen[tokens] = one
         for each in one["ratios"]:
             if each["of"].split(" ")[0] in METHODS:
-                newest[each["of"]] = f"{each['of']} {each['ratio']:.2f} ({one['date'][:10]})"
-    shown = [with_peers[tokens] for tokens in last if with_peers.get(tokens, last[tokens]) is not last[tokens]]
-    for one in sorted([*shown, *last.values()], key=lambda one: int(one["tokens"])):
-        rows = [[name, f"{seconds:.1f}", f"{one['tokens'] / seconds:.0f}", f"{one['peak_bytes'][name] / 1e9:.2f}",
-                 f"{one['share_of_matrix_product'][name]:.2f}" if name in one["share_of_matrix_product"] else ""]
-                for name, seconds in one["median_seconds"].items()]  # fmt: skip
-        heads = [f"{one['tokens']:,} tokens", "seconds", "tokens/s", "peak GB", "of a matrix product's rate"]
-        over = "" if one in shown else ", ".join(of_methods[one["tokens"]].values())
-        methods = f" Over plain in the same dtype and run: {over}." if over else ""
-        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.{methods}")
-    return "\n\n".join(parts)
+                of_methods.setdefault(tokens, {})[each["of"]] = f"{each['of']} {each['ratio']:.2f}"
+    runs = [chosen[tokens] for tokens in sorted(chosen)]
+    names = [name for name in runs[0]["median_seconds"] if name.split(" ")[0] not in METHODS]
+    rows = [[name, *(f"{one['median_seconds'][name]:.1f}" if name in one["median_seconds"] else "" for one in runs)]
+            for name in names]  # fmt: skip
+    peak = [f"{name} {size / 1e9:.2f} GB" for name, size in chosen[16384]["peak_bytes"].items() if name in names]
+    methods = [f"at {tokens:,} tokens {', '.join(of.values())}" for tokens, of in sorted(of_methods.items())]
+    return (
+        f"{table(['seconds', *(f'{tokens:,} tokens' for tokens in sorted(chosen))], rows)}\n\n"
+        f"{runs[-1]['model']}, {where(runs[-1])}. Each column is one run. "
+        f"Peak memory at 16,384 tokens: {', '.join(peak)}. "
+        f"Methods over plain, in the same dtype and run: {'; '.join(methods)}."
+    )
 
 
 def decode() -> str:
