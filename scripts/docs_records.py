@@ -122,12 +122,13 @@ def tasks() -> str:
     for measure, by_predictor in result["predictors"].items():
         for predictor, one in by_predictor.items():
             low, high = one["interval"]
+            p = "< 0.001" if one["holm"] < 0.001 else f"{one['holm']:.3f}"
             found.append([predictor, {"margin": "margin", "found": "right answers"}[measure],
                           *(f"{one['each'][name]:+.2f}" for name in counted),
-                          f"{one['mean']:+.2f} ({low:+.2f} to {high:+.2f})", f"{one['holm']:.3f}"])  # fmt: skip
+                          f"{one['mean']:+.2f} ({low:+.2f} to {high:+.2f})", p])  # fmt: skip
     names = [name.replace("smollm2", "SmolLM2") for name in counted]
     correlations = table(["predictor", "of", *names, "mean (90 % interval)", "p"], found)
-    return f"{table(heads, [control, *rows])}\n\nSpearman's correlation over the ten methods:\n\n{correlations}"
+    return f"{table(heads, [control, *rows])}\n\nSpearman's correlation over the nine methods:\n\n{correlations}"
 
 
 def answers() -> str:
