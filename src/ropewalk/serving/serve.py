@@ -376,6 +376,7 @@ class _Plan:
             key = "rope_parameters" if source.nested else "rope_scaling"
             flag = f" --json-model-override-args {_quoted(self._override(key))}" if self.changed else ""
             return (f"{_SGLANG} {model} --context-length {length}{flag}",), None
+        assert self.engine == "transformers", f"no command for {self.engine}"
         return (), ("serve.py", self._script())
 
     def _of_file(self) -> tuple[tuple[str, ...], tuple[str, str] | None]:
