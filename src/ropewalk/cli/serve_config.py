@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ropewalk.cli.options import TOKENS
+from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.settings import METHOD, OUTPUT
 
 
@@ -16,7 +17,7 @@ def serve_config(
     model: Annotated[
         str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
     ],
-    engine: Annotated[str, typer.Option(help="vllm, sglang, llama.cpp, ollama or transformers.")],
+    engine: Annotated[str, typer.Option(help=f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")],
     method: Annotated[
         str | None, typer.Option(help="Extension method [default: from --from, else as-is].", rich_help_panel=METHOD)
     ] = None,

@@ -10,11 +10,11 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import MOST_SEED, check_positive, check_whole
+from ropewalk.serving.engines import RUNNERS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
-ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers", "python")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
 
@@ -58,7 +58,7 @@ class DoctorSettings:
     )
     engine: str | None = _option(
         None,
-        f"Engine for the model: {', '.join(ENGINES)}. Only methods it can run are recommended [default: any that uses "
+        f"Engine for the model: {', '.join(RUNNERS)}. Only methods it can run are recommended [default: any that uses "
         "a config].",
     )
     minutes: float | None = _option(
@@ -86,7 +86,7 @@ class DoctorSettings:
         check_whole("doctor", target=self.target, trained_length=self.trained_length, windows=self.windows)
         check_whole("doctor", least=0, most=MOST_SEED, seed=self.seed)
         _ = self.method_names
-        for name, known in (("dtype", DTYPES), ("engine", (None, *ENGINES))):
+        for name, known in (("dtype", DTYPES), ("engine", (None, *RUNNERS))):
             if getattr(self, name) not in known:
                 cure = f"Choose from {', '.join(filter(None, known))}."
                 raise RopeError(f"doctor: unknown {name}.", facts={name: getattr(self, name)}, cure=cure)

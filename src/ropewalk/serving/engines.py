@@ -1,7 +1,7 @@
-"""Serving engines: what each applies of a rope, by model type and rule, with version and source.
+"""Serving engines: their one list, and what each applies of a rope, by model type and rule, with version and source.
 
 `applied` is the one rule of `extend apply` and `serve-config`. Nothing is inferred by analogy. "run" means that we ran
-the engine; everything else is from `source`, read in the versions of `READ`.
+the engine; everything else is from `source`, read in the versions of `READ`. This module does not import torch.
 """
 
 from __future__ import annotations
