@@ -112,7 +112,7 @@ def test_a_diagnosis_shows_itself(found: Diagnosis) -> None:
     """As text and in a notebook; markup in a name is text."""
     evil = dataclasses.replace(found, name="<b>model")
     shown, page = str(evil), evil._repr_html_()
-    assert shown == repr(evil)
+    assert repr(evil) == "Diagnosis(<b>model: Extend with yarn.)"
     assert "<b>model: Extend with yarn. It finds 8 of 8." in shown
     assert "&lt;b&gt;model: Extend with yarn." in page
     assert shown.endswith("Next: ropewalk extend apply '<b>model' --method yarn --target 512 --out '<b>model-512'")

@@ -268,23 +268,12 @@ class Diagnosis:
         following = self.next_command()
         return "\n".join([*lines, *self.notes, *([f"Next: {following}"] if following else [])])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.name}: {self.verdict.headline})"
 
     def _repr_html_(self) -> str:
-        """Return the answer and the table for a notebook; needs no extra."""
-        heads, rows = self.rows()
-        verdict, following = self.verdict, self.next_command()
-        lines = ["<table>", *(f"<tr>{_cells('td', row)}</tr>" for row in rows), "</table>"]
-        lines.insert(1, f"<tr>{_cells('th', heads)}</tr>")
-        lines.append(
-            f"<p><b>{escape(self.name)}: {escape(verdict.headline)}</b> {escape(' '.join(verdict.reasons))}</p>"
-        )
-        lines += [f"<p>{escape(line)}</p>" for line in (verdict.beside, *self.notes) if line]
-        return "".join([*lines, *([f"<pre>{escape(following)}</pre>"] if following else [])])
-
-
-def _cells(tag: str, row: list[str]) -> str:
-    return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        """Return the text for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def restored(kind: Any, content: Any) -> Any:

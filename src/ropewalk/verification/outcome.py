@@ -225,7 +225,7 @@ class HypothesisFit:
     differs_from: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """The result of `rw.verify`.
 
@@ -260,6 +260,9 @@ class Verification:
 
     def __str__(self) -> str:
         return self.outcome.sentence
+
+    def __repr__(self) -> str:
+        return f"Verification({self.model} in {self.engine}: {self.outcome.kind})"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data for strict JSON, without API keys and with only the lengths of prompts."""
