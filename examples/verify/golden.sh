@@ -32,8 +32,7 @@ ropewalk verify "$model" --write "$work/golden.json"
 echo "== in CI, without the weights: a right server"
 serve
 ropewalk verify --golden "$work/golden.json" --engine "$(cat "$work/address")"
-python -m pytest -q -p no:cacheprovider -p ropewalk.verification.pytest_plugin --golden "$work/golden.json" \
-  --engine "$(cat "$work/address")" "$here/test_engine.py"
+GOLDEN="$work/golden.json" ENGINE="$(cat "$work/address")" python -m pytest -q -p no:cacheprovider "$here/test_engine.py"
 stop
 
 echo "== a server that was started with a wrong theta"
