@@ -76,12 +76,6 @@ def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Re
     if path == "/tokenize":
         return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
     assert path == "/v1/completions"
-    if body["prompt"] and isinstance(body["prompt"], list) and not isinstance(body["prompt"][0], int):
-        each = [answer(engine, path, {**body, "prompt": one}, style) for one in body["prompt"]]
-        if any(status != 200 for status, *_ in each):
-            return each[0]
-        choices = [{**content["choices"][0], "index": index} for index, (_, content) in enumerate(each)]
-        return 200, {"choices": choices[::-1]}
     if style == "text" and not isinstance(body["prompt"], str):
         return 422, "prompt: Input should be a valid string"
     prompt = engine.token_ids(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]

@@ -99,29 +99,8 @@ class Decodes(OurEngine):
         super().__init__(model)
         self.model, self.rule = model, rule
 
-    def generate(self, input_ids, tokens, beside=()):
+    def generate(self, input_ids, tokens):
         return OurEngine(self.model.with_positions(extension=self.rule(len(input_ids)))).generate(input_ids, tokens)
-
-
-class Pads(OurEngine):
-    """An engine that counts left padding, before the prompt (1) or in the positions of generated tokens (-1)."""
-
-    def __init__(self, model, sign):
-        super().__init__(model)
-        self.model, self.sign = model, sign
-
-    def generate(self, input_ids, tokens, beside=()):
-        padding = self.sign * max(0, len(beside) - len(input_ids))
-        rule = ShiftedPositions(len(input_ids), padding)
-        return OurEngine(self.model.with_positions(extension=rule)).generate(input_ids, tokens)
-
-
-@pytest.mark.parametrize(("sign", "name"), [(1, "far"), (-1, "few")])
-def test_padding_that_is_counted(small, sign, name, verify):
-    """Right with one prompt in a request, wrong for the shorter one of two."""
-    found = verify(small, Pads(small, sign))
-    assert found.outcome.kind == "other", found.outcome.sentence
-    assert found.outcome.applied == (f"positions too {name} by the padding of a batch",)
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,11 @@ class TransformersEngine:
         return NextTokens(_likeliest(logits), len(input_ids))
 
     @torch.inference_mode()
-    def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
-        """Return the likeliest tokens from the model's own `generate`, with its cache and left padding."""
-        padding = max(0, len(beside) - len(input_ids))
-        rows = [[0] * padding + list(input_ids), *([list(beside)] if beside else [])]
-        ids = torch.tensor(rows, device=self.model.device)
-        mask = torch.ones_like(ids)
-        mask[0, :padding] = 0
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return the likeliest tokens from the model's own `generate`, with its cache."""
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
         out = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, num_beams=1,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
             output_logits=True, return_dict_in_generate=True, pad_token_id=0,
         )  # fmt: skip
         new = out.sequences[0, ids.shape[1] :].tolist()

@@ -78,12 +78,8 @@ class Engine(Protocol):
 class Generates(Protocol):
     """An engine that also generates several tokens, to check positions in decoding."""
 
-    def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
-        """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops.
-
-        `beside`: a longer prompt in the same request, if not empty; its tokens are not returned. An engine may pad the
-        shorter prompt on the left.
-        """
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +169,8 @@ class OurEngine:
         top = self.reader.prefix(input_ids, seq_len=len(input_ids)).top(TOP)
         return NextTokens(dict(top), len(input_ids))
 
-    def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
-        """Return generated tokens, each computed from the cache; prompts of one request are computed one by one."""
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+        """Return generated tokens, each computed from the cache."""
         prefix, steps = self.reader.prefix(input_ids, seq_len=len(input_ids) + tokens), list[Step]()
         for number in range(tokens):
             top = prefix.top(TOP)

@@ -34,7 +34,7 @@ from ropewalk.verification.questions import OurSide, PromptQuestion, different
 from ropewalk.verification.verify import MAX_TOKENS, Check, our_side
 from ropewalk.version import __version__
 
-FORMAT, VERSION = "ropewalk golden predictions", 2
+FORMAT, VERSION = "ropewalk golden predictions", 3
 TOKENS = 24  # tokens of a question whose log-probabilities are written: the likeliest under each hypothesis
 OWN = 12  # of these, the likeliest under the expected hypothesis
 UNIT = 1e-3  # nats: log-probabilities are whole multiples
@@ -173,8 +173,7 @@ class Golden:
             if row != NONE
         }
         clear = {int(token) for token in self.document["tokens"]}
-        generated, beside = [int(token) for token in entry["generated"]], whole[: entry["beside"]]
-        return RecordedPrompt(ids, predictions, generated, beside, tokens, clear)
+        return RecordedPrompt(ids, predictions, [int(token) for token in entry["generated"]], tokens, clear)
 
     @classmethod
     def read(cls, path: str | Path) -> Golden:
@@ -262,7 +261,6 @@ class Golden:
             RecordedPrompt(
                 question.input_ids,
                 {name: one for name, one in question.predictions.items() if name in alive},
-                (),
                 (),
                 question.tokens,
                 question.clear,
@@ -363,13 +361,9 @@ class _Writer:
             units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
             rows, unique = _distinct(units)
             ids = list(question.input_ids)
-            whole_ids = list(question.beside) or ids
-            count = len(whole_ids)
-            passage = next(
-                (n for n, known in enumerate(self.passages) if known[:count] == whole_ids), len(self.passages)
-            )
+            passage = next((n for n, known in enumerate(self.passages) if known[: len(ids)] == ids), len(self.passages))
             if passage == len(self.passages):
-                self.passages.append(whole_ids)
+                self.passages.append(ids)
             text = self.texts.text_of(ids)
             whole = self._text(self.passages[passage])
             entry: dict[str, Any] = {
@@ -379,7 +373,6 @@ class _Writer:
                 "length": len(ids),
                 "characters": len(text) if text is not None and whole.startswith(text) else None,
                 "generated": list(question.generated),
-                "beside": len(question.beside),
                 "tokens": tokens,
                 "rows": rows,
                 "nats": base64.b64encode(unique.tobytes()).decode(),

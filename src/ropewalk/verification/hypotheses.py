@@ -439,24 +439,15 @@ def _extended(expected: Positions, rule: Extension) -> Positions:
     return dataclasses.replace(expected, extensions=tuple(rule if rope else None for rope in expected.ropes))
 
 
-def in_decoding(expected: Positions, prompt: int, padding: int = 0) -> list[Hypothesis]:
+def in_decoding(expected: Positions, prompt: int) -> list[Hypothesis]:
     """Return hypotheses about the positions of tokens that follow a prompt of `prompt` tokens, processed one by one.
 
-    With `padding`, the tokens by which an engine may pad the prompt on the left in a batch, they are about these. Empty
-    for models with sliding layers or with extensions.
+    Empty for models with sliding layers or with extensions.
     """
     if any(window is not None for window in expected.sliding_windows) or not expected.present_ropes:
         return []
     if any(extension is not None for extension in expected.extensions):
         return []
-    if padding:
-        return [
-            Hypothesis(f"positions too {name} by the padding of a batch", _extended(expected, rule), prompt)
-            for name, rule in (
-                ("far", ShiftedPositions(prompt, padding)),
-                ("few", ShiftedPositions(prompt, -padding)),
-            )
-        ]
     return [
         Hypothesis(f"positions {name}", _extended(expected, rule), first)
         for name, rule, first in (

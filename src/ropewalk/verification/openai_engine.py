@@ -134,25 +134,21 @@ class OpenAIEngine:
                 return NextTokens(top, count, self._by_text)
         return NextTokens(top, by_text=self._by_text)
 
-    def generate(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> list[Step]:
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
         """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
         steps = []
-        for token, top in self._places(self._completion(input_ids, tokens, beside)):
+        for token, top in self._places(self._completion(input_ids, tokens)):
             NextTokens(top)
             steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top, self._by_text))
         return steps
 
-    def _completion(self, input_ids: Sequence[int], tokens: int, beside: Sequence[int] = ()) -> Any:
+    def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
         """Return the server's answer; omit fields it refuses, and send text if it refuses ids.
-
-        With `beside`, the request contains both prompts, and the answer to `input_ids` is returned.
 
         **Raises:** `NoText` if the server accepts only text, and no text has these ids.
         """
-        prompts: list[Any] = [list(ids) for ids in (input_ids, beside) if ids]
-        if not self._takes_ids:
-            prompts = [self.texts.text_of(ids) for ids in prompts]
-        if None in prompts:
+        prompt = list(input_ids) if self._takes_ids else self.texts.text_of(input_ids)
+        if prompt is None:
             raise NoText(
                 "verify: the server accepts only text, and no text has these tokens.",
                 facts={"server": self.root, "tokens": len(input_ids)},
@@ -160,7 +156,7 @@ class OpenAIEngine:
             )
         body = {
             "model": self.model,
-            "prompt": prompts if beside else prompts[0],
+            "prompt": prompt,
             "max_tokens": tokens,
             "temperature": 1.0,  # some engines divide log-probabilities by it
             "logprobs": self._top,
@@ -173,13 +169,13 @@ class OpenAIEngine:
         if answer.status in (400, 422):
             if self._wants_ids and "return_tokens_as_token_ids" in answer.text:
                 self._wants_ids = False
-                return self._completion(input_ids, tokens, beside)
+                return self._completion(input_ids, tokens)
             if tokens > 1 and self._takes_top_k and "top_k" in answer.text:
                 self._takes_top_k = False
-                return self._completion(input_ids, tokens, beside)
+                return self._completion(input_ids, tokens)
             if "logprobs" in answer.text and self._top > 5:
                 self._top = 5
-                return self._completion(input_ids, tokens, beside)
+                return self._completion(input_ids, tokens)
             if any(word in answer.text for word in ("context size", "context length", "maximum context", "exceed")):
                 raise TooLong(
                     "verify: the prompt does not fit the engine's context.",
@@ -188,13 +184,10 @@ class OpenAIEngine:
                 )
             if self._takes_ids and self.texts.text_of(input_ids) is not None:
                 self._takes_ids = False
-                return self._completion(input_ids, tokens, beside)
+                return self._completion(input_ids, tokens)
         if answer.status != 200:
             raise self._refusal(answer, "verify: the server refuses the request.")
         content = answer.content
-        if beside and isinstance(content, dict) and isinstance(content.get("choices"), list):
-            chosen = [one for one in content["choices"] if isinstance(one, dict) and one.get("index") == 0]
-            content = {**content, "choices": chosen if len(content["choices"]) == 2 else []}
         if not self._places(content):
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",

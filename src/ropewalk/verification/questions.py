@@ -40,7 +40,6 @@ ONE_TOKEN = 4  # prompts of a single token
 CHECKED = 2000  # characters of the text for which tokens are compared
 DECODING = 6  # prompts after which tokens are generated
 STEPS = 4  # generated tokens, with an answer compared after each: the first follows from the prompt alone
-PADDING = 24  # tokens by which another prompt of the same request is longer
 AFTER_CHUNKS = 3  # prompts longer than a chunk, after which one token is generated
 SURE, NEXT_SURE = 0.7, 0.3  # nats by which the likeliest token must lead, so that an engine generates it; later ones
 
@@ -50,13 +49,11 @@ class PromptQuestion:
     """A prompt, and our predictions by the name of a hypothesis.
 
     - `generated`: the tokens that the engine generates before the compared answer; empty for prompts only.
-    - `beside`: a longer prompt for the same request, to compare positions after padding.
     """
 
     input_ids: Sequence[int]
     predictions: Mapping[str, Prediction]
     generated: Sequence[int] = ()
-    beside: Sequence[int] = ()
 
     def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
         """Return the log-probabilities of an answer and our predictions, ready for comparison."""
@@ -200,20 +197,18 @@ class OurSide:
     def decoding(self, progress: Progress) -> list[PromptQuestion]:
         """Predict after each generated token of some prompts, chosen because their likeliest tokens lead clearly."""
         found, prompts = list[PromptQuestion](), 0
-        last = min(64, self.up_to - STEPS - PADDING)
+        last = min(64, self.up_to - STEPS)
         if last < 8 or not in_decoding(self.positions, 8):
             return found
         for index in range(3 * DECODING):
-            longer = self.prompt(index / (3 * DECODING + 1), last + PADDING - 5 * index % (last // 2))
-            ids = longer[: len(longer) - PADDING]
+            ids = self.prompt(index / (3 * DECODING + 1), last - 5 * index % (last // 2))
             progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
             generated = self._generated(ids, STEPS)
             progress.advance(len(ids))
             if len(generated) < 2:
                 continue
-            faults = (*in_decoding(self.positions, len(ids)), *in_decoding(self.positions, len(ids), PADDING))
             try:
-                found += self._after(ids, generated, [self.first, *faults], longer)
+                found += self._after(ids, generated, [self.first, *in_decoding(self.positions, len(ids))])
             except RopeError:  # this reader does not support the extension
                 return []
             prompts += 1
@@ -242,15 +237,13 @@ class OurSide:
             generated.append(prediction.likeliest[0])
         return generated
 
-    def _after(
-        self, ids: Sequence[int], generated: Sequence[int], under: Sequence[Hypothesis], beside: Sequence[int] = ()
-    ) -> list[PromptQuestion]:
+    def _after(self, ids: Sequence[int], generated: Sequence[int], under: Sequence[Hypothesis]) -> list[PromptQuestion]:
         """Predict after each generated token."""
         whole = [*ids, *generated]
         lengths = range(len(ids) + 1, len(whole) + 1)
         tops = {one.name: self.predictions.of(one, whole, lengths) for one in under}
         return [
-            PromptQuestion(ids, {name: top[length] for name, top in tops.items()}, whole[len(ids) : length], beside)
+            PromptQuestion(ids, {name: top[length] for name, top in tops.items()}, whole[len(ids) : length])
             for length in lengths
         ]
 

@@ -331,28 +331,23 @@ class Check:
     def _decoded(self, outcome: EngineVerdict) -> EngineVerdict:
         """Let the engine generate tokens, and return the verdict updated by the answers after them.
 
-        Positions may be right in prompts and wrong after the first generated token, which is processed separately, or
-        wrong only in a batch with a padded prompt.
+        Positions may be right in prompts and wrong after the first generated token, which is processed separately.
         """
         engine = self.engine
         if not isinstance(engine, Generates):
             return outcome
         questions = [
-            one
-            for one in self.side.decoding(self.progress)
-            if max(len(one.input_ids) + len(one.generated), len(one.beside)) <= self.limit
+            one for one in self.side.decoding(self.progress) if len(one.input_ids) + len(one.generated) <= self.limit
         ]
         longer = [question for question in questions if len(question.predictions) == 1]
         agrees, name = None, self.first.name
-        for asked, beside, where in (
-            ([question for question in questions if question not in longer], False, "generated tokens"),
-            ([question for question in questions if question not in longer], True, "generated tokens of a batch"),
-            (longer, False, "tokens generated after long prompts"),
+        for asked, where in (
+            ([question for question in questions if question not in longer], "generated tokens"),
+            (longer, "tokens generated after long prompts"),
         ):
-            rows = list(self._generated(engine, asked, beside=beside))
+            rows = list(self._generated(engine, asked))
             probes = [Probe.joined(row) for row in rows]
-            faults = {fault for probe in probes for fault in probe.predictions if fault != name}
-            names = [name, *sorted(fault for fault in faults if ("batch" in fault) == beside)]
+            names = [name, *sorted({fault for probe in probes for fault in probe.predictions} - {name})]
             if len(probes) < 3:
                 continue
             leans = [lean(probes, name, other, comparisons=len(names)) for other in names[1:]]
@@ -372,23 +367,16 @@ class Check:
                 agrees = agrees is not False and all(one.refuted for one in leans)
         return dataclasses.replace(outcome, decoding=agrees)
 
-    def _generated(
-        self, engine: Generates, questions: Sequence[PromptQuestion], *, beside: bool
-    ) -> Iterator[list[Probe]]:
+    def _generated(self, engine: Generates, questions: Sequence[PromptQuestion]) -> Iterator[list[Probe]]:
         """Yield the answers of each request after each generated token, as long as these are the expected ones."""
         for _, steps_of_one in itertools.groupby(questions, key=lambda question: list(question.input_ids)):
             each = list(steps_of_one)
             ids = each[0].input_ids
             self.progress.begin(f"generating after {len(ids):,} tokens", 0)
-            more = {"beside": each[0].beside} if beside else {}
             try:
-                steps = engine.generate(ids, len(each[-1].generated) + 1, **more)
+                steps = engine.generate(ids, len(each[-1].generated) + 1)
             except (NoAnswer, TooLong):
                 continue
-            except RopeError:
-                if not beside:
-                    raise
-                return  # the engine refuses two prompts in one request
             self.requests += 1
             tokens = [step.token for step in steps]
             answers = [
