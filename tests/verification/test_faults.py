@@ -174,9 +174,8 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
 transformers = pytest.importorskip("transformers")
 from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
-from tests.attachment.families import FAMILIES, SMALL, small_model  # noqa: E402
+from tests.attachment.families import small_model  # noqa: E402
 
-SPARSE = {**FAMILIES["deepseek_v3"], "index_topk": 48, "index_n_heads": 16, "index_head_dim": 16}
 MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256,
           "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
 
@@ -278,39 +277,6 @@ def test_the_other_pairing_of_a_foreign_family(family, wrong, monkeypatch):
     monkeypatch.setattr(module, wrong)
     found = golden.check(TransformersEngine(model))
     assert (found.outcome.kind, found.outcome.applied) == ("other", ("the other pairing",))
-
-
-@pytest.mark.parametrize(
-    ("family", "name", "wrong"),
-    [
-        ("deepseek_v32", "apply_rotary_pos_emb", interleaved),
-        pytest.param("glm_moe_dsa", "apply_rotary_pos_emb_interleave", half, marks=MORE),
-        pytest.param("hy_v4", "apply_rotary_pos_emb", interleaved, marks=MORE),
-    ],
-)
-def test_the_other_pairing_of_an_indexer(family, name, wrong, monkeypatch):
-    """Prompts of up to its top-k of 48 tokens do not show it."""
-    fields = {**SMALL, **SPARSE, "vocab_size": 260, "max_position_embeddings": 256}
-    del fields["head_dim"]
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **fields)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
-    golden = golden_of(model, up_to=128)
-    assert golden.check(TransformersEngine(model)).outcome.kind == "as expected"
-    module = __import__(f"transformers.models.{family}.modeling_{family}", fromlist=["x"])
-    right = getattr(module, name)
-
-    def of_indexer(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
-        rotate = wrong if unsqueeze_dim == 2 else right
-        return rotate(q, k, cos, sin, *args, unsqueeze_dim=unsqueeze_dim, **options)
-
-    monkeypatch.setattr(module, name, of_indexer)
-    found = golden.check(TransformersEngine(model))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", ("the indexer's other pairing",))
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,12 @@ class Hypothesis:
     - `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
     - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
       and is not undecided if they exclude all other hypotheses.
-    - `indexer`: whether the indexer of sparse attention uses the other pairing. Prompts of up to its top-k tokens,
-      `unchanged_below`, do not show it.
     """
 
     name: str
     positions: Positions
     unchanged_below: int = 0
     minor: bool = False
-    indexer: bool = False
 
     def at(self, length: int) -> tuple[object, ...]:
         """Return all values that determine the output for a prompt of `length` tokens, to compare hypotheses."""
@@ -59,7 +56,7 @@ class Hypothesis:
             self._at[length] = tuple(
                 (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
                 for rope, extension in zip(self.positions.ropes, self.positions.extensions, strict=True)
-            ) + (("indexer",) if self.indexer and length > self.unchanged_below else ())
+            )
         return self._at[length]
 
     @property
@@ -103,7 +100,7 @@ def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
     return next((length for length in sorted(lengths) if one.at(length) != other.at(length)), None)
 
 
-def hypotheses(expected: Positions, *, trained: int, index_topk: int | None = None) -> list[Hypothesis]:
+def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
     """Return the different hypotheses to compare answers with, the expected one first.
 
     The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
@@ -111,13 +108,11 @@ def hypotheses(expected: Positions, *, trained: int, index_topk: int | None = No
     **Arguments:**
     - `expected`: the positions the engine should apply.
     - `trained`: the trained length in tokens.
-    - `index_topk`: the number of keys chosen by the indexer of sparse attention; None if there is no indexer.
     """
     extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
     first = Hypothesis("as expected", expected, 0 if extended else trained)
     different = {_key(first): first}
-    indexer = (Hypothesis("the indexer's other pairing", expected, index_topk, indexer=True),) if index_topk else ()
-    for hypothesis in (*_all(expected, trained), *indexer):
+    for hypothesis in _all(expected, trained):
         same = different.setdefault(_key(hypothesis), hypothesis)
         if same is not hypothesis and same.name == "scaling twice":  # two factors of 2 equal one of 4
             different[_key(same)] = dataclasses.replace(same, name=f"{same.name}, which is {hypothesis.name}")

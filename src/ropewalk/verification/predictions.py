@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
 
 from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
-from ropewalk.families.family import Indexer
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.extensions import Positions
 from ropewalk.verification.faulty_positions import ShiftedPositions
@@ -90,8 +86,7 @@ class Predictions:
     def losses(self, hypothesis: Hypothesis, input_ids: Sequence[int], *, seq_len: int) -> Values:
         """Return the loss in nats of each token but the first, under a hypothesis."""
         under = under_positions(self.reader, hypothesis.positions)
-        with repaired_indexers(under) if hypothesis.indexer else nullcontext():
-            return under.window_losses(torch.tensor(input_ids), seq_len=seq_len)
+        return under.window_losses(torch.tensor(input_ids), seq_len=seq_len)
 
     @staticmethod
     def _key(hypothesis: Hypothesis, input_ids: Sequence[int]) -> str:
@@ -105,8 +100,7 @@ class Predictions:
         """
         under = under_positions(self.reader, hypothesis.positions)
         passes = [[length] for length in lengths] if hypothesis.positions.needs_seq_len else [lengths]
-        with repaired_indexers(under) if hypothesis.indexer else nullcontext():
-            tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
+        tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
         if not all(math.isfinite(nats) for top in tops for _, nats in top):
             raise RopeError(
                 "verify: our own forward pass of this checkpoint returns NaN or infinity.",
@@ -131,49 +125,6 @@ def under_positions(reader: Reader, positions: Positions) -> Reader:
             raise
         neutral = tuple(None if rope is None else ShiftedPositions(1, 0) for rope in positions.ropes)
         return reader.under(replace(positions, extensions=neutral))
-
-
-def indexers(reader: Reader) -> list[Any]:
-    """Return the indexers of sparse attention (DeepSeek-V3.2, GLM-5) of a live model, if its family describes them."""
-    model = getattr(reader, "model", None)
-    needed = ("index_topk", "head_dim", "qk_rope_head_dim", "wq_b", "k_norm")
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    return [one for one in modules if all(hasattr(one, name) for name in needed) and _described(one) is not None]
-
-
-def _described(indexer: Any) -> Indexer | None:
-    """Return the table's description of an indexer's rotation, or None."""
-    name = family_name(str(getattr(getattr(indexer, "config", None), "model_type", "")))
-    family = FAMILIES.get(name or "")
-    return None if family is None else family.indexer
-
-
-@contextmanager
-def repaired_indexers(reader: Reader) -> Iterator[None]:
-    """Switch the indexers to the other pairing inside the block.
-
-    Rotating in one pairing equals reordering the features of queries and keys and rotating in the other.
-    """
-    hooks = []
-    for indexer in indexers(reader):
-        own = _described(indexer)
-        assert own is not None, "indexers() returns only those that are described"
-        rotated, head = int(indexer.qk_rope_head_dim), int(indexer.head_dim)
-        shape = (2, -1) if own.interleaved else (-1, 2)
-        order = torch.arange(head)
-        start = head - rotated if own.last else 0
-        order[start : start + rotated] = start + torch.arange(rotated).view(shape).T.reshape(-1)
-
-        def reorder(_: nn.Module, __: Any, output: Tensor, head: int = head, order: Tensor = order) -> Tensor:
-            heads = output.reshape(*output.shape[:-1], -1, head)
-            return heads[..., order.to(heads.device)].reshape(output.shape)
-
-        hooks += [indexer.wq_b.register_forward_hook(reorder), indexer.k_norm.register_forward_hook(reorder)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _packed(top: Top) -> str:

@@ -28,7 +28,6 @@ from ropewalk.verification.predictions import (
     Predictions,
     candidates,
     choose,
-    indexers,
     stretch,
     under_positions,
 )
@@ -123,14 +122,11 @@ class OurSide:
     def __post_init__(self) -> None:
         self.model = self.predictions.reader.name
         self.expected = described(self.positions)
-        top_k = min((int(one.index_topk) for one in indexers(self.predictions.reader)), default=None)
-        found = hypotheses(self.positions, trained=self.trained, index_topk=top_k)
-        every = {hypothesis.name: hypothesis for hypothesis in found}
+        every = {hypothesis.name: hypothesis for hypothesis in hypotheses(self.positions, trained=self.trained)}
         self.first = next(iter(every.values()))
         self.left_out = tuple(name for name, one in every.items() if one is not self.first and not self._supports(one))
         self.all = {name: hypothesis for name, hypothesis in every.items() if name not in self.left_out}
-        usual = max(length_to_verify(self.positions, self.trained), 3 * (top_k or 0) // 2)  # beyond it, indexers choose
-        self.up_to = usual if self.longest is None else self.longest
+        self.up_to = length_to_verify(self.positions, self.trained) if self.longest is None else self.longest
 
     def _supports(self, hypothesis: Hypothesis) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
