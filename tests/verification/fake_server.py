@@ -76,10 +76,7 @@ def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Re
     if path == "/tokenize":
         return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
     assert path == "/v1/completions"
-    if style == "text" and not isinstance(body["prompt"], str):
-        return 422, "prompt: Input should be a valid string"
-    prompt = engine.token_ids(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
-    text = engine.reader.tokenizer.decode
+    prompt, text = body["prompt"], engine.reader.tokenizer.decode
     if body["max_tokens"] == 1:
         top = engine.ask(prompt).top
         steps = [Step(max(top, key=lambda token: top[token]), top)]

@@ -31,7 +31,7 @@ def open_engine(
     - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
       model, or an `Engine`.
     - `model`: the checkpoint for "transformers" and "llama.cpp".
-    - `texts`: texts of the model's tokens, for servers that return or accept only text.
+    - `texts`: texts of the model's tokens, for servers that return only text.
     - `served_name`: the model's name on the server. Defaults to the first in its list.
 
     **Raises:** `RopeError` for an unknown engine, or if the engine cannot be opened.

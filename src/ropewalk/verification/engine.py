@@ -97,14 +97,11 @@ class NoEngine:
 
 
 class TokenTexts(Protocol):
-    """The texts of tokens, for engines that return or accept text instead of ids."""
+    """The texts of tokens, for engines that return text instead of ids."""
 
     @property
     def by_text(self) -> Mapping[str, int]:
         """Return the ids of tokens by text, without texts that several tokens share."""
-
-    def text_of(self, input_ids: Sequence[int]) -> str | None:
-        """Return a text that an engine encodes as exactly these tokens, after its own prefix; None if there is none."""
 
 
 class TokenizerTexts:
@@ -125,19 +122,6 @@ class TokenizerTexts:
             ids[text] = token
         return {text: token for text, token in ids.items() if text not in ambiguous}
 
-    @cached_property
-    def prefix(self) -> list[int]:
-        """Return the ids that the checkpoint puts before every text."""
-        return self.tokenizer.prefix_ids
-
-    def text_of(self, input_ids: Sequence[int]) -> str | None:
-        """Return a text with these ids, without the prefix, which an engine adds; None if there is none."""
-        ids, before = list(input_ids), len(self.prefix)
-        if ids[:before] != self.prefix or len(ids) == before:
-            return None
-        text = self.tokenizer.decode(ids[before:])
-        return text if self.tokenizer.encode(text) == ids[before:] else None
-
 
 class TooLong(RopeError):
     """The prompt does not fit the engine's context."""
@@ -145,10 +129,6 @@ class TooLong(RopeError):
 
 class NoAnswer(RopeError):
     """The engine returns no log-probabilities after this prompt, as llama.cpp does for half a character."""
-
-
-class NoText(NoAnswer):
-    """The engine accepts only text, and no text encodes to these tokens."""
 
 
 class OurEngine:

@@ -224,25 +224,10 @@ class Golden:
             found = Check(self, opened, max_tokens=max_tokens, progress=bar).run()
         return replace(found, seconds=time.monotonic() - begun)
 
-    # the texts of tokens, for engines that return or accept text
-
     @cached_property
     def by_text(self) -> dict[str, int]:
-        """Return the ids of the recorded tokens by text."""
+        """Return the ids of the recorded tokens by text, for engines that return text."""
         return {text: int(token) for token, text in self.document["tokens"].items()}
-
-    def text_of(self, input_ids: Sequence[int]) -> str | None:
-        """Return the text of a recorded prompt; None if no text encodes to its tokens."""
-        return self._texts.get(tuple(input_ids))
-
-    @cached_property
-    def _texts(self) -> dict[tuple[int, ...], str]:
-        texts = {}
-        for entry in self.document["questions"]:
-            passage = self.document["passages"][entry["passage"]]
-            if entry["characters"] is not None:
-                texts[tuple(passage["ids"][: entry["length"]])] = passage["text"][: entry["characters"]]
-        return texts
 
     # the questions
 
@@ -321,7 +306,7 @@ class _Writer:
             ],
             "left_out": list(side.left_out),
             "unit_nats": UNIT,
-            "passages": [{"ids": ids, "text": self._text(ids)} for ids in self.passages],
+            "passages": [{"ids": ids} for ids in self.passages],
             "tokens": {str(token): side.tokenizer.decode([token]) for token in sorted(shown & self._clear)},
             "questions": entries,
         }
@@ -330,9 +315,6 @@ class _Writer:
         kit = self.side.tokenizer.tokenizer
         content = kit.to_str() if hasattr(kit, "to_str") else repr([self.side.tokenizer.vocab_size, *self.side.sample])
         return hashlib.sha256(content.encode()).hexdigest()
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.side.tokenizer.decode(ids[len(self.side.prefix_ids) :])
 
     def _entries(self) -> Iterator[dict[str, Any]]:
         """Yield each question with its predictions."""
@@ -364,14 +346,11 @@ class _Writer:
             passage = next((n for n, known in enumerate(self.passages) if known[: len(ids)] == ids), len(self.passages))
             if passage == len(self.passages):
                 self.passages.append(ids)
-            text = self.texts.text_of(ids)
-            whole = self._text(self.passages[passage])
             entry: dict[str, Any] = {
                 "kind": kind,
                 "round": number,
                 "passage": passage,
                 "length": len(ids),
-                "characters": len(text) if text is not None and whole.startswith(text) else None,
                 "generated": list(question.generated),
                 "tokens": tokens,
                 "rows": rows,

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, NoText, Step, TokenizerTexts, TokenTexts, TooLong
+from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, Step, TokenizerTexts, TokenTexts, TooLong
 from ropewalk.version import __version__
 
 KEY = "OPENAI_API_KEY"
@@ -54,7 +54,7 @@ class OpenAIEngine:
 
     **Arguments:**
     - `url`: the server's address, with or without "/v1", without user and password.
-    - `texts`: the texts of the model's tokens, or its tokenizer, for servers that return or accept only text.
+    - `texts`: the texts of the model's tokens, or its tokenizer, for servers that return only text.
     - `model`: its name on the server. Defaults to the first of `/v1/models`.
     - `timeout`: seconds for one request, including its retries.
     - `name`: the name for reports. Defaults to the address.
@@ -97,7 +97,7 @@ class OpenAIEngine:
                 facts={"characters": len(self._key)},
                 cure="Set it to the key only.",
             )
-        self._top, self._wants_ids, self._takes_ids, self._takes_top_k = TOP, True, True, True
+        self._top, self._wants_ids, self._takes_top_k = TOP, True, True
         self._by_text = False
 
     @property
@@ -126,7 +126,7 @@ class OpenAIEngine:
         return None
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens after these ids, which are sent as ids, or as text if the server refuses."""
+        """Return the likeliest next tokens after these ids."""
         content = self._completion(input_ids, 1)
         _, top = self._places(content)[0]
         match content:
@@ -143,20 +143,10 @@ class OpenAIEngine:
         return steps
 
     def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
-        """Return the server's answer; omit fields it refuses, and send text if it refuses ids.
-
-        **Raises:** `NoText` if the server accepts only text, and no text has these ids.
-        """
-        prompt = list(input_ids) if self._takes_ids else self.texts.text_of(input_ids)
-        if prompt is None:
-            raise NoText(
-                "verify: the server accepts only text, and no text has these tokens.",
-                facts={"server": self.root, "tokens": len(input_ids)},
-                cure="Use an engine that accepts token ids as a prompt (llama.cpp, vLLM, SGLang).",
-            )
+        """Return the server's answer; omit fields it refuses."""
         body = {
             "model": self.model,
-            "prompt": prompt,
+            "prompt": list(input_ids),
             "max_tokens": tokens,
             "temperature": 1.0,  # some engines divide log-probabilities by it
             "logprobs": self._top,
@@ -182,9 +172,6 @@ class OpenAIEngine:
                     facts={"server": self.root, "tokens": len(input_ids)},
                     cure="Start the server with a longer context, or pass a smaller --max-tokens.",
                 )
-            if self._takes_ids and self.texts.text_of(input_ids) is not None:
-                self._takes_ids = False
-                return self._completion(input_ids, tokens)
         if answer.status != 200:
             raise self._refusal(answer, "verify: the server refuses the request.")
         content = answer.content
@@ -330,6 +317,7 @@ class OpenAIEngine:
     def _refusal(self, answer: HttpAnswer, rule: str) -> RopeError:
         """Return the error for an answer's status, with the server's text."""
         cures = {
+            422: "Use an engine that accepts token ids as a prompt (llama.cpp, vLLM, SGLang).",
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
             404: "Pass the model's name on this server as --served-name; its /v1/models lists them. A server that only "

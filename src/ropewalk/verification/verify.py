@@ -29,7 +29,6 @@ from ropewalk.verification.engine import (
     Generates,
     NextTokens,
     NoAnswer,
-    NoText,
     TokenizerTexts,
     TooLong,
 )
@@ -205,7 +204,7 @@ class Check:
         if wrong:
             return self._result(EngineVerdict("tokens", self.expected, self.up_to, detail=wrong), tokenisation)
         self.noise = self._one_token()
-        if self.noise is not None and self.noise > OTHER_WEIGHTS:
+        if self.noise > OTHER_WEIGHTS:
             detail = (
                 f"After a single token, where no rope matters, they differ by {self.noise:.2f} nats: other weights?"
             )
@@ -409,15 +408,13 @@ class Check:
             f"{len(theirs)} tokens instead of {len(ours)} for {len(words)} characters, from token {at} on.",
         )
 
-    def _one_token(self) -> float | None:
+    def _one_token(self) -> float:
         """Return the engine's error in nats on prompts of a single token, for which the rope does not matter."""
         errors, refused = [], None
         for question in self.side.single(self.progress):
             self.progress.begin(f"request to {self.engine.name}: a single token", 0)
             try:
                 answer = self._answer(question.input_ids)
-            except NoText:
-                return None  # an engine that begins each text with a token of its own
             except NoAnswer as error:
                 refused = error
                 continue
