@@ -13,10 +13,11 @@ from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.layers.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.live_model import Prefix, QuestionIds
+from ropewalk.readers.live_model import Prefix, QuestionIds, likeliest, new_cache
 from ropewalk.readers.loading import reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.scaling import YaRN
+from tests.readers.prefixes import prefix_of, read
 from tests.readers.random_models import random_model
 
 IDS = torch.randint(3, 256, (120,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -58,7 +59,7 @@ def flat(found: list[list[float]]) -> list[float]:
 
 def asked(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> tuple[Prefix, list[float], int]:
     """The prefix, its answers, and the number of forwards that they took."""
-    prefix, forwards = reader.prefix(TEXT, seq_len=LENGTH, chunk=7), []
+    prefix, forwards = prefix_of(reader, TEXT, seq_len=LENGTH, chunk=7), []
     with monkeypatch.context() as patched:
         hidden = prefix.live.hidden
         patched.setattr(prefix.live, "hidden", lambda *given: forwards.append(given) or hidden(*given))
@@ -84,7 +85,7 @@ def test_answers_are_those_of_whole_forwards(family: str, kernels: bool, monkeyp
     assert few == pytest.approx(found, abs=1e-4)
     for each in (prefix, again):
         assert flat(each.ask(QUESTIONS[::-1])) == pytest.approx(flat([*map(list, each.ask(QUESTIONS)[::-1])]), abs=1e-4)
-        each.read(IDS[50:53])
+        read(each, IDS[50:53])
         assert flat(each.ask([(IDS[53:55], QUESTIONS[0][1])])) == pytest.approx(found[:4], abs=1e-4)
 
 
@@ -123,23 +124,23 @@ def test_layers_that_cannot_branch_are_asked_one_by_one(monkeypatch: pytest.Monk
 def test_what_begins_alike_is_read_once() -> None:
     """The tokens that go through the model: the question's, and of each continuation all but the last."""
     seen: list[int] = []
-    prefix = Reader(random_model("llama")).prefix(TEXT, seq_len=LENGTH)
+    prefix = prefix_of(Reader(random_model("llama")), TEXT, seq_len=LENGTH)
     embedding = prefix.live.model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0].shape[1]))
-    first, top = prefix.ask(QUESTIONS[:1]), prefix.top(3)
+    first = prefix.ask(QUESTIONS[:1])
     assert seen == [5 + 3 + 1]  # 60..62 of two, and one more third token
     kept = prefix.cache.layers[0]._buffers
     prefix.ask(QUESTIONS)
     assert prefix.cache.layers[0]._buffers is kept
     assert prefix.ask(QUESTIONS[:1]) == first
-    assert (prefix.tokens, prefix.top(3)) == (len(TEXT), top)
+    assert prefix.tokens == len(TEXT)
 
 
 @pytest.mark.parametrize("question", [([5, 6], [[1], []]), ([5, 6], []), ([], [[1]])])
 def test_a_question_without_tokens_is_refused(question: QuestionIds) -> None:
     """With the question that it belongs to."""
     with pytest.raises(RopeError, match="needs tokens"):
-        Reader(random_model("llama")).prefix(TEXT, seq_len=LENGTH).ask([question])
+        prefix_of(Reader(random_model("llama")), TEXT, seq_len=LENGTH).ask([question])
 
 
 TEXT_TOP = list(range(5, 45))
@@ -161,4 +162,5 @@ def test_as_prefixes_say_it(chunk):
     tops = reader.top_after(TEXT_TOP, lengths, count=5, seq_len=40, chunk=chunk)
     assert [len(top) for top in tops] == [5] * 4
     for length, top in zip(lengths, tops, strict=True):
-        close(top, reader.prefix(TEXT_TOP[:length], seq_len=40).top(5))
+        prefix = Prefix(reader._at(40), new_cache(reader.model.config, 40), chunk=40)
+        close(top, likeliest(read(prefix, TEXT_TOP[:length]), 5))

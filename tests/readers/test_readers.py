@@ -21,6 +21,7 @@ from ropewalk.readers.reader import Reader
 from ropewalk.rope.scaling import DynamicNTK
 from ropewalk.rotation.backends import widened
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
+from tests.readers.prefixes import prefix_of, read
 from tests.readers.random_models import random_model
 
 METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "log-n", "drope"]
@@ -76,12 +77,10 @@ def test_a_prefix_is_read_in_parts_as_at_once(dynamic: bool) -> None:
     rope = dataclasses.replace(ROPE, scaling=DynamicNTK(1.0)) if dynamic else ROPE
     reader, ids = reader_of(tiny_decoder(rope)), random_ids(60).tolist()
     asked = [(ids[50:53], [ids[53:54], ids[54:59]])]
-    prefix = reader.prefix(ids[:30], seq_len=60, chunk=7)
-    prefix.read(ids[30:50])
+    prefix = prefix_of(reader, ids[:30], seq_len=60, chunk=7)
+    read(prefix, ids[30:50])
     assert prefix.tokens == 50
-    assert prefix.ask(asked)[0] == pytest.approx(reader.prefix(ids[:50], seq_len=60).ask(asked)[0], abs=1e-4)
-    with pytest.raises(RopeError, match="no tokens to append"):
-        reader.prefix([], seq_len=4)
+    assert prefix.ask(asked)[0] == pytest.approx(prefix_of(reader, ids[:50], seq_len=60).ask(asked)[0], abs=1e-4)
 
 
 def test_what_a_reader_is() -> None:

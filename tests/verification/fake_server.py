@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ropewalk.verification.engine import OurEngine, Step
+from ropewalk.verification.engine import Step
+from tests.readers.prefixes import OurEngine
 
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 Handler = Callable[[str, dict[str, Any], dict[str, str]], Reply | None]

@@ -9,10 +9,9 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.layers.cache import KVCache
+from ropewalk.readers.live_model import PreallocatedLayer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
-from ropewalk.verification.engine import OurEngine
 from ropewalk.verification.faulty_positions import (
     ClampedPositions,
     RestartedPositions,
@@ -22,6 +21,7 @@ from ropewalk.verification.faulty_positions import (
 from ropewalk.verification.golden import Golden
 from ropewalk.verification.questions import STEPS
 from ropewalk.verification.verify import our_side
+from tests.readers.prefixes import OurEngine
 from tests.verification.conftest import model_of
 from tests.verification.test_verify import under
 
@@ -143,7 +143,7 @@ class Coarse(OurEngine):
         self.levels = levels
 
     def ask(self, input_ids):
-        write = KVCache.write
+        update = PreallocatedLayer.update
 
         def coarse(x):
             blocks = x.unflatten(-1, (-1, 32))
@@ -151,10 +151,7 @@ class Coarse(OurEngine):
             return ((blocks / step).round() * step).flatten(-2)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(KVCache, "store", lambda *arguments: None)
-            patch.setattr(
-                KVCache, "write", lambda cache, layer, k, v, layout: write(cache, layer, coarse(k), coarse(v), layout)
-            )
+            patch.setattr(PreallocatedLayer, "update", lambda layer, k, v, *_: update(layer, coarse(k), coarse(v)))
             return super().ask(input_ids)
 
 

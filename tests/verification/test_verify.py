@@ -12,13 +12,14 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
-from ropewalk.verification.engine import NextTokens, NoAnswer, NoEngine, OurEngine, TooLong
+from ropewalk.verification.engine import NextTokens, NoAnswer, NoEngine, TooLong
 from ropewalk.verification.faulty_positions import ClampedPositions, RestartedPositions
 from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Prediction
 from ropewalk.verification.questions import DECODING
 from ropewalk.verification.verify import Check, our_side
+from tests.readers.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
 

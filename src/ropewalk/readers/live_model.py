@@ -362,26 +362,6 @@ class Prefix:
 
     def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
         self.live, self.cache, self.chunk, self.tokens = live, cache, chunk, tokens
-        self._next = torch.empty(0)  # log-probabilities of the next token, after `read`
-
-    @torch.inference_mode()
-    def read(self, input_ids: Sequence[int]) -> None:
-        """Append tokens, at least one."""
-        if not len(input_ids):
-            raise RopeError(
-                "prefix: there are no tokens to append.",
-                facts={"input_ids": list(input_ids), "tokens so far": self.tokens},
-                cure="Pass the tokenizer's bos if there is no text.",
-            )
-        for start in range(0, len(input_ids), self.chunk):
-            part = list(input_ids[start : start + self.chunk])
-            last = self._hidden(part)[-1:]
-            self.tokens += len(part)
-        self._next = self.live.logits(last)[0].log_softmax(-1)
-
-    def top(self, count: int) -> Top:
-        """Return the `count` likeliest next tokens after `read`, and their log-probabilities, the likeliest first."""
-        return likeliest(self._next, count)
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:

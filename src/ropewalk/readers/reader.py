@@ -203,14 +203,6 @@ class Reader:
                 return so_far
         return np.asarray(losses[first:].double())
 
-    def prefix(self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK) -> Prefix:
-        """Read at least one token into a cache for `seq_len` tokens, at the frequencies of that length."""
-        from ropewalk.readers.live_model import ASK_TOKENS, Prefix, new_cache
-
-        prefix = Prefix(self._at(seq_len), new_cache(self.model.config, seq_len + ASK_TOKENS), chunk=chunk)
-        prefix.read(input_ids)
-        return prefix
-
     @torch.inference_mode()
     def top_after(
         self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK

@@ -1,4 +1,4 @@
-"""The interface of an engine for `verify`, and our own decoder as such an engine."""
+"""The interface of an engine for `verify`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.readers.loading import reader_of
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
 LEAST, MOST = -1e6, 1.0  # nats: vLLM writes -9999 for minus infinity; rounding and noise may lead above 0
@@ -129,32 +127,3 @@ class TooLong(RopeError):
 
 class NoAnswer(RopeError):
     """The engine returns no log-probabilities after this prompt, as llama.cpp does for half a character."""
-
-
-class OurEngine:
-    """A `Decoder` as an `Engine`, for examples and tests. It applies the positions of `model`."""
-
-    name = "ropewalk"
-
-    def __init__(self, model: Decoder) -> None:
-        self.reader = reader_of(model)
-
-    def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids from the model's tokenizer."""
-        tokenizer = self.reader.tokenizer
-        return None if tokenizer is None else tokenizer.encode(text)
-
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens."""
-        top = self.reader.prefix(input_ids, seq_len=len(input_ids)).top(TOP)
-        return NextTokens(dict(top), len(input_ids))
-
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
-        """Return generated tokens, each computed from the cache."""
-        prefix, steps = self.reader.prefix(input_ids, seq_len=len(input_ids) + tokens), list[Step]()
-        for number in range(tokens):
-            top = prefix.top(TOP)
-            steps.append(Step(max(top, key=lambda one: one[1])[0], dict(top)))
-            if number < tokens - 1:
-                prefix.read([steps[-1].token])
-        return steps

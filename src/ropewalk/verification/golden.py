@@ -411,11 +411,10 @@ def write_golden(
     **Numerics:** log-probabilities are rounded to 0.001 nats.
 
     >>> import tempfile
-    >>> from ropewalk.checkpoints.load import load
-    >>> from ropewalk.verification.engine import OurEngine
+    >>> from ropewalk.readers.loading import open_reader
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     golden = write_golden("tiny", Path(folder) / "golden.json", up_to=128)
-    >>> golden.check(OurEngine(load("tiny"))).outcome.kind
+    >>> golden.check(open_reader("tiny").model).outcome.kind
     'as expected'
     """
     check_output(path, new_folder=True)

@@ -107,9 +107,7 @@ def verify(
     refuted if Student's interval over prompts is nearer to the best. The error is estimated from the answers, so 4-bit
     engines work.
 
-    >>> from ropewalk.verification.engine import OurEngine
-    >>> from ropewalk.checkpoints.load import load
-    >>> found = verify("tiny", OurEngine(load("tiny")))
+    >>> found = verify("tiny", open_reader("tiny").model)
     >>> found.outcome.kind, found.exit_status
     ('as expected', 0)
     """
