@@ -70,14 +70,12 @@ def test_texts_plain_and_gzipped(tmp_path: Path) -> None:
         (None, r"cannot be read.*text\.txt.*No such file"),
         (gzip.compress(b"cut", mtime=0)[:-9], r"cannot be read.*text\.txt"),
         (gzip.compress(b"damaged inside", mtime=0)[:12] + b"\xff" * 9, r"cannot be read.*text\.txt"),
-        ("some words".encode("utf-16"), r"is UTF-16, not UTF-8.*text\.txt.*iconv -f UTF-16 -t"),
+        ("some words".encode("utf-16"), r"not UTF-8.*text\.txt.*iconv -f UTF-16 -t"),
         (b"caf\xe9", r"not UTF-8.*text\.txt"),
         (gzip.compress(b"caf\xe9", mtime=0), r"not UTF-8.*text\.txt"),
-        ("some words".encode("utf-32"), r"is UTF-32.*iconv -f UTF-32 -t"),
-        ("some words".encode("utf-16-le"), r"is UTF-16LE.*iconv -f UTF-16LE -t"),
-        ("some words".encode("utf-16-be"), r"is UTF-16BE.*iconv -f UTF-16BE -t"),
-        (b"ab\0cd", r"looks like a binary file.*text\.txt"),
-        (b"\x89PNG\r\n\x1a\n\x01\x02\x03", r"looks like a binary file.*text\.txt"),
+        ("some words".encode("utf-16-le"), r"not UTF-8.*zero bytes, as binary files and UTF-16 do"),
+        (b"ab\0cd", r"not UTF-8.*text\.txt"),
+        (b"\x89PNG\r\n\x1a\n\x01\x02\x03", r"not UTF-8.*text\.txt.*at byte 0"),
         (b" \n", r"empty.*text\.txt"),
     ],
 )
@@ -118,7 +116,11 @@ def test_pipes_devices_and_a_link_to_itself(tmp_path: Path) -> None:
     """A pipe that a shell opened is read; a named one would be waited for, and a device of zeros never ends."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for path, message in ((tmp_path / "pipe", "named pipe"), ("/dev/zero", "binary"), (tmp_path / "loop", "symbolic")):
+    for path, message in (
+        (tmp_path / "pipe", "named pipe"),
+        ("/dev/zero", "zero"),
+        (tmp_path / "loop", "symbolic"),
+    ):
         with pytest.raises(RopeError, match=message):
             read_texts([path], 1000)
     reading, writing = os.pipe()
@@ -146,7 +148,6 @@ def filled(folder: Path) -> Path:
         "weights": b"\0\0\0\1" * 40,
         "late": b"a" * 5_000 + b"\0",
         "latin": b"caf\xe9",
-        "packed.gz": gzip.compress(b"no ending of a text"),
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import os
 import stat
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -22,15 +22,7 @@ LEAST_BYTES, MOST_BYTES = 2**23, 2**27
 """The bytes that are read of one text: for a few windows, and by default."""
 _EMPTY = "read_text: the text is empty."
 _GZIP = b"\x1f\x8b"
-_MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-_SAMPLE = 4096  # bytes that are checked for an encoding
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
-_TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
 
 
 def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str]:
@@ -57,9 +49,9 @@ def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str
     try:
         text = codecs.utf_8_decode(raw, "strict", not longer)[0].removeprefix("\ufeff")  # may end inside a character
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, raw, {"byte": error.start, "reason": error.reason}) from error
+        raise _not_utf8(path, f"{error.reason} at byte {error.start:,}") from error
     if "\0" in text:
-        raise _not_utf8(path, raw, {})
+        raise _not_utf8(path, "it contains zero bytes, as binary files and UTF-16 do")
     if not text.strip():
         raise RopeError(_EMPTY, facts={"file": str(path), "bytes": len(raw)}, cure="Pass a file with text.")
     return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
@@ -99,8 +91,8 @@ def novel(start: int = 0, length: int | None = None) -> str:
 def text_files(path: str | Path) -> list[Path]:
     """Return the text files of a folder and its subfolders, sorted by path; a file is returned as it is.
 
-    A folder's text files are those whose names end in .txt, .md, .rst, .py or .txt.gz, and all others in UTF-8. Hidden,
-    binary and empty ones are left out, and so are folders behind links.
+    A folder's text files are those whose names end in .txt, .md, .rst, .py or .txt.gz, and all others in UTF-8. Hidden
+    and empty ones are left out, and so are folders behind links.
 
     **Raises:** `RopeError` for a folder without text files.
     """
@@ -158,20 +150,10 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
 
 def _has_text(path: Path) -> bool:
     """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
-    named = path.name.endswith(_TEXT_ENDINGS)
     try:
-        with path.open("rb") as file:
-            binary = not named and _is_binary(file.read(_SAMPLE))
-        return not binary and bool(read_text(path)[1])
+        return bool(read_text(path)[1])
     except RopeError as error:
-        return named and error.rule != _EMPTY  # `read_text` names the fault to the caller
-    except OSError:
-        return named
-
-
-def _is_binary(sample: bytes) -> bool:
-    """Return whether these first bytes of a file are of no text."""
-    return b"\0" in sample or len(sample.translate(None, _TEXT_BYTES)) > 0.02 * len(sample)
+        return path.name.endswith(_TEXT_ENDINGS) and error.rule != _EMPTY  # `read_text` names the fault to the caller
 
 
 def _packaged(*path: str) -> str:
@@ -179,32 +161,9 @@ def _packaged(*path: str) -> str:
     return gzip.decompress(resources.files("ropewalk").joinpath("builtin", "text", *path).read_bytes()).decode("utf-8")
 
 
-def _not_utf8(path: Path, raw: bytes, reason: Mapping[str, object]) -> RopeError:
-    """Return the error that names UTF-16 or UTF-32, says that the file is binary, or gives the reason."""
-    encoding, sample = _wide_encoding(raw), raw[:_SAMPLE]
-    if encoding is not None:
-        return RopeError(
-            f"read_text: the text is {encoding}, not UTF-8.",
-            facts={"file": str(path)},
-            cure=f"Convert it first: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE.",
-        )
-    if b"\0" in raw or _is_binary(sample):
-        return RopeError(
-            "read_text: this looks like a binary file, not a text.",
-            facts={"file": str(path), "first bytes": raw[:8]},
-            cure="Pass the path of a UTF-8 text file.",
-        )
+def _not_utf8(path: Path, reason: str) -> RopeError:
     return RopeError(
         "read_text: the text is not UTF-8.",
-        facts={"file": str(path), **reason},
-        cure="Find out its encoding and convert it, for example: iconv -f LATIN1 -t UTF-8 FILE > NEW_FILE.",
+        facts={"file": str(path), "reason": reason},
+        cure="Pass a text file, or convert it, for example: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE.",
     )
-
-
-def _wide_encoding(raw: bytes) -> str | None:
-    """Return UTF-16 or UTF-32 if a byte-order mark or the places of the zero bytes show it, or None."""
-    for mark, encoding in _MARKS.items():
-        if raw.startswith(mark):
-            return encoding
-    even, odd = (raw[start:_SAMPLE:2].count(0) / max(1, len(raw[start:_SAMPLE:2])) for start in (0, 1))
-    return "UTF-16LE" if even < 0.1 and odd > 0.5 else "UTF-16BE" if odd < 0.1 and even > 0.5 else None
