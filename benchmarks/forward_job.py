@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from records import CHECKOUT
 
-from ropewalk.diagnosis.ledger import Ledger, fingerprint
+from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach
 
 HERE = Path(__file__).parent

@@ -49,8 +49,8 @@ from ropewalk.checkpoints.gguf_copy import copy_gguf  # noqa: E402
 from ropewalk.checkpoints.gguf_file import GGUFFile  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
-from ropewalk.diagnosis.ledger import fingerprint  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
+from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.readers.loading import open_reader  # noqa: E402
 from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402

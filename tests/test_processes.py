@@ -44,7 +44,7 @@ import os, sys, time
 import torch.distributed as dist
 from pathlib import Path
 from ropewalk.errors import RopeError
-from ropewalk.diagnosis.ledger import Ledger
+from ropewalk.ledger import Ledger
 from ropewalk.processes import from_all, from_first, joined, share_of
 closing = dist.destroy_process_group
 def slowly():  # rank 1 joins again before rank 0 has left the first group

@@ -1,4 +1,4 @@
-"""Compute means with Student's t intervals, in float64, and format them."""
+"""Compute intervals of means (Student's t) and of shares, in float64, and format them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ def t_quantile(df: float, comparisons: int = 1, *, confidence: float = CONFIDENC
     """
     # what scipy.stats.t.ppf computes, to the bit, without the seconds that importing scipy.stats takes
     return float(need("scipy.special", extra="doctor").stdtrit(df, 1 - (1 - confidence) / (2 * comparisons)))
+
+
+def binomial_interval(found: int, asked: int, *, confidence: float) -> tuple[float, float]:
+    """Return the exact two-sided interval of a share (Clopper and Pearson 1934, Biometrika 26).
+
+    >>> [round(end, 3) for end in binomial_interval(25, 48, confidence=0.95)]
+    [0.372, 0.667]
+    """
+    if not asked:
+        return 0.0, 1.0
+    inverse = need("scipy.special", extra="doctor").betaincinv
+    tail = (1 - confidence) / 2
+    low = 0.0 if found == 0 else float(inverse(found, asked - found + 1, tail))
+    high = 1.0 if found == asked else float(inverse(found + 1, asked - found, 1 - tail))
+    return low, high
 
 
 def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple[float, Interval]:

@@ -19,11 +19,11 @@ from ropewalk.diagnosis.facts import (
     Layout,
     Teller,
     Told,
-    binomial_interval,
     chance_of,
     ids_after,
 )
 from ropewalk.errors import RopeError
+from ropewalk.statistics import binomial_interval
 
 STORY = "The old man went to the sea again. He had no luck, and said so! Did he fish? " * 900
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import ropewalk
 from ropewalk.atomic_io import write_whole
-from ropewalk.diagnosis.ledger import Ledger, fingerprint
+from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.progress import expect, shown
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check

@@ -169,7 +169,7 @@ def _written(golden: Golden, path: Path, seconds: float) -> str:
 
 def _cache() -> Path | None:
     """Return a folder of the user's cache; None if it is not writable, as in some containers."""
-    from ropewalk.diagnosis.ledger import cache_folder
+    from ropewalk.ledger import cache_folder
 
     folder = cache_folder("verify", "")
     try:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
+from ropewalk.statistics import binomial_interval
 
 GROUP = 4  # facts that share their values: the choices of a question
 CHANCE = 1 / GROUP
@@ -317,20 +318,3 @@ def _chance_of_group(choices: tuple[int, ...]) -> npt.NDArray[np.float64]:
         counts[sum(choice == value for choice, value in zip(choices, values, strict=True))] += 1
     counts /= counts.sum()
     return counts
-
-
-def binomial_interval(found: int, asked: int, *, confidence: float) -> tuple[float, float]:
-    """Return the exact two-sided interval of a share (Clopper and Pearson 1934, Biometrika 26).
-
-    >>> [round(end, 3) for end in binomial_interval(25, 48, confidence=0.95)]
-    [0.372, 0.667]
-    """
-    if not asked:
-        return 0.0, 1.0
-    from ropewalk.optional import need
-
-    inverse = need("scipy.special", extra="doctor").betaincinv
-    tail = (1 - confidence) / 2
-    low = 0.0 if found == 0 else float(inverse(found, asked - found + 1, tail))
-    high = 1.0 if found == asked else float(inverse(found + 1, asked - found, 1 - tail))
-    return low, high

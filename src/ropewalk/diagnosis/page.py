@@ -15,12 +15,13 @@ import numpy as np
 from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.diagnosis.evidence import LOOK_CONFIDENCE, Floats, Mean, choice
-from ropewalk.diagnosis.facts import CHANCE, KINDS, binomial_interval
+from ropewalk.diagnosis.facts import CHANCE, KINDS
 from ropewalk.diagnosis.plan import CROP
 from ropewalk.errors import RopeError
 from ropewalk.figures.inline import inline_svg, night_colors
 from ropewalk.figures.style import NARROW, WIDE, length_ticks, look_of, mark_trained_length, new_figure, render, style
 from ropewalk.optional import need
+from ropewalk.statistics import binomial_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

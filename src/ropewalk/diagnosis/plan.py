@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.diagnosis.windows import Design
 from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, main_rope, rope_parameters
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig

@@ -18,7 +18,6 @@ from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.evidence import Window, choice
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
-from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Job, Plan, block_under, make_plan
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
 from ropewalk.diagnosis.reading import (
@@ -36,6 +35,7 @@ from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Text, freque
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.layers.prompts import Tokenizer
+from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown

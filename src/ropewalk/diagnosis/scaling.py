@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ropewalk.diagnosis.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.diagnosis.windows import Design
 from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.progress import Progress, expect
 from ropewalk.readers.reader import Reader

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.diagnosis.ledger import Ledger, fingerprint
 from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.extensions import Positions
 from ropewalk.verification.faulty_positions import ShiftedPositions

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.diagnosis import ledger as module
-from ropewalk.diagnosis.ledger import Ledger, fingerprint
+from ropewalk import ledger as module
 from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
 
 
 def opened(folder: Path, key: str = "abc", *, resume: bool = True) -> Ledger:
@@ -107,7 +107,7 @@ def test_a_ledger_at_work_is_not_begun_again(tmp_path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from ropewalk.diagnosis.ledger import Ledger
+from ropewalk.ledger import Ledger
 ledger = Ledger(Path({str(tmp_path)!r}), kind="losses", key="abc")
 ledger.resume()
 with ledger.at_work():
