@@ -166,7 +166,7 @@ class LiveModel:
         steps. None also for a half type that the device multiplies slowly.
         """
         head = None if self._wide is None else self._shell._modules[self._wide]
-        if head is None or head.hook is not None or slow_dtype(head.weight.dtype, head.weight.device.type):
+        if head is None or hasattr(head, "_hf_hook") or slow_dtype(head.weight.dtype, head.weight.device.type):
             return None
         random = torch.Generator().manual_seed(0)
         hidden = 30 * torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
@@ -253,19 +253,22 @@ def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([F.linear(wide, rows.float()) for rows in torch.split(weight, WIDENED_ROWS)], -1)
 
 
-class _Given(nn.Module):
-    """A stand-in for the layers that returns its input embeddings as hidden states.
+class _StandIn(nn.Module):
+    """A module in the place of another one, without its weights; other attributes are those of that module."""
 
-    Other attributes are those of the layers: Falcon-H1's forward uses the scale of its logits, Chameleon's its image
-    tokens.
-    """
-
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._base = (base,)
+        self._module = (module,)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._base[0], name)
+        return getattr(self._module[0], name)
+
+
+class _GivenLayers(_StandIn):
+    """A stand-in for the layers that returns its input embeddings as hidden states.
+
+    Falcon-H1's forward uses the scale of the layers' logits, Chameleon's their image tokens.
+    """
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Outputs:
         return _Outputs(inputs_embeds)
@@ -285,35 +288,20 @@ class _Outputs:
         return (self.last_hidden_state,)[index]
 
 
-class _WideHead(nn.Module):
-    """A half-precision head with float32 products, with accelerate's hook, if there is one."""
+class _WideHead(_StandIn):
+    """A half-precision head with float32 products.
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self._linear = (linear,)
-
-    @property
-    def hook(self) -> Any:
-        """Return accelerate's hook on the head, which may move the weight from a different device for each call."""
-        return getattr(self._linear[0], "_hf_hook", None)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """Return the head's own bias."""
-        return self._linear[0].bias
-
-    @property
-    def weight(self) -> Tensor:
-        """Return the head's own weight."""
-        return self._linear[0].weight
+    accelerate's hook, if there is one, may move the weight from a different device for each call.
+    """
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 `[..., vocab]`."""
-        if self.hook is not None:
-            (hidden,), _ = self.hook.pre_forward(self._linear[0], hidden)
+        hook = getattr(self, "_hf_hook", None)
+        if hook is not None:
+            (hidden,), _ = hook.pre_forward(self._module[0], hidden)
         logits = wide_product(hidden, self.weight)
         logits = logits if self.bias is None else logits + self.bias.float()
-        return logits if self.hook is None else self.hook.post_forward(self._linear[0], logits)
+        return logits if hook is None else hook.post_forward(self._module[0], logits)
 
 
 def _after(shell: Any, hidden: Tensor) -> Tensor:
@@ -335,7 +323,7 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
         )
     shell = copy.copy(model)
     shell._modules = dict(model._modules)
-    shell._modules[name] = _Given(base)
+    shell._modules[name] = _GivenLayers(base)
     wide = None
     if type(head) is nn.Linear and head.weight.dtype in HALF:
         for child, module in model._modules.items():
