@@ -25,8 +25,7 @@ def doctor(
     *,
     context: typer.Context,
     model: Annotated[
-        str,
-        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".'),
+        str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
     ] = "tiny",
     settings: DoctorSettings,
     json_file: Annotated[
@@ -82,12 +81,7 @@ def doctor(
 
 
 def print_diagnosis(
-    console: Console,
-    found: Diagnosis,
-    *,
-    model: str,
-    trained_length: int | None = None,
-    record: Path | None = None,
+    console: Console, found: Diagnosis, *, model: str, trained_length: int | None = None, record: Path | None = None
 ) -> None:
     """Print the table, the answer, and the next command; arguments as for `Diagnosis.next_command`."""
     from rich.text import Text

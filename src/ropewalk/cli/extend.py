@@ -67,9 +67,6 @@ def apply(
 
 
 extend = typer.Typer(
-    name="extend",
-    help="Extend a checkpoint's context: apply a method.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    name="extend", help="Extend a checkpoint's context: apply a method.", no_args_is_help=True, rich_markup_mode=None
 )
 extend.command()(with_options(apply))

@@ -23,13 +23,10 @@ def inspect(
         int | None, TOKENS, typer.Option(help="The target length in tokens [default: 4x trained].")
     ] = None,
     trained_length: Annotated[
-        int | None,
-        TOKENS,
-        typer.Option(help="Trained length in tokens [default: from the config or its family]."),
+        int | None, TOKENS, typer.Option(help="Trained length in tokens [default: from the config or its family].")
     ] = None,
     against: Annotated[
-        str | None,
-        typer.Option(metavar="OTHER", help="Compare with this model; exit status 1 if attention differs."),
+        str | None, typer.Option(metavar="OTHER", help="Compare with this model; exit status 1 if attention differs.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:

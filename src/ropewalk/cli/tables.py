@@ -70,11 +70,7 @@ def stacked(
 
 
 def _table(
-    title: str | None,
-    names: str,
-    heads: Sequence[tuple[str, str]],
-    rows: Mapping[str, Sequence[str]],
-    best: str | None,
+    title: str | None, names: str, heads: Sequence[tuple[str, str]], rows: Mapping[str, Sequence[str]], best: str | None
 ) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

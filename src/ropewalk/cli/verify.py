@@ -32,23 +32,19 @@ def verify(
         ),
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp" to start with the checkpoint.'),
+        str | None, typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp" to start with the checkpoint.')
     ] = None,
     golden: Annotated[
         Path | None, typer.Option(help="Check the engine with the predictions of this file, without a model.")
     ] = None,
     from_log: Annotated[
-        Path | None,
-        typer.Option(help="Check log-probabilities that a trainer or a server has written, as JSON lines."),
+        Path | None, typer.Option(help="Check log-probabilities that a trainer or a server has written, as JSON lines.")
     ] = None,
     write: Annotated[
-        Path | None,
-        typer.Option(help="Write the model's predictions to this file for --golden, without an engine."),
+        Path | None, typer.Option(help="Write the model's predictions to this file for --golden, without an engine.")
     ] = None,
     expect: Annotated[
-        str | None,
-        typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: from the config].'),
+        str | None, typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: from the config].')
     ] = None,
     up_to: Annotated[
         int | None,

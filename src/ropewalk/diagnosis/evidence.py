@@ -95,9 +95,7 @@ class Half:
         best, farthest = halves[int(profile.argmax())], at.max()
         falls = inside[-1] < farthest
         return cls(
-            round(best) if falls else None,
-            round(min(inside[0], farthest)),
-            round(inside[-1]) if falls else None,
+            round(best) if falls else None, round(min(inside[0], farthest)), round(inside[-1]) if falls else None
         )
 
 

@@ -211,7 +211,7 @@ def how_measured(found: Any) -> str:
     said = [
         f"Between the sentences of the text stand {far} far and {near} near facts in each window, such as “{told}” At "
         f"the end the model is asked for each, as a choice of four values: those of four neighbouring facts. Far facts "
-        f"lie wholly farther back than {found.trained_length:,} tokens, near ones within.",
+        f"lie wholly farther back than {found.trained_length:,} tokens, near ones within."
     ]
     if control.asked:
         said.append(

@@ -20,13 +20,7 @@ from ropewalk.diagnosis.evidence import Window, choice
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
 from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Job, Plan, block_under, make_plan
 from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
-from ropewalk.diagnosis.reading import (
-    Clock,
-    duration,
-    fitting_workers,
-    seconds_at_once,
-    try_out,
-)
+from ropewalk.diagnosis.reading import Clock, duration, fitting_workers, seconds_at_once, try_out
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, runs_in
 from ropewalk.diagnosis.scaling import settle_reading
@@ -202,12 +196,7 @@ def prepare(
     design = chosen.plan.design
     digest = reader.digest()
     key = fingerprint(
-        JOB_FORMAT,
-        torch.__version__,
-        digest,
-        repr(design),
-        repr(kind.name),
-        [one.ids.tobytes() for one in chosen.told],
+        JOB_FORMAT, torch.__version__, digest, repr(design), repr(kind.name), [one.ids.tobytes() for one in chosen.told]
     )
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)

@@ -223,13 +223,7 @@ def headline(decision: Decision, trained: int, windows: int) -> str:
 
 
 def reasons(
-    decision: Decision,
-    evidence: Evidence,
-    *,
-    trained: int,
-    target: int,
-    texts: Sequence[str],
-    log_vocabulary: float,
+    decision: Decision, evidence: Evidence, *, trained: int, target: int, texts: Sequence[str], log_vocabulary: float
 ) -> tuple[str, ...]:
     """Return the sentences that support an answer."""
     plain = evidence.standings[PLAIN]

@@ -200,11 +200,7 @@ def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:
         config = model.config
         raise RopeError(
             "readers: only decoders in Llama's layout can be measured.",
-            facts={
-                "encoding": config.encoding,
-                "qk_norm": config.qk_norm,
-                "sliding_window": config.sliding_window,
-            },
+            facts={"encoding": config.encoding, "qk_norm": config.qk_norm, "sliding_window": config.sliding_window},
             cure="Use one rope, without windows and without norms of queries and keys.",
         )
     built = need("transformers", "transformers").CONFIG_MAPPING[content["model_type"]](**content)

@@ -279,10 +279,7 @@ def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
     end = ids_of(own, *(getattr(holder, "eos_token_id", None) for holder in (*configs, tokenizer)))
     template = getattr(tokenizer, "chat_template", None)
     return TextTokenizer(
-        own,
-        begin[0] if begin else None,
-        end,
-        chat_template=template if isinstance(template, str) else None,
+        own, begin[0] if begin else None, end, chat_template=template if isinstance(template, str) else None
     )
 
 

@@ -40,10 +40,7 @@ class ApplySettings:
         "Desired length in tokens [default: four times the trained length].", default=None, unit="tokens", group=METHOD
     )
     trained_length: int | None = setting(
-        "Trained length in tokens [default: from the config or its family].",
-        default=None,
-        unit="tokens",
-        group=METHOD,
+        "Trained length in tokens [default: from the config or its family].", default=None, unit="tokens", group=METHOD
     )
     dtype: str | None = setting("Dtype of the written weights [default: as in the source].", default=None, group=OUTPUT)
     method: str = setting("Extension method, with the name used by `ropewalk doctor`.", default="yarn", group=METHOD)

@@ -73,13 +73,7 @@ def in_dtype(reader: Reader, dtype: torch.dtype) -> Reader:
 
 
 def write_checkpoint(
-    reader: Reader,
-    folder: Path,
-    *,
-    length: int,
-    dtype: torch.dtype,
-    source: Path | None = None,
-    shard_bytes: int,
+    reader: Reader, folder: Path, *, length: int, dtype: torch.dtype, source: Path | None = None, shard_bytes: int
 ) -> dict[str, Any]:
     """Write the checkpoint with transformers' own writer, load it again, and compare logits.
 

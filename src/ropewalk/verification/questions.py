@@ -23,14 +23,7 @@ from ropewalk.verification.hypotheses import (
     in_decoding,
     length_to_verify,
 )
-from ropewalk.verification.predictions import (
-    Prediction,
-    Predictions,
-    candidates,
-    choose,
-    stretch,
-    under_positions,
-)
+from ropewalk.verification.predictions import Prediction, Predictions, candidates, choose, stretch, under_positions
 
 QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 CONFIRMING = 4  # prompts of the length that a verdict covers

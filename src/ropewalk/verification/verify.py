@@ -24,14 +24,7 @@ from ropewalk.readers.texts import LEAST_BYTES, read_text
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import (
-    Engine,
-    Generates,
-    NextTokens,
-    NoAnswer,
-    TokenizerTexts,
-    TooLong,
-)
+from ropewalk.verification.engine import Engine, Generates, NextTokens, NoAnswer, TokenizerTexts, TooLong
 from ropewalk.verification.hypotheses import expected_positions, first_difference
 from ropewalk.verification.outcome import (
     Effect,
@@ -114,13 +107,7 @@ def verify(
     begun = time.monotonic()
     check_whole("verify", max_tokens=max_tokens, optional=False)
     side = our_side(
-        model,
-        expect=expect,
-        up_to=up_to,
-        text=text,
-        trained_length=trained_length,
-        state=state,
-        device_map=device_map,
+        model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state, device_map=device_map
     )
     source = model if isinstance(model, str | Path) else side.model
     texts = TokenizerTexts(side.tokenizer)
