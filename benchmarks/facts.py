@@ -34,8 +34,7 @@ import ropewalk as rw
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
-from ropewalk.diagnosis.plan import make_plan
-from ropewalk.diagnosis.windows import LOOKS, Design
+from ropewalk.diagnosis.plan import LOOKS, Design, make_plan
 from ropewalk.readers.loading import open_reader
 from ropewalk.statistics import t_quantile
 

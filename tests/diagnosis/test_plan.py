@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
-from ropewalk.diagnosis.plan import Job, Work
+from ropewalk.diagnosis.plan import Design, Job, Work
 from ropewalk.diagnosis.reading import BROKEN, _read, _read_cropped, control_facts
-from ropewalk.diagnosis.windows import Design
 from ropewalk.errors import RopeError
 from tests.diagnosis.test_facts import STORY, decode, encode
 

@@ -18,14 +18,23 @@ from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.evidence import Window, choice
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
-from ropewalk.diagnosis.plan import CROP, KIND, PLAIN, Job, Plan, block_under, make_plan
-from ropewalk.diagnosis.plan import FORMAT as JOB_FORMAT
+from ropewalk.diagnosis.plan import (
+    CROP,
+    MOST_WINDOWS,
+    PLAIN,
+    Design,
+    Job,
+    Plan,
+    Text,
+    block_under,
+    make_plan,
+    most_windows,
+)
 from ropewalk.diagnosis.reading import Clock, duration, fitting_workers, seconds_at_once, try_out
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, runs_in
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
-from ropewalk.diagnosis.windows import MOST_WINDOWS, TIMES, Design, Text, frequency_loss, most_windows
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.layers.prompts import Tokenizer
@@ -39,9 +48,12 @@ from ropewalk.readers.texts import LEAST_BYTES, default_texts, read_text, read_t
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
 
+KIND = "windows"  # of the ledger
+JOB_FORMAT = 7  # of a result and of how it is measured: a change of either takes the next number
 BUILT_IN = "tiny"
 DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
 QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
+TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 CLEAR = 0.8  # of the facts: the kind is clear enough
 
@@ -303,6 +315,25 @@ def _windows(
         counted = tuple(int(one.counted[first:end].sum()) for first, end in design.blocks)
         found.append(Window(text=text, start=start, facts=one.facts, counted=counted, frequencies=loss))
     return tuple(found)
+
+
+def frequency_loss(outside: np.ndarray, ids: np.ndarray, vocab_size: int) -> float:
+    """Return the mean loss of a unigram model on token ids, in nats per token.
+
+    A token that occurs c times among N tokens, T of them distinct, has the probability (c + T / V) / (N + T).
+
+    - `outside`: int64 `[vocab_size]`, the count of each token in the text outside the window.
+
+    **Source:** Witten and Bell 1991 (method C), interpolated with the uniform distribution as in Chen and Goodman 1999,
+    "An empirical study of smoothing techniques for language modeling", section 2.
+
+    >>> round(frequency_loss(np.zeros(2, dtype=np.int64), np.array([0, 0]), 2), 4)  # no token outside: log 2
+    0.6931
+    """
+    total, distinct = int(outside.sum()), int(np.count_nonzero(outside))
+    if not total:
+        return math.log(vocab_size)
+    return float(-np.log((outside[ids] + distinct / vocab_size) / (total + distinct)).mean())
 
 
 def _longest(texts: Sequence[Text]) -> int:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ropewalk.diagnosis.evidence import WindowReading
 from ropewalk.diagnosis.facts import GROUP, Layout, Told
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, Work
-from ropewalk.diagnosis.windows import Design
+from ropewalk.diagnosis.plan import CROP, PLAIN, Design, Job, Plan, Work
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress

@@ -15,7 +15,7 @@ import torch
 
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Layout, Told
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Plan, config_of
+from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, config_of
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
 from ropewalk.diagnosis.rules import (
@@ -29,7 +29,6 @@ from ropewalk.diagnosis.rules import (
     windows_in_words,
 )
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
-from ropewalk.diagnosis.windows import LOOKS, Text
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS
 from ropewalk.processes import from_first, share_of

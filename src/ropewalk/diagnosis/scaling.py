@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.diagnosis.windows import Design
+from ropewalk.diagnosis.plan import Design
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
