@@ -105,16 +105,10 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         reader: Any = reader_of((fast_copy(_of_one_dtype(model))[0], self.tokenizer))
         with tempfile.TemporaryDirectory() as folder:
             found = doctor(
-                reader.under(METHODS["plain"].positions(handle.own, reach)),
-                methods=[method.name],
-                target=reach.target,
-                trained_length=reach.trained,
-                text=self.text,
-                minutes=math.inf,
-                state=folder,
-                progress=False,
-                windows=self.windows,
-            )
+                reader.under(METHODS["plain"].positions(handle.own, reach)), methods=[method.name],
+                target=reach.target, trained_length=reach.trained, text=self.text, minutes=math.inf,
+                state=folder, progress=False, windows=self.windows,
+            )  # fmt: skip
         self.readings.append(Reading(state.global_step, found))
         metrics = self.readings[-1].metrics()
         if self.log is not None:

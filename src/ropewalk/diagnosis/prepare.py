@@ -150,13 +150,9 @@ def prepare(
         kept_at = None if settings.state is None else state_folder(settings.state, "") / "reading"
         with shown("doctor", progress) as display:
             reader, scaling = settle_reading(
-                reader,
-                [text.tokens for text in texts],
-                trained_length=settings.trained_length,
-                seed=settings.seed,
-                folder=kept_at,
-                progress=display,
-            )
+                reader, [text.tokens for text in texts], trained_length=settings.trained_length, seed=settings.seed,
+                folder=kept_at, progress=display,
+            )  # fmt: skip
     source = source.known_from(reader.positions)
     trained = required_trained_length(reader.positions, settings.trained_length)
     if settings.text is None and _longest(texts) < (settings.target or TIMES[0] * trained):
@@ -213,32 +209,15 @@ def prepare(
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
+    audits = audits_of(source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        **vars(chosen),
-        settings=settings,
-        reader=reader,
-        digest=digest,
-        name=source.name,
+        **vars(chosen), settings=settings, reader=reader, digest=digest, name=source.name,
         model=str(model) if isinstance(model, str | Path) else None,
-        inspection=inspection(
-            source.name,
-            audits_of(source, trained_length=design.trained_length, target=design.target),
-            findings_of(source, design.target),
-        ),
-        scaling=scaling,
-        kind=kind.name,
-        ledger=ledger,
-        resumed=resumed,
-        pace=pace,
-        notes=tuple(notes),
-        dtype_choice=dtype_choice,
-        vocabulary=vocabulary,
-        engine=engine,
-        minutes=minutes,
-        began=began,
-        clock=clock,
+        inspection=inspection(source.name, audits, findings_of(source, design.target)),
+        scaling=scaling, kind=kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
+        dtype_choice=dtype_choice, vocabulary=vocabulary, engine=engine, minutes=minutes, began=began, clock=clock,
         more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
-    )
+    )  # fmt: skip
 
 
 def _first_jobs(planned: Planned) -> tuple[Job, ...]:
@@ -247,17 +226,9 @@ def _first_jobs(planned: Planned) -> tuple[Job, ...]:
 
 
 def _planned(
-    model: object,
-    source: Checkpoint,
-    reader: Reader,
-    settings: DoctorSettings,
-    texts: tuple[Text, ...],
-    trained: int,
-    target: int,
-    engine: str | None,
-    teller: Teller,
-    vocabulary: int,
-) -> Planned:
+    model: object, source: Checkpoint, reader: Reader, settings: DoctorSettings, texts: tuple[Text, ...],
+    trained: int, target: int, engine: str | None, teller: Teller, vocabulary: int,
+) -> Planned:  # fmt: skip
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
     if _longest(texts) < target:
         raise RopeError(
@@ -282,10 +253,8 @@ def _planned(
         names = [name for name in names if runs.get(name, False) or METHODS[name].keeps_own]
         plan = make_plan(reader, design, names or [PLAIN])
     place = {name: number for number, name in enumerate(names)}
-    order = sorted(
-        plan.positions,
-        key=lambda name: (name != PLAIN, name == CROP, not runs.get(name, True), place.get(name, len(place))),
-    )
+    last = len(place)
+    order = sorted(plan.positions, key=lambda x: (x != PLAIN, x == CROP, not runs.get(x, True), place.get(x, last)))
     plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
     candidates = [name for name in plan.distinct if METHODS[name].extends]
     at_once = (PLAIN, CROP, *candidates[:1])

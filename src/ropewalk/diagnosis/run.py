@@ -300,40 +300,21 @@ class DoctorRun(Planned):
         readings = self._readings(count)
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
         environment = {
-            "ropewalk": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "device": device,
-            "threads": torch.get_num_threads(),
-            "parameters": self.reader.parameters,
-            "library": self.reader.library,
-            "dtype": dtype,
+            "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
+            "machine": platform.machine(), "device": device, "threads": torch.get_num_threads(),
+            "parameters": self.reader.parameters, "library": self.reader.library, "dtype": dtype,
             **({"dtype_choice": self.dtype_choice} if self.dtype_choice else {}),
-            "model_digest": self.digest,
-            "seconds": round(self.clock() - self.began, 1),
-        }
+            "model_digest": self.digest, "seconds": round(self.clock() - self.began, 1),
+        }  # fmt: skip
         measured = [name for name in self.plan.methods if self.plan.same_as.get(name, name) in readings]
         return Diagnosis(
-            name=self.name,
-            trained_length=design.trained_length,
-            target=design.target,
-            kind=self.kind,
-            asked_at=self.layout.asked_at,
-            texts=tuple(text.name for text in self.texts),
-            seed=design.seed,
-            blocks=design.blocks,
-            windows=self.windows[:count],
-            readings=readings,
-            methods={name: self._form(name) for name in measured},
-            evidence=evidence,
-            verdict=self._verdict(evidence, decision, count, stopped),
-            looks=tuple(looks),
-            inspection=self.inspection,
-            scaling=self.scaling,
-            environment=environment,
-            notes=self.notes,
-        )
+            name=self.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
+            asked_at=self.layout.asked_at, texts=tuple(text.name for text in self.texts), seed=design.seed,
+            blocks=design.blocks, windows=self.windows[:count], readings=readings,
+            methods={name: self._form(name) for name in measured}, evidence=evidence,
+            verdict=self._verdict(evidence, decision, count, stopped), looks=tuple(looks),
+            inspection=self.inspection, scaling=self.scaling, environment=environment, notes=self.notes,
+        )  # fmt: skip
 
     def _verdict(self, evidence: Evidence, decision: Decision, count: int, stopped: str | None) -> Verdict:
         design = self.plan.design
@@ -361,13 +342,8 @@ class DoctorRun(Planned):
                 texts=[self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])],
                 log_vocabulary=math.log(self.vocabulary),
             ),
-            engine=self.engine,
-            config=config,
-            call=call,
-            beside=beside,
-            stopped=stopped,
-            next=following,
-            next_sentence=in_words,
+            engine=self.engine, config=config, call=call, beside=beside, stopped=stopped,
+            next=following, next_sentence=in_words,
         )  # fmt: skip
 
     def _form(self, method: str) -> MethodForm:

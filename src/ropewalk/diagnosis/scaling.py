@@ -100,15 +100,7 @@ def _conclusion(rope: RopeConfig, length: int, scaled: list[float], unscaled: li
         how, to = "with" if with_scaling else "without", "" if trained is None else f" to {trained:,} tokens"
         sentence = f"The weights were trained {how} the {rule} scaling{to}: {said}."
     return {
-        "rule": rule,
-        "length": length,
-        "scaled": scaled,
-        "unscaled": unscaled,
-        "scaled_length": rope.scaled_length,
-        "original_length": rope.original_length,
-        "difference": difference,
-        "interval": interval,
-        "with_scaling": with_scaling,
-        "trained_length": trained,
-        "sentence": sentence,
-    }
+        "rule": rule, "length": length, "scaled": scaled, "unscaled": unscaled, "scaled_length": rope.scaled_length,
+        "original_length": rope.original_length, "difference": difference, "interval": interval,
+        "with_scaling": with_scaling, "trained_length": trained, "sentence": sentence,
+    }  # fmt: skip
