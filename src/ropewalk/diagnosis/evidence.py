@@ -194,7 +194,7 @@ def gather(
     """
     inside = np.array([end <= trained_length for _, end in blocks])
     counted = [np.array(window.counted, dtype=np.float64) for window in windows]
-    losses = {name: [_losses(one) for one in of] for name, of in readings.items()}
+    losses = {name: [np.array(one.loss, dtype=np.float64) for one in of] for name, of in readings.items()}  # None: nan
 
     def apart(name: str, other: str, part: npt.NDArray[np.bool_]) -> Mean | None:
         pairs = []
@@ -250,10 +250,6 @@ def gather(
             if (pair := _more(right[one], right[other], windows)) is not None
         },
     )
-
-
-def _losses(reading: WindowReading) -> Floats:
-    return np.array([math.nan if value is None else value for value in reading.loss], dtype=np.float64)
 
 
 def _more(

@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -68,9 +68,6 @@ class Kind:
     name: str
     asks: str
     values: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.name
 
 
 NUMBERS = Kind("numbers", " The number of {name} is", tuple(str(value) for value in range(1000, 10_000, 7)))
@@ -197,23 +194,18 @@ class Teller:
         self._asks = {name: ids for name, ids in asks.items() if len(ids) <= longest}
         if min(len(self._asks), len(self._alike)) < LEAST_FAR + LEAST_NEAR:
             raise RopeError(
-                f"doctor: the tokenizer has too few names or {kind} of equally many tokens.",
+                f"doctor: the tokenizer has too few names or {kind.name} of equally many tokens.",
                 facts={"names": len(self._asks), "values": len(self._alike)},
                 cure="Measure with the tokenizer that the model was trained with.",
             )
         self.question = longest + len(self._values[self._alike[0]])
         self.size = self.question + len(self._stop)
 
-    @property
-    def most(self) -> int:
-        """Return the most facts of one window."""
-        return GROUP * (min(len(self._asks), len(self._alike)) // GROUP)
-
     def layout(self, trained: int, target: int) -> Layout:
         """Return the layout of windows of `target` tokens; raise `RopeError` if they are too short."""
-        found = Layout.choose(trained, target, size=self.size, question=self.question)
-        over = max(0, found.far + found.near - self.most)
-        return Layout(trained, target, found.asked_at, found.far - over, found.near, self.size)
+        chosen = Layout.choose(trained, target, size=self.size, question=self.question)
+        most = GROUP * (min(len(self._asks), len(self._alike)) // GROUP)
+        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - most))
 
     def tell(self, layout: Layout, body: Sequence[int], *, seed: Sequence[int]) -> Told:
         """Return a window of `layout.target` tokens: the beginning of `body` with facts between its sentences.

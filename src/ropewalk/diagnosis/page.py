@@ -37,10 +37,10 @@ CONFIDENCE = 0.95  # of the lines in the figure of facts
 def found_by_distance(found: Any, method: str) -> list[tuple[float, int, int]]:
     """Return the mean distance, the facts found and the facts asked of each bin, the nearest first."""
     pairs = sorted(
-        (distance, choice(row) == fact.right)
-        for window, one, distances in zip(found.windows, found.readings[method], found.distances, strict=False)
+        (found.asked_at - fact.end, choice(row) == fact.right)
+        for window, one in zip(found.windows, found.readings[method], strict=False)
         if one.answers
-        for fact, row, distance in zip(window.facts, one.answers, distances, strict=True)
+        for fact, row in zip(window.facts, one.answers, strict=True)
     )
     if not pairs:
         return []
@@ -238,12 +238,8 @@ def check_folder(folder: Path) -> None:
     """Raise `RopeError`, before any work is done, if the folder cannot be written or a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
-    for name in _names():
+    for name in (PAGE, RECORD, *(f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png"))):
         check_output(as_path(folder, "report") / name, new_folder=True)
-
-
-def _names() -> Sequence[str]:
-    return [PAGE, RECORD, *(f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png"))]
 
 
 def write_report(folder: Path, found: Any) -> Path:

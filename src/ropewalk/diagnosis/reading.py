@@ -140,7 +140,7 @@ def _read(
     def ask_early(prefix: Any) -> None:
         numbers = control_facts(window, control_at)
         found = prefix.ask([window.questions[number] for number in numbers])
-        control.update({number: tuple(_rounded(row)) for number, row in zip(numbers, found, strict=True)})
+        control.update({number: _rounded(row) for number, row in zip(numbers, found, strict=True)})
 
     def broken(losses: Losses) -> bool:
         """Return whether the loss has risen so far that no interval is needed; `losses` begin with token 1."""
@@ -167,7 +167,7 @@ def _read(
     stopped = None if len(losses) == design.target - 1 else len(losses) + 1
     return WindowReading(
         loss=_by_block(whole, window, design),
-        answers=tuple(tuple(_rounded(row)) for row in answers) if stopped is None else (),
+        answers=tuple(map(_rounded, answers)) if stopped is None else (),
         control=control,
         stopped=stopped,
     )
@@ -193,8 +193,8 @@ def control_facts(window: Told, tokens: int) -> list[int]:
     return [known[GROUP * group + place] for group in chosen for place in range(GROUP)]
 
 
-def _rounded(row: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in row]
+def _rounded(row: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(value, 4) for value in row)
 
 
 def _mean(losses: Losses, window: Told, start: int, end: int) -> float:
@@ -236,17 +236,10 @@ class Pace:
     per_pair: float
     cores: float = 1.0
 
-    def seconds(self, work: Work) -> float:
-        """Return the seconds of some work.
-
-        >>> Pace(1e-3, 0.0).seconds(Work.of(2000))
-        2.0
-        """
-        return self.per_token * work.tokens + self.per_pair * work.pairs
-
     def of_job(self, job: Job) -> float:
         """Return the seconds of one worker for a job."""
-        return (IN_ATTENTION if METHODS[job.method].in_attention else 1.0) * self.seconds(job.work)
+        seconds = self.per_token * job.work.tokens + self.per_pair * job.work.pairs
+        return (IN_ATTENTION if METHODS[job.method].in_attention else 1.0) * seconds
 
     @property
     def busy(self) -> str | None:

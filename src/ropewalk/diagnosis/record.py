@@ -126,11 +126,6 @@ class Diagnosis:
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @property
-    def distances(self) -> list[list[int]]:
-        """Return how many tokens before the questions each fact ends, by window."""
-        return [[self.asked_at - fact.end for fact in window.facts] for window in self.windows]
-
     def next_command(
         self, *, model: str | None = None, trained_length: int | None = None, record: str | Path | None = None
     ) -> str | None:
@@ -144,14 +139,9 @@ class Diagnosis:
         verdict = self.verdict
         assert verdict.method is not None, "it extends"
         return setting_command(
-            "python" if verdict.config is None else verdict.engine,
-            self.name if model is None else model,
-            verdict.method,
-            target=self.target,
-            trained_length=trained_length,
-            record=record,
-            length=verdict.length,
-        )
+            "python" if verdict.config is None else verdict.engine, self.name if model is None else model,
+            verdict.method, target=self.target, trained_length=trained_length, record=record, length=verdict.length,
+        )  # fmt: skip
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return all results as one JSON document; if `path` is given, write it, completely or not at all.
@@ -247,10 +237,8 @@ class Diagnosis:
                 f"beyond: facts told more than {trained:,} tokens before the question; chance finds one in four. "
                 f"crop: only the last {trained:,} tokens. "
             )
-        said += (
-            "cost: loss within the trained length, less that of the unchanged model (plain). Losses in nats per token, "
-        )
-        said += "±: 99.5 % interval."
+        said += "cost: loss within the trained length, less that of the unchanged model (plain). "
+        said += "Losses in nats per token, ±: 99.5 % interval."
         choice = self.environment.get("dtype_choice")
         return said if choice is None else f"{said} Computed in {self.environment['dtype']}: {choice}."
 
