@@ -55,7 +55,7 @@ def blind(source: str, text: str, kind: str, *, windows: int, target: int) -> di
     step = max(1, (len(ids) - design.target) // max(1, windows - 1))
     found: list[list[list[int]]] = []
     for number in range(windows):
-        told = teller.tell(layout, ids[number * step :][:target], seed=(7, number))
+        told = teller.fill(layout, ids[number * step :][:target], seed=(7, number))
         numbers = [index for index, fact in enumerate(told.facts) if fact.far]
         rows: list[list[float]] = []
         seen = torch.from_numpy(told.ids[layout.asked_at - trained : layout.asked_at + 1])
@@ -105,7 +105,7 @@ def effect(source: str, text: str, *, windows: int, target: int) -> dict[str, An
     rows = []
     for number in range(windows):
         body = ids[number * target :][:target]
-        told = teller.tell(layout, body, seed=(8, number))
+        told = teller.fill(layout, body, seed=(8, number))
         bare = dataclasses.replace(told, ids=np.array(body), counted=np.arange(target) > 0)
         row: dict[str, Any] = {"tokens_of_facts": 1 - float(told.counted.mean())}
         for name, window in (("with_facts", told), ("without", bare)):

@@ -15,10 +15,10 @@ from ropewalk.diagnosis.facts import (
     KINDS,
     NUMBERS,
     WORDS,
+    Filled,
     Found,
     Layout,
     Teller,
-    Told,
     chance_of,
     ids_after,
 )
@@ -37,10 +37,10 @@ def decode(ids: list[int]) -> str:
     return "".join(map(chr, ids))
 
 
-def told(trained: int, target: int, *, seed: int = 0, kind: str = "words") -> tuple[Teller, Layout, Told]:
+def told(trained: int, target: int, *, seed: int = 0, kind: str = "words") -> tuple[Teller, Layout, Filled]:
     teller = Teller(KINDS[kind], encode, decode)
     layout = teller.layout(trained, target)
-    return teller, layout, teller.tell(layout, encode(STORY), seed=(seed,))
+    return teller, layout, teller.fill(layout, encode(STORY), seed=(seed,))
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,7 +52,7 @@ def test_far_facts_lie_beyond_and_near_ones_within(trained: int, times: float, s
     except RopeError:
         assert 0.3 * min(target - trained, trained) < 10 * (size + extra)  # only where there is no room for a group
         return
-    places = layout.places()
+    places = layout.ranges()
     assert layout.far % GROUP == layout.near % GROUP == 0
     assert len(places) == layout.far + layout.near
     for number, (low, high) in enumerate(places):
@@ -116,7 +116,7 @@ def test_names_of_the_text_are_not_used() -> None:
     teller = Teller(WORDS, encode, decode)
     layout = teller.layout(1200, 4000)
     body = "Lisbon apple and Oslo river. " * 200
-    window = teller.tell(layout, encode(body), seed=(0,))
+    window = teller.fill(layout, encode(body), seed=(0,))
     assert not {fact.name for fact in window.facts} & {"Lisbon", "Oslo"}
     assert not {fact.value for fact in window.facts} & {"apple", "river"}
 

@@ -19,7 +19,7 @@ TRAINED, TARGET = 1100, 2600
 DESIGN = Design(trained_length=TRAINED, target=TARGET, windows=1)
 TELLER = Teller(WORDS, encode, decode)
 LAYOUT: Layout = TELLER.layout(TRAINED, TARGET)
-TOLD = TELLER.tell(LAYOUT, encode(STORY), seed=(0,))
+TOLD = TELLER.fill(LAYOUT, encode(STORY), seed=(0,))
 
 
 class StandIn:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Standing, Window, WindowReading, gather, groups_of
-from ropewalk.diagnosis.facts import GROUP, Found, ToldFact
+from ropewalk.diagnosis.facts import GROUP, Fact, Found
 from ropewalk.diagnosis.rules import decide, fails, length_of, reasons, works
 
 TRAINED, TARGET = 1000, 4000
@@ -88,7 +88,7 @@ def test_only_what_the_engine_runs_is_recommended() -> None:
     both = (standing("plain", 11), standing("dca", 47))
     alone = answer(*both, runs={"dca": False})
     assert (alone.action, alone.better) == ("undecided", "dca")
-    said = reasons(alone, evidence(*both), trained=TRAINED, target=TARGET, texts=["t"], log_vocabulary=10.0)
+    said = reasons(alone, evidence(*both), trained=TRAINED, target=TARGET, names=["t"], log_vocabulary=10.0)
     assert said[0] == "plain: finds 11 of 48 facts (chance 12); dca works, but the engine cannot run it."
 
 
@@ -171,7 +171,7 @@ def window(text: int = 0) -> Window:
         far = number < FAR
         start = 8 + 10 * number if far else 196 + 6 * (number - FAR)
         group, right = divmod(number, GROUP)
-        facts.append(ToldFact(f"n{number}", f"v{number}", start, start + 4, group, right, ("a", "b", "c", "d"), far))
+        facts.append(Fact(f"n{number}", f"v{number}", start, start + 4, group, right, ("a", "b", "c", "d"), far))
     return Window(text=text, start=0, facts=tuple(facts), counted=(8,) * len(BLOCKS), frequencies=6.0)
 
 

@@ -54,7 +54,7 @@ def doctor(
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
         with shown("doctor", None, lines=current().is_first) as display:
-            found = prepare(model, settings, display, kept=kept).measure(display)
+            diagnosis = prepare(model, settings, display, kept=kept).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} results are saved, {stop.due} are missing. "
@@ -62,18 +62,20 @@ def doctor(
         )
         if stop.diagnosis is None:
             raise typer.Exit(130) from None
-        found, status = stop.diagnosis, 130
+        diagnosis, status = stop.diagnosis, 130
     if not current().is_first:
         return
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
-    found = dataclasses.replace(found, environment={**found.environment, "command": command})
+    diagnosis = dataclasses.replace(diagnosis, environment={**diagnosis.environment, "command": command})
     if json_file is not None:
-        found.to_json(json_file)
+        diagnosis.to_json(json_file)
     page = written = None
     if report is not None:
-        page, written = write_report(report, found), report / RECORD
+        page, written = write_report(report, diagnosis), report / RECORD
     console = Console()
-    print_diagnosis(console, found, model=model, trained_length=settings.trained_length, record=json_file or written)
+    print_diagnosis(
+        console, diagnosis, model=model, trained_length=settings.trained_length, record=json_file or written
+    )
     if page is not None:
         console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
     if status:
@@ -81,23 +83,23 @@ def doctor(
 
 
 def print_diagnosis(
-    console: Console, found: Diagnosis, *, model: str, trained_length: int | None = None, record: Path | None = None
+    console: Console, diagnosis: Diagnosis, *, model: str, trained_length: int | None = None, record: Path | None = None
 ) -> None:
     """Print the table, the answer, and the next command; arguments as for `Diagnosis.next_command`."""
     from rich.text import Text
 
-    print_table(console, found)
-    verdict = found.verdict
-    line = Text(f"{found.name}: ", style="bold")
+    print_table(console, diagnosis)
+    verdict = diagnosis.verdict
+    line = Text(f"{diagnosis.name}: ", style="bold")
     line.append(verdict.headline, style=_COLORS[verdict.action])
     console.print(line.append(f" {' '.join(verdict.reasons)}", style="not bold"))
-    said = [None if found.scaling is None else str(found.scaling["sentence"]), *found.notes, verdict.beside]
+    said = [None if diagnosis.scaling is None else str(diagnosis.scaling["sentence"]), *diagnosis.notes, verdict.beside]
     for one in filter(None, [*said, verdict.next_sentence]):
         console.print(Text(one), soft_wrap=True)
-    for finding in found.inspection["lint"]:
+    for finding in diagnosis.inspection["lint"]:
         if finding["severity"] != "note":
             console.print(Text(f"{finding['severity']} {finding['code']}: {finding['message']} {finding['cure']}"))
-    command = found.next_command(model=model, trained_length=trained_length, record=record)
+    command = diagnosis.next_command(model=model, trained_length=trained_length, record=record)
     if command is not None:
         console.print("Next:", style="bold")
         for step in command.splitlines():
@@ -107,15 +109,15 @@ def print_diagnosis(
         console.print(config, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_table(console: Console, found: Diagnosis) -> None:
+def print_table(console: Console, diagnosis: Diagnosis) -> None:
     """Print the ranked table, and one sentence for each of its terms."""
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
 
-    heads, rows = found.rows()
-    best = next((row[0] for row in rows if row[0].split(" ")[0] == found.verdict.method), None)
+    heads, rows = diagnosis.rows()
+    best = next((row[0] for row in rows if row[0].split(" ")[0] == diagnosis.verdict.method), None)
     cells = {row[0]: row[1:] for row in rows}
     for one in stacked(console, None, [(head, "bold") for head in heads[1:]], cells, best):
         console.print(one)
-    console.print(Text(f"{found.terms()}\n"))
+    console.print(Text(f"{diagnosis.terms()}\n"))

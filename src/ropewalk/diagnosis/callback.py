@@ -37,12 +37,12 @@ class Reading:
         """Return losses in nats per token, and the share of facts found beyond the trained length."""
         evidence = self.diagnosis.evidence
         chosen = next(one for name, one in evidence.standings.items() if name not in ("plain", "crop"))
-        found = {"doctor/loss_within": chosen.within or math.nan}
+        numbers = {"doctor/loss_within": chosen.within or math.nan}
         if chosen.beyond is not None:
-            found["doctor/found_beyond"] = chosen.beyond.share
+            numbers["doctor/found_beyond"] = chosen.beyond.share
         if chosen.loss is not None:
-            found["doctor/beyond_minus_crop"] = chosen.loss.value
-        return found
+            numbers["doctor/beyond_minus_crop"] = chosen.loss.value
+        return numbers
 
 
 class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -104,12 +104,12 @@ class DoctorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         reach = Reach(handle.trained_length, handle.target)
         reader: Any = reader_of((fast_copy(_of_one_dtype(model))[0], self.tokenizer))
         with tempfile.TemporaryDirectory() as folder:
-            found = doctor(
+            diagnosis = doctor(
                 reader.under(METHODS["plain"].positions(handle.own, reach)), methods=[method.name],
                 target=reach.target, trained_length=reach.trained, text=self.text, minutes=math.inf,
                 state=folder, progress=False, windows=self.windows,
             )  # fmt: skip
-        self.readings.append(Reading(state.global_step, found))
+        self.readings.append(Reading(state.global_step, diagnosis))
         metrics = self.readings[-1].metrics()
         if self.log is not None:
             self.log(metrics)

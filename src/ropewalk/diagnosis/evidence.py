@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, ToldFact
+from ropewalk.diagnosis.facts import CHANCE, GROUP, Fact, Found
 from ropewalk.statistics import t_quantile
 
 LOOK_CONFIDENCE = 0.995  # of every interval: with looks after 1, 2, 4 and 8 windows, all hold with 98 %
@@ -89,8 +89,8 @@ class Half:
         levels = np.linspace(0.3, 0.99, 24)
         curve = 1 / (1 + np.exp(np.clip((at - halves[:, None, None]) / widths[:, None], -40, 40)))
         share = CHANCE + (levels[:, None, None, None] - CHANCE) * curve
-        found = np.log(np.where(hit, share, 1 - share)).sum(-1)
-        profile = found.max(axis=(0, 2))
+        likelihood = np.log(np.where(hit, share, 1 - share)).sum(-1)
+        profile = likelihood.max(axis=(0, 2))
         inside = halves[2 * (profile.max() - profile) <= HALF_CONFIDENCE]
         best, farthest = halves[int(profile.argmax())], at.max()
         falls = inside[-1] < farthest
@@ -105,7 +105,7 @@ class Window:
 
     text: int
     start: int
-    facts: tuple[ToldFact, ...]
+    facts: tuple[Fact, ...]
     counted: tuple[int, ...]
     frequencies: float
 
@@ -132,7 +132,7 @@ def choice(answers: Sequence[float]) -> int:
     return max(range(len(answers)), key=answers.__getitem__)
 
 
-def groups_of(facts: Sequence[ToldFact], answers: Mapping[int, Sequence[float]]) -> list[list[int]]:
+def groups_of(facts: Sequence[Fact], answers: Mapping[int, Sequence[float]]) -> list[list[int]]:
     """Return the choices made in each group, by the numbers of the facts that were asked for; whole groups only."""
     groups: dict[int, dict[int, int]] = {}
     for number, row in answers.items():

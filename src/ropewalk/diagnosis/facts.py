@@ -82,7 +82,7 @@ def ids_after(encode: Encode, text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class ToldFact:
+class Fact:
     """One fact: its tokens are `start` to `end` of its window.
 
     - `choices`: the values of its group, and `right` the number of its own. `far`: whether it is a far fact.
@@ -138,19 +138,19 @@ class Layout:
             )
         return cls(trained, target, asked_at, counts[0], counts[1], size)
 
-    def places(self) -> list[tuple[int, int]]:
+    def ranges(self) -> list[tuple[int, int]]:
         """Return the range of tokens in which each fact begins: far ones first, then near ones, evenly spaced."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         regions = [(FIRST, self.asked_at - self.trained, self.far)]
         regions.append((max(FIRST, self.target - self.trained), self.asked_at - self.size, self.near))
         for start, end, count in regions:
             edges = np.linspace(start, end - self.size, count + 1).astype(int).tolist() if count else []
-            found += list(itertools.pairwise(edges))
-        return found
+            ranges += list(itertools.pairwise(edges))
+        return ranges
 
 
 @dataclass(frozen=True)
-class Told:
+class Filled:
     """A window with its facts. All arrays are by token.
 
     - `ids`: int64 `[target]`. `counted`: whether a token's loss counts: not in a fact, nor in the two tokens after it.
@@ -159,7 +159,7 @@ class Told:
 
     ids: npt.NDArray[np.int64]
     counted: npt.NDArray[np.bool_]
-    facts: tuple[ToldFact, ...]
+    facts: tuple[Fact, ...]
     questions: tuple[tuple[list[int], list[list[int]]], ...]
 
     @property
@@ -207,26 +207,26 @@ class Teller:
         most = GROUP * (min(len(self._asks), len(self._alike)) // GROUP)
         return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - most))
 
-    def tell(self, layout: Layout, body: Sequence[int], *, seed: Sequence[int]) -> Told:
+    def fill(self, layout: Layout, body: Sequence[int], *, seed: Sequence[int]) -> Filled:
         """Return a window of `layout.target` tokens: the beginning of `body` with facts between its sentences.
 
         - `body`: token ids, at least as many as the window. `seed`: of names, values and places.
         """
         random = np.random.default_rng([*seed, 11])
-        places = layout.places()
+        ranges = layout.ranges()
         known = set(_WORD.findall(self._decode(list(body[: layout.target]))))
-        names = _drawn(list(self._asks), known, len(places), random)
-        values = _drawn(self._alike, known, len(places), random)
+        names = _drawn(list(self._asks), known, len(ranges), random)
+        values = _drawn(self._alike, known, len(ranges), random)
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         rest = iter(body)
-        for (low, high), name, value in zip(places, names, values, strict=True):
+        for (low, high), name, value in zip(ranges, names, values, strict=True):
             wanted, latest = int(random.integers(low, max(low + 1, (low + high + 1) // 2))), max(low, high - 1)
             while len(ids) < latest and not (len(ids) >= wanted and self._ends(ids[-1])):
                 ids.append(next(rest))
-            told = [*self._asks[name], *self._values[value], *self._stop]
-            spans.append((len(ids), len(ids) + len(told)))
-            ids += told
+            fact_ids = [*self._asks[name], *self._values[value], *self._stop]
+            spans.append((len(ids), len(ids) + len(fact_ids)))
+            ids += fact_ids
         ids += itertools.islice(rest, layout.target - len(ids))
         counted = np.ones(layout.target, dtype=np.bool_)
         for start, end in ((0, 1), *((start, end + AFTER) for start, end in spans)):
@@ -236,9 +236,9 @@ class Teller:
             group, right = divmod(number, GROUP)
             choices = tuple(values[group * GROUP : (group + 1) * GROUP])
             far = number < layout.far
-            facts.append(ToldFact(names[number], values[number], start, end, group, right, choices, far))
+            facts.append(Fact(names[number], values[number], start, end, group, right, choices, far))
             questions.append((list(self._asks[names[number]]), [list(self._values[choice]) for choice in choices]))
-        return Told(np.array(ids), counted, tuple(facts), tuple(questions))
+        return Filled(np.array(ids), counted, tuple(facts), tuple(questions))
 
     def _ends(self, token: int) -> bool:
         """Return whether a token ends a sentence or a line."""
@@ -276,10 +276,10 @@ class Found:
         """Count the right answers of groups: each holds the four choices that were made; choice i is right for i."""
         answers = [tuple(group) for group in groups]
         asked = GROUP * len(answers)
-        found = sum(choice == right for group in answers for right, choice in enumerate(group))
+        count = sum(choice == right for group in answers for right, choice in enumerate(group))
         by_chance = chance_of(answers)
-        low, high = binomial_interval(found, asked, confidence=confidence)
-        return cls(found, asked, low, high, float(min(1.0, by_chance[found:].sum())))
+        low, high = binomial_interval(count, asked, confidence=confidence)
+        return cls(count, asked, low, high, float(min(1.0, by_chance[count:].sum())))
 
     @property
     def share(self) -> float:

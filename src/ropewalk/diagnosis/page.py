@@ -34,11 +34,11 @@ LIMITS = (-0.3, 1.0)  # nats per token: the widest scale of the loss
 CONFIDENCE = 0.95  # of the lines in the figure of facts
 
 
-def found_by_distance(found: Any, method: str) -> list[tuple[float, int, int]]:
+def found_by_distance(diagnosis: Any, method: str) -> list[tuple[float, int, int]]:
     """Return the mean distance, the facts found and the facts asked of each bin, the nearest first."""
     pairs = sorted(
-        (found.asked_at - fact.end, choice(row) == fact.right)
-        for window, one in zip(found.windows, found.readings[method], strict=False)
+        (diagnosis.asked_at - fact.end, choice(row) == fact.right)
+        for window, one in zip(diagnosis.windows, diagnosis.readings[method], strict=False)
         if one.answers
         for fact, row in zip(window.facts, one.answers, strict=True)
     )
@@ -48,19 +48,19 @@ def found_by_distance(found: Any, method: str) -> list[tuple[float, int, int]]:
     return [(float(np.mean([pairs[n][0] for n in part])), sum(pairs[n][1] for n in part), len(part)) for part in bins]
 
 
-def loss_by_position(found: Any, method: str) -> list[tuple[float, Mean]]:
+def loss_by_position(diagnosis: Any, method: str) -> list[tuple[float, Mean]]:
     """Return the loss less crop's by position, of the parts of the windows that crop scored."""
-    if CROP not in found.readings:
+    if CROP not in diagnosis.readings:
         return []
     rows: dict[tuple[int, int], list[tuple[Floats, Floats]]] = {}
-    for window, one, crop in zip(found.windows, found.readings[method], found.readings[CROP], strict=False):
+    for window, one, crop in zip(diagnosis.windows, diagnosis.readings[method], diagnosis.readings[CROP], strict=False):
         scored = [n for n, value in enumerate(crop.loss) if value is not None]
         runs = np.split(scored, np.flatnonzero(np.diff(scored) > 1) + 1) if scored else []
         for part in (part for run in runs for part in np.array_split(run, min(PARTS, max(1, len(run) // 4)))):
             numbers = [n for n in part.tolist() if one.loss[n] is not None and window.counted[n]]
             if numbers:
                 apart = np.array([one.loss[n] - crop.loss[n] for n in numbers])
-                place = (found.blocks[int(part[0])][0], found.blocks[int(part[-1])][1])
+                place = (diagnosis.blocks[int(part[0])][0], diagnosis.blocks[int(part[-1])][1])
                 rows.setdefault(place, []).append((apart, np.array([window.counted[n] for n in numbers], dtype=float)))
     means = [((start + end) / 2, Mean.of(of)) for (start, end), of in sorted(rows.items())]
     return [(place, mean) for place, mean in means if mean is not None]
@@ -83,37 +83,39 @@ def _reference(axes: Axes, value: float, label: str) -> None:
                   textcoords="offset points", fontsize=9, color="#767676")  # fmt: skip
 
 
-def _facts(found: Any, axes: Axes) -> str:
+def _facts(diagnosis: Any, axes: Axes) -> str:
     """Draw the share of facts found by distance; return a description."""
     said = []
-    for name, label in found.labels.items():
-        bins = found_by_distance(found, name)
+    for name, label in diagnosis.labels.items():
+        bins = found_by_distance(diagnosis, name)
         if bins:
             ends = [binomial_interval(right, asked, confidence=CONFIDENCE) for _, right, asked in bins]
             points = [(at, right / asked, one) for (at, right, asked), one in zip(bins, ends, strict=True)]
             _line(axes, name, label, points)
             said.append(f"{label}: {', '.join(f'{right} of {asked}' for _, right, asked in bins)}")
-        elif found.evidence.standings[name].broken:
+        elif diagnosis.evidence.standings[name].broken:
             axes.plot([], [], look_of(name).line, color=look_of(name).color, label=f"{label}: given up")
             said.append(f"{label}: given up")
     _reference(axes, CHANCE, "chance")
-    axes.set(ylim=(0, 1.03), xlim=(0, found.target), xlabel="tokens between the fact and the question",
+    axes.set(ylim=(0, 1.03), xlim=(0, diagnosis.target), xlabel="tokens between the fact and the question",
              ylabel="share of facts found")  # fmt: skip
     return f"Facts found from near to far. {'; '.join(said)}. Chance is one in four."
 
 
-def _loss(found: Any, axes: Axes) -> str:
+def _loss(diagnosis: Any, axes: Axes) -> str:
     """Draw the loss less crop's by position; return a description."""
     said, highest = [], 0.1
-    drawn = [(name, label, rows) for name, label in found.labels.items() if (rows := loss_by_position(found, name))]
-    apart = 0.006 * (found.target - found.trained_length)  # tokens between the intervals of two methods
+    labels = diagnosis.labels.items()
+    drawn = [(name, label, rows) for name, label in labels if (rows := loss_by_position(diagnosis, name))]
+    apart = 0.006 * (diagnosis.target - diagnosis.trained_length)  # tokens between the intervals of two methods
     for number, (name, label, rows) in enumerate(drawn):
         aside = apart * (number - (len(drawn) - 1) / 2)
         _line(axes, name, label, [(place + aside, mean.value, mean.interval) for place, mean in rows])
         highest = max(highest, *(mean.value for _, mean in rows if mean.value <= LIMITS[1]), 0.1)
         said.append(f"{label} {rows[-1][1].value:+.2f} at {round(rows[-1][0] + aside):,}")
     _reference(axes, 0, "crop")
-    axes.set(ylim=(LIMITS[0], min(LIMITS[1], 1.3 * highest + 0.1)), xlim=(0.97 * found.trained_length, found.target),
+    start, end = 0.97 * diagnosis.trained_length, diagnosis.target
+    axes.set(ylim=(LIMITS[0], min(LIMITS[1], 1.3 * highest + 0.1)), xlim=(start, end),
              xlabel="position, tokens", ylabel="loss less crop's, nats per token")  # fmt: skip
     return f"Loss less crop's in nats per token: {'; '.join(said) or 'not measured'}."
 
@@ -132,13 +134,13 @@ FIGURES = {
 }
 
 
-def _drawn(found: Any, name: str, size: tuple[float, float]) -> tuple[Figure, str]:
+def _drawn(diagnosis: Any, name: str, size: tuple[float, float]) -> tuple[Figure, str]:
     """Return a figure and its description."""
     with style():
         figure, axes = new_figure(*size)
-        said = FIGURES[name][0](found, axes)
+        said = FIGURES[name][0](diagnosis, axes)
         length_ticks(axes)
-        mark_trained_length(axes, found.trained_length, found.target)
+        mark_trained_length(axes, diagnosis.trained_length, diagnosis.target)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
             legend = axes.legend(handles, labels, loc="best", fontsize=9, ncols=1 if len(labels) < 5 else 2)
@@ -147,7 +149,7 @@ def _drawn(found: Any, name: str, size: tuple[float, float]) -> tuple[Figure, st
     return figure, said
 
 
-def figure_of(found: Any, name: str) -> Figure:
+def figure_of(diagnosis: Any, name: str) -> Figure:
     """Return one figure of the report, "facts" or "loss". A notebook displays it without matplotlib's inline backend.
 
     Raises `RopeError` for another name, or if the extra `figures` is not installed.
@@ -155,19 +157,19 @@ def figure_of(found: Any, name: str) -> Figure:
     need("matplotlib", extra="figures")
     if name not in FIGURES:
         raise RopeError("report: unknown figure.", facts={"name": name}, cure=f"Choose from {', '.join(FIGURES)}.")
-    figure: Any = _drawn(found, name, WIDE)[0]
+    figure: Any = _drawn(diagnosis, name, WIDE)[0]
     figure._repr_png_ = lambda: render(figure, "png")
     made: Figure = figure
     return made
 
 
-def page_of(found: Any) -> str:
+def page_of(diagnosis: Any) -> str:
     """Return the page as one HTML text: every name and text is escaped. Raises `RopeError` if a package is missing."""
     figures = []
     with _missing_glyphs():
         for name, (_, caption) in FIGURES.items():
-            wide, said = _drawn(found, name, WIDE)
-            narrow, _ = _drawn(found, name, NARROW)
+            wide, said = _drawn(diagnosis, name, WIDE)
+            narrow, _ = _drawn(diagnosis, name, NARROW)
             figures.append(
                 {
                     "name": name,
@@ -182,41 +184,41 @@ def page_of(found: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(sources), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
-    heads, rows = found.rows()
-    config = found.verdict.config
+    heads, rows = diagnosis.rows()
+    config = diagnosis.verdict.config
     page: str = environment.get_template("page.html").render(
-        found=found,
+        diagnosis=diagnosis,
         figures=figures,
         heads=heads,
         rows=rows,
-        terms=found.terms(),
-        command=found.next_command(),
-        measured=how_measured(found),
-        looks=[[f"{one.windows} windows", one.headline, f"{one.seconds:g}"] for one in found.looks],
+        terms=diagnosis.terms(),
+        command=diagnosis.next_command(),
+        measured=how_measured(diagnosis),
+        looks=[[f"{one.windows} windows", one.headline, f"{one.seconds:g}"] for one in diagnosis.looks],
         config="" if config is None else json.dumps(config, indent=2),
-        audit=_audit(found),
-        environment=[[name, str(value)] for name, value in found.environment.items()],
+        audit=_audit(diagnosis),
+        environment=[[name, str(value)] for name, value in diagnosis.environment.items()],
         night=night_colors(),
     )
     return page
 
 
-def how_measured(found: Any) -> str:
+def how_measured(diagnosis: Any) -> str:
     """Return how the measurement was made, in a few sentences."""
-    window = found.windows[0]
+    window = diagnosis.windows[0]
     far, near = (sum(fact.far == part for fact in window.facts) for part in (True, False))
     fact = window.facts[0]
-    told = f"{KINDS[found.kind].asks.format(name=fact.name).strip()} {fact.value}."
-    control = found.evidence.control
+    example = f"{KINDS[diagnosis.kind].asks.format(name=fact.name).strip()} {fact.value}."
+    control = diagnosis.evidence.control
     said = [
-        f"Between the sentences of the text stand {far} far and {near} near facts in each window, such as “{told}” At "
-        f"the end the model is asked for each, as a choice of four values: those of four neighbouring facts. Far facts "
-        f"lie wholly farther back than {found.trained_length:,} tokens, near ones within."
+        f"Between the sentences of the text stand {far} far and {near} near facts in each window, such as “{example}” "
+        "At the end the model is asked for each, as a choice of four values: those of four neighbouring facts. "
+        f"Far facts lie wholly farther back than {diagnosis.trained_length:,} tokens, near ones within."
     ]
     if control.asked:
         said.append(
-            f"Asked when it had read only {found.trained_length:,} tokens, the unchanged model finds {control.found} "
-            f"of {control.asked}."
+            f"Asked when it had read only {diagnosis.trained_length:,} tokens, the unchanged model finds "
+            f"{control.found} of {control.asked}."
         )
     said.append(
         "Losses leave out the facts and two tokens after each. crop is computed on a sample of positions. A reading is "
@@ -226,11 +228,11 @@ def how_measured(found: Any) -> str:
     return " ".join(said)
 
 
-def _audit(found: Any) -> list[str]:
-    audits = found.inspection.get("audits") or [found.inspection["audit"]]
+def _audit(diagnosis: Any) -> list[str]:
+    audits = diagnosis.inspection.get("audits") or [diagnosis.inspection["audit"]]
     lines = [line for one in audits for line in audit_sentences(Audit(**one))]
     return lines + [
-        f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in found.inspection["lint"]
+        f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in diagnosis.inspection["lint"]
     ]
 
 
@@ -242,19 +244,19 @@ def check_folder(folder: Path) -> None:
         check_output(as_path(folder, "report") / name, new_folder=True)
 
 
-def write_report(folder: Path, found: Any) -> Path:
+def write_report(folder: Path, diagnosis: Any) -> Path:
     """Write index.html, report.json and each figure as .svg and .png into `folder`; return the page's path.
 
     Everything is rendered before the first file is written. Raises `RopeError` as `check_folder`.
     """
     check_folder(folder)
     folder = as_path(folder, "report")
-    content: dict[str, str | bytes] = {RECORD: json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n"}
+    content: dict[str, str | bytes] = {RECORD: json.dumps(diagnosis.to_json(), indent=1, allow_nan=False) + "\n"}
     with _missing_glyphs():
         for name in FIGURES:
-            figure, _ = _drawn(found, name, WIDE)
+            figure, _ = _drawn(diagnosis, name, WIDE)
             content |= {f"{name}.{kind}": render(figure, kind) for kind in ("svg", "png")}
-    content[PAGE] = page_of(found)
+    content[PAGE] = page_of(diagnosis)
     for name, text in content.items():
         write_output(folder / name, text)
     return folder / PAGE

@@ -125,10 +125,10 @@ class Design:
         random, spare = np.random.default_rng([self.seed, text]), tokens - windows * self.target
         if spare >= 0:
             gaps = np.sort(random.integers(0, spare + 1, windows))
-            found = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
+            starts = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
         else:
-            found = [round(value) for value in np.linspace(0, tokens - self.target, windows).tolist()]
-        return [found[number] for number in random.permutation(windows)]
+            starts = [round(value) for value in np.linspace(0, tokens - self.target, windows).tolist()]
+        return [starts[number] for number in random.permutation(windows)]
 
 
 def most_windows(tokens: int, target: int) -> int:

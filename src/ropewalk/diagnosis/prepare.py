@@ -17,7 +17,7 @@ from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.evidence import Window, choice
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Kind, Layout, Teller, Told
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Filled, Kind, Layout, Teller
 from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
@@ -177,7 +177,7 @@ def prepare(
         targets = [round(times * trained) for times in TIMES if times * trained <= most] or [most]
         chosen = plan_for(targets[0])
     workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
-    pace = try_out(reader, torch.from_numpy(chosen.told[0].ids), workers=workers, clock=clock)
+    pace = try_out(reader, torch.from_numpy(chosen.filled[0].ids), workers=workers, clock=clock)
 
     def first_answer(planned: Planned) -> float:
         seconds = [pace.of_job(job) for job in _first_jobs(planned)]
@@ -203,9 +203,8 @@ def prepare(
     notes += [short] if short else []
     design = chosen.plan.design
     digest = reader.digest()
-    key = fingerprint(
-        JOB_FORMAT, torch.__version__, digest, repr(design), repr(kind.name), [one.ids.tobytes() for one in chosen.told]
-    )
+    ids = [one.ids.tobytes() for one in chosen.filled]
+    key = fingerprint(JOB_FORMAT, torch.__version__, digest, repr(design), repr(kind.name), ids)
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
@@ -222,7 +221,7 @@ def prepare(
 
 def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     """Return the jobs of the first answer."""
-    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, planned.told[0].asked)
+    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, planned.filled[0].asked)
 
 
 def _planned(
@@ -261,29 +260,30 @@ def _planned(
     first = [name for name in plan.distinct if not queued or name in at_once or METHODS[name].keeps_own]
     layout = teller.layout(trained, target)
     places = design.places([len(text.tokens) for text in texts])
-    told = tuple(
-        teller.tell(layout, texts[text].tokens[start : start + target], seed=(settings.seed, number))
+    filled = tuple(
+        teller.fill(layout, texts[text].tokens[start : start + target], seed=(settings.seed, number))
         for number, (text, start) in enumerate(places)
     )
-    windows = _windows(design, texts, places, told, vocabulary)
+    windows = _windows(design, texts, places, filled, vocabulary)
     return Planned(
-        plan=plan, texts=texts, layout=layout, told=told, windows=windows, engines=engines, first=tuple(first)
+        plan=plan, texts=texts, layout=layout, filled=filled, windows=windows, engines=engines, first=tuple(first)
     )
 
 
 def _windows(
-    design: Design, texts: Sequence[Text], places: Sequence[tuple[int, int]], told: Sequence[Told], vocabulary: int
-) -> tuple[Window, ...]:
+    design: Design, texts: Sequence[Text], places: Sequence[tuple[int, int]], filled: Sequence[Filled],
+    vocabulary: int,
+) -> tuple[Window, ...]:  # fmt: skip
     """Return the windows' entries in the evidence, with the loss of token frequencies within the trained length."""
     counts = [np.bincount(np.asarray(text.tokens, dtype=np.int64), minlength=vocabulary) for text in texts]
-    found = []
-    for one, (text, start) in zip(told, places, strict=True):
+    windows = []
+    for one, (text, start) in zip(filled, places, strict=True):
         own = np.asarray(texts[text].tokens[start : start + design.target], dtype=np.int64)
         outside, within = counts[text] - np.bincount(own, minlength=vocabulary), slice(1, design.trained_length)
         loss = frequency_loss(outside, one.ids[within][one.counted[within]], vocabulary)
         counted = tuple(int(one.counted[first:end].sum()) for first, end in design.blocks)
-        found.append(Window(text=text, start=start, facts=one.facts, counted=counted, frequencies=loss))
-    return tuple(found)
+        windows.append(Window(text=text, start=start, facts=one.facts, counted=counted, frequencies=loss))
+    return tuple(windows)
 
 
 def frequency_loss(outside: np.ndarray, ids: np.ndarray, vocab_size: int) -> float:
@@ -371,10 +371,10 @@ def _share_found(
     if count < GROUP:
         return -1.0
     layout = Layout(length, length, length - teller.question, 0, count, teller.size)
-    told, rows = teller.tell(layout, text, seed=(seed, 99)), list[list[float]]()
-    asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(told.questions))}
-    reader.window_losses(torch.from_numpy(told.ids), asking=asking)
-    return float(np.mean([choice(row) == fact.right for row, fact in zip(rows, told.facts, strict=True)]))
+    filled, rows = teller.fill(layout, text, seed=(seed, 99)), list[list[float]]()
+    asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(filled.questions))}
+    reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
+    return float(np.mean([choice(row) == fact.right for row, fact in zip(rows, filled.facts, strict=True)]))
 
 
 def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[str, ...]]:
@@ -403,12 +403,12 @@ def _texts(model: object, settings: DoctorSettings, reader: Reader) -> tuple[Tex
     most = min(2**30, max(LEAST_BYTES, 16 * tokens))
     if settings.text is None and model != BUILT_IN:
         return Text.encode(default_texts(), reader.tokenizer)
-    text, found = settings.text, list[tuple[str, str]]()
+    text, named = settings.text, list[tuple[str, str]]()
     given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
     for one in given:
         pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
-        found += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
-    return Text.encode(found, reader.tokenizer)
+        named += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
+    return Text.encode(named, reader.tokenizer)
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, str | None]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.diagnosis.evidence import WindowReading
-from ropewalk.diagnosis.facts import GROUP, Layout, Told
+from ropewalk.diagnosis.facts import GROUP, Filled, Layout
 from ropewalk.diagnosis.plan import CROP, PLAIN, Design, Job, Plan, Work
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
@@ -108,7 +108,7 @@ def at_once(
 
 
 def read_job(
-    reader: Reader, plan: Plan, layout: Layout, window: Told, job: Job, levels: dict[int, float], advance: Advance
+    reader: Reader, plan: Plan, layout: Layout, window: Filled, job: Job, levels: dict[int, float], advance: Advance
 ) -> dict[str, Any]:
     """Read the window of a job under its method, and return the result for the ledger.
 
@@ -118,14 +118,14 @@ def read_job(
     """
     started, variant = time.perf_counter(), reader.under(plan.positions[job.method])
     if job.method == CROP:
-        found = _read_cropped(variant, window, plan.design, job.window, advance)
+        reading = _read_cropped(variant, window, plan.design, job.window, advance)
     else:
-        found = _read(variant, window, plan.design, layout, job, levels, advance)
-    return dataclasses.asdict(dataclasses.replace(found, seconds=round(time.perf_counter() - started, 3)))
+        reading = _read(variant, window, plan.design, layout, job, levels, advance)
+    return dataclasses.asdict(dataclasses.replace(reading, seconds=round(time.perf_counter() - started, 3)))
 
 
 def _read(
-    reader: Reader, window: Told, design: Design, layout: Layout, job: Job, levels: dict[int, float], advance: Advance
+    reader: Reader, window: Filled, design: Design, layout: Layout, job: Job, levels: dict[int, float], advance: Advance
 ) -> WindowReading:
     """Read a window under a method, and ask for its facts at the end."""
     answers: list[list[float]] = []
@@ -139,8 +139,8 @@ def _read(
 
     def ask_early(prefix: Any) -> None:
         numbers = control_facts(window, control_at)
-        found = prefix.ask([window.questions[number] for number in numbers])
-        control.update({number: _rounded(row) for number, row in zip(numbers, found, strict=True)})
+        rows = prefix.ask([window.questions[number] for number in numbers])
+        control.update({number: _rounded(row) for number, row in zip(numbers, rows, strict=True)})
 
     def broken(losses: Losses) -> bool:
         """Return whether the loss has risen so far that no interval is needed; `losses` begin with token 1."""
@@ -173,7 +173,7 @@ def _read(
     )
 
 
-def _read_cropped(reader: Reader, window: Told, design: Design, number: int, advance: Advance) -> WindowReading:
+def _read_cropped(reader: Reader, window: Filled, design: Design, number: int, advance: Advance) -> WindowReading:
     """Read only the last tokens before each part of a window that crop scores, at positions from 0."""
     whole = np.full(design.target, np.nan)
     for first, end in design.crop_steps(number):
@@ -185,7 +185,7 @@ def _read_cropped(reader: Reader, window: Told, design: Design, number: int, adv
     return WindowReading(loss=_by_block(whole, window, design))
 
 
-def control_facts(window: Told, tokens: int) -> list[int]:
+def control_facts(window: Filled, tokens: int) -> list[int]:
     """Return the facts to ask for after the first tokens: whole groups, at most six of them, evenly chosen."""
     known = window.within(tokens)
     groups = len(known) // GROUP
@@ -197,20 +197,20 @@ def _rounded(row: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(value, 4) for value in row)
 
 
-def _mean(losses: Losses, window: Told, start: int, end: int) -> float:
+def _mean(losses: Losses, window: Filled, start: int, end: int) -> float:
     counted = window.counted[max(1, start) : end]
     part = losses[max(1, start) - 1 : end - 1]
     return float(part[counted].mean()) if counted.any() else 0.0
 
 
-def _by_block(losses: Losses, window: Told, design: Design) -> tuple[float | None, ...]:
+def _by_block(losses: Losses, window: Filled, design: Design) -> tuple[float | None, ...]:
     """Return the mean of the counted tokens of each block that was computed as a whole; None for the others."""
-    found: list[float | None] = []
+    means: list[float | None] = []
     for start, end in design.blocks:
         counted = window.counted[start:end]
         part = losses[start:end][counted]
-        found.append(round(float(part.mean()), 5) if counted.any() and np.isfinite(part).all() else None)
-    return tuple(found)
+        means.append(round(float(part.mean()), 5) if counted.any() and np.isfinite(part).all() else None)
+    return tuple(means)
 
 
 def _check_finite(losses: Losses, method: str) -> None:

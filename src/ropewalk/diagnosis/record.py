@@ -166,13 +166,13 @@ class Diagnosis:
             names, evidence = {field.name for field in dataclasses.fields(cls)}, content["evidence"]
             verdict = {name: value for name, value in content["verdict"].items() if name != "sentence"}
             stored = {name: value for name, value in content.items() if name in names}
-            found: Diagnosis = restored(cls, {**stored, "verdict": verdict, "evidence": {**evidence, "rivals": {}}})
+            diagnosis: Diagnosis = restored(cls, {**stored, "verdict": verdict, "evidence": {**evidence, "rivals": {}}})
             rivals = {
                 (one["method"], one["other"]): Mean(one["value"], one["low"], one["high"]) for one in evidence["rivals"]
             }
-            found = dataclasses.replace(found, evidence=dataclasses.replace(found.evidence, rivals=rivals))
-            found.rows()  # raises for missing numbers
-            return found
+            diagnosis = dataclasses.replace(diagnosis, evidence=dataclasses.replace(diagnosis.evidence, rivals=rivals))
+            diagnosis.rows()  # raises for missing numbers
+            return diagnosis
 
     @classmethod
     def read(cls, path: str | Path) -> Diagnosis:
@@ -284,10 +284,10 @@ def restored(kind: Any, content: Any) -> Any:
     return kind(content) if kind in (int, float) else content
 
 
-def _of(found: Found | None, standing: Standing) -> str:
-    if found is None:
+def _of(count: Found | None, standing: Standing) -> str:
+    if count is None:
         return "given up" if standing.broken else ""
-    return f"{found.found} of {found.asked}"
+    return f"{count.found} of {count.asked}"
 
 
 def _runs_in(engines: tuple[str, ...]) -> str:

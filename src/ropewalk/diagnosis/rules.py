@@ -114,15 +114,15 @@ def decide(
     working = [name for name in working if length_of(evidence.standings[name], trained, target) > trained]
     chosen, equal, settled = _best([name for name in working if can[name]], evidence, can)
     better = _better([name for name in working if not can[name]], chosen, evidence)
-    if works(plain) and (reach := length_of(plain, trained, target)) > trained:
+    if works(plain) and (length := length_of(plain, trained, target)) > trained:
         more = None if chosen is None else evidence.rivals.get((chosen, "plain"))
         if more is None or more.low is None or more.low <= 0:
             open_ = more is not None and more.high is not None and more.high > CLOSE
-            return Decision("keep", length=reach, better=better, settled=not open_)
+            return Decision("keep", length=length, better=better, settled=not open_)
     if chosen is not None:
-        reach = length_of(evidence.standings[chosen], trained, target)
+        length = length_of(evidence.standings[chosen], trained, target)
         against_plain = fails(plain) or (plain.beyond is not None and not works(plain))
-        return Decision("extend", chosen, reach, equal, better, settled and against_plain)
+        return Decision("extend", chosen, length, equal, better, settled and against_plain)
     candidates = [one for name, one in evidence.standings.items() if name == "plain" or (can[name] and _extends(name))]
     if all(fails(one) for one in candidates):
         return Decision("cut", better=better)
@@ -176,14 +176,14 @@ def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
 # The words: the headline, the sentences that support it, and how a method is applied in Python
 
 
-def facts_sentence(found: Found, trained: int, half: Half | None, target: int) -> str:
+def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -> str:
     """Return how many facts were found, with chance, and how far back.
 
     >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, None, 16384)
     'It finds 25 of 48 facts told more than 8,192 tokens earlier (chance 12).'
     """
-    said = f"It finds {found.found} of {found.asked} facts told more than {trained:,} tokens earlier "
-    said += f"(chance {CHANCE * found.asked:g})"
+    said = f"It finds {count.found} of {count.asked} facts told more than {trained:,} tokens earlier "
+    said += f"(chance {CHANCE * count.asked:g})"
     if half is None:
         return f"{said}."
     if half.tokens is None or half.high is None:
@@ -223,7 +223,7 @@ def headline(decision: Decision, trained: int, windows: int) -> str:
 
 
 def reasons(
-    decision: Decision, evidence: Evidence, *, trained: int, target: int, texts: Sequence[str], log_vocabulary: float
+    decision: Decision, evidence: Evidence, *, trained: int, target: int, names: Sequence[str], log_vocabulary: float
 ) -> tuple[str, ...]:
     """Return the sentences that support an answer."""
     plain = evidence.standings[PLAIN]
@@ -257,7 +257,7 @@ def reasons(
         lines += [f"{_why(one)}." for one in _candidates(evidence)]
     if decision.action == "undecided":
         lines += _open(decision, evidence, trained=trained, target=target)
-    scope = f"This is about {texts[0]}" if len(texts) == 1 else f"This is about {len(texts)} texts"
+    scope = f"This is about {names[0]}" if len(names) == 1 else f"This is about {len(names)} texts"
     return (*filter(None, lines), f"{scope}, measured in {windows_in_words(evidence.windows)}.")
 
 
@@ -292,8 +292,8 @@ def _open(decision: Decision, evidence: Evidence, *, trained: int, target: int) 
     """Return what is missing for an answer."""
     control = evidence.control if target > trained else evidence.standings[PLAIN].near
     if control is None or not control.asked or control.low <= CHANCE:
-        told = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
-        return [f"Within its trained length the model finds {told}: too few to say anything about tokens farther back."]
+        few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
+        return [f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."]
     said = []
     for one in _candidates(evidence):
         if works(one) and length_of(one, trained, target) > trained:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
-from ropewalk.diagnosis.facts import Layout, Told
+from ropewalk.diagnosis.facts import Filled, Layout
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, config_of
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
@@ -61,8 +61,8 @@ def doctor_command(
         for field in dataclasses.fields(other)
         if field.name not in ("state", "resume") and other.changes(field.name)
     ]
-    texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
-    if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in texts):
+    given_texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
+    if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in given_texts):
         words = [repr(str(model)) if isinstance(model, str | Path) else "model"]
         words += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
         return f"rw.doctor({', '.join([*words, *(['resume=True'] if resume else [])])})"
@@ -99,7 +99,7 @@ class RunInterrupted(KeyboardInterrupt):
 class Planned:
     """What is measured for one target.
 
-    - `told`: the windows with their facts. `windows`: the same for the evidence.
+    - `filled`: the windows with their facts. `windows`: the same for the evidence.
     - `engines`: those that can run each method. `first`: the methods of the first answer; the others follow, one by
       one, as long as none works.
     """
@@ -107,7 +107,7 @@ class Planned:
     plan: Plan
     texts: tuple[Text, ...]
     layout: Layout
-    told: tuple[Told, ...]
+    filled: tuple[Filled, ...]
     windows: tuple[Window, ...]
     engines: Mapping[str, tuple[str, ...]]
     first: tuple[str, ...]
@@ -158,7 +158,7 @@ class DoctorRun(Planned):
 
     def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
         """Return the jobs of these methods that are due in the first windows."""
-        return self.plan.due(self.ledger, range(windows), methods, self.told[0].asked)
+        return self.plan.due(self.ledger, range(windows), methods, self.filled[0].asked)
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure until the answer stands; `progress` as for `doctor`."""
@@ -201,8 +201,8 @@ class DoctorRun(Planned):
                     break
                 count = following
         except KeyboardInterrupt as stop:
-            found = self.diagnosis(looks, "Ctrl-C") if looks else None
-            raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), found) from stop
+            diagnosis = self.diagnosis(looks, "Ctrl-C") if looks else None
+            raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), diagnosis) from stop
         return self.diagnosis(looks, stopped)
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> None:
@@ -234,8 +234,8 @@ class DoctorRun(Planned):
     def _seconds_of(self, job: Job) -> float:
         """Return the seconds of a job: the mean of its method's windows so far, else by the pace."""
         keys = [self.plan.key(job.method, window) for window in range(self.plan.design.windows)]
-        found = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
-        return sum(found) / len(found) if found else self.pace.of_job(job)
+        seconds = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
+        return sum(seconds) / len(seconds) if seconds else self.pace.of_job(job)
 
     def _read(self, count: int, methods: Sequence[str], display: Progress, *, needed: bool) -> bool:
         """Read the due windows of these methods; return whether all are read.
@@ -253,7 +253,7 @@ class DoctorRun(Planned):
         levels: dict[int, float] = {}
 
         def measure(job: Job, advance: Advance) -> None:
-            window = self.told[job.window]
+            window = self.filled[job.window]
             self.ledger.add(job.key, read_job(self.reader, self.plan, self.layout, window, job, levels, advance))
 
         at_once(first, measure, workers=workers, progress=display,
@@ -263,7 +263,7 @@ class DoctorRun(Planned):
 
     def _readings(self, count: int) -> dict[str, tuple[WindowReading, ...]]:
         """Return the readings of the first windows, by method; each has those before its first missing one."""
-        found: dict[str, tuple[WindowReading, ...]] = {}
+        by_method: dict[str, tuple[WindowReading, ...]] = {}
         for name in self.plan.distinct:
             readings = []
             for window in range(count):
@@ -272,8 +272,8 @@ class DoctorRun(Planned):
                     break
                 readings.append(restored(WindowReading, self.ledger[key]))
             if readings:
-                found[name] = tuple(readings)
-        return found
+                by_method[name] = tuple(readings)
+        return by_method
 
     def _look(self, count: int) -> tuple[Evidence, Decision, LookBack]:
         """Return the evidence after the first windows, the decision, and the look."""
@@ -325,8 +325,8 @@ class DoctorRun(Planned):
             if config is not None and decision.length is not None:
                 config = self._shortened(config, decision.length)
         if decision.better is not None:
-            found = evidence.standings[decision.better].beyond
-            counted = "" if found is None else f" finds {found.found} of {found.asked}"
+            beyond = evidence.standings[decision.better].beyond
+            counted = "" if beyond is None else f" finds {beyond.found} of {beyond.asked}"
             how = attach_call(decision.better, design.target)
             if self.model is not None:
                 how = python_call(self.model, decision.better, design.target)
@@ -339,7 +339,7 @@ class DoctorRun(Planned):
             headline=headline(decision, design.trained_length, count),
             reasons=reasons(
                 decision, evidence, trained=design.trained_length, target=design.target,
-                texts=[self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])],
+                names=[self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])],
                 log_vocabulary=math.log(self.vocabulary),
             ),
             engine=self.engine, config=config, call=call, beside=beside, stopped=stopped,

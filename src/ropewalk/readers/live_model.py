@@ -196,20 +196,20 @@ class LiveModel:
             logits = self.logits(torch.cat(parts, 1)[0])
             return float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
 
-        start, found = self.hidden(ids[:, :half], cache, 0), float("nan")
+        start, largest = self.hidden(ids[:, :half], cache, 0), float("nan")
         if self.branches:
             doubled = torch.cat((ids[:, half:], ids[:, half:]), 1)  # the rest of the text, twice
             tree = Branches([*range(-1, half - 1), -1, *range(half, 2 * half - 1)], self.device)
             with restored(cache):
                 both = torch.split(self.hidden(doubled, cache, half, tree), half, 1)
-            found = max(difference(start, one) for one in both)
-            self.branches = found <= allowed
+            largest = max(difference(start, one) for one in both)
+            self.branches = largest <= allowed
         if not self.branches:
-            found = difference(start, self.hidden(ids[:, half:], cache, half))
-        if not found <= allowed:
+            largest = difference(start, self.hidden(ids[:, half:], cache, half))
+        if not largest <= allowed:
             raise RopeError(
                 "transformers: in chunks, this model's logits differ from its own forward.",
-                facts={"model": type(self.model).__name__, "largest difference": found, "largest logit": most},
+                facts={"model": type(self.model).__name__, "largest difference": largest, "largest logit": most},
                 cure="Choose a different model: this one cannot be measured.",
             )
         tokens = half if self.branches else CHECKED
@@ -369,10 +369,10 @@ class Prefix:
                     cure="Pass at least one token for the question and for each continuation.",
                 )
         trees = [Tree(question, continuations) for question, continuations in questions]
-        found: list[list[float]] = []
+        answers: list[list[float]] = []
         for first, last in runs_of([len(tree.tokens) for tree in trees], ASK_TOKENS):
-            found += self._answers(trees[first:last])
-        return found
+            answers += self._answers(trees[first:last])
+        return answers
 
     def _answers(self, trees: Sequence[Tree]) -> list[list[float]]:
         """Return the answers from one forward over all tokens of these trees."""

@@ -237,14 +237,14 @@ class Reader:
             ) from self._refused
         ropes = set(self.positions.present_ropes)
         key = frozenset((rope, columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in ropes)
-        found = self._twins.get(key)
-        if found is None:
+        live = self._twins.get(key)
+        if live is None:
             twin = _twin(self.model)
             _handle(twin).seq_len = seq_len
-            found = type(self.live)(twin)
+            live = type(self.live)(twin)
             kept = list(self._twins.items())[1 - TWINS :]
-            self._twins = {**dict(kept), key: found}
-        return found
+            self._twins = {**dict(kept), key: live}
+        return live
 
 
 def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:

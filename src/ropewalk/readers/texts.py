@@ -99,19 +99,19 @@ def text_files(path: str | Path) -> list[Path]:
     path = as_path(path, "text_files")
     if not path.is_dir():
         return [path]
-    found = []
+    candidates = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files = [Path(folder, name) for name in names if not name.startswith(".")]
-        found += [file for file in files if file.is_file()]  # no pipes, which would be waited for
-    texts = [file for file in sorted(found) if _has_text(file)]
-    if not texts:
+        candidates += [file for file in files if file.is_file()]  # no pipes, which would be waited for
+    chosen = [file for file in sorted(candidates) if _has_text(file)]
+    if not chosen:
         raise RopeError(
             "text_files: the folder contains no text.",
-            facts={"folder": str(path), "files": len(found)},
+            facts={"folder": str(path), "files": len(candidates)},
             cure="Pass a folder with UTF-8 text files that are not hidden, or the files themselves.",
         )
-    return texts
+    return chosen
 
 
 def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tuple[str, str]]:

@@ -399,12 +399,12 @@ def applied(engine: str | None, case: Case, version: str | None = None) -> Answe
     'its class of this family takes only theta from the block'
     """
     engines = (engine or "", *((CONVERTER,) if case.converted and engine in READS_GGUF else ()))
-    found = [one for one in DEVIATIONS if any(one.concerns(name, case) for name in engines)]
+    deviations = [one for one in DEVIATIONS if any(one.concerns(name, case) for name in engines)]
     if version is not None:
-        found = [one for one in found if one.before is None or _numbers(version) < _numbers(one.before)]
-    now = [one for one in found if one.before is None or version is not None]
+        deviations = [one for one in deviations if one.before is None or _numbers(version) < _numbers(one.before)]
+    now = [one for one in deviations if one.before is None or version is not None]
     order = {"lost": 0, "differs": 1, "note": 2}
-    caveats = sorted(found, key=lambda one: (one not in now, order[one.effect]))
+    caveats = sorted(deviations, key=lambda one: (one not in now, order[one.effect]))
     first = caveats[0] if caveats and caveats[0] in now and caveats[0].effect != "note" else None
     read = READ.get(CONVERTER if len(engines) > 1 else "llama.cpp" if engine == "ollama" else engine or "", "")
     return Answer(
@@ -455,6 +455,6 @@ def why_not(
     if block is None:
         return "no config.json expresses it for this model"
     converted = arch is not None and arch.endswith(NOT_WRITTEN)
-    found = applied(engine, Case(block=block, arch=arch, model_type=model_type, converted=converted,
+    answer = applied(engine, Case(block=block, arch=arch, model_type=model_type, converted=converted,
                                  interleaved=interleaved))  # fmt: skip
-    return found.reason if found.state == "lost" else None
+    return answer.reason if answer.state == "lost" else None

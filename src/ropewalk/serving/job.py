@@ -234,9 +234,9 @@ def _readers(config: Mapping[str, Any]) -> list[str]:
     )
     lines = [f"- transformers 5 applies `rope_parameters`, {former}."]
     for engine, title in READERS_OF_CONFIGS.items():
-        found = applied(engine, case)
-        notes = [one.text for one in found.caveats if one.effect == "differs" and one.before is None]
-        lost = f"not applied: {found.reason}." if found.state == "lost" else ""
+        answer = applied(engine, case)
+        notes = [one.text for one in answer.caveats if one.effect == "differs" and one.before is None]
+        lost = f"not applied: {answer.reason}." if answer.state == "lost" else ""
         lines.append(f"- {title}: {lost or ' '.join(notes) or 'the same frequencies and temperature.'}")
     return [*lines, "", "The statements about other programs are from their sources, not from a run."]
 

@@ -278,24 +278,24 @@ def setting_command(
 
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
     """Return the lines of Python that load a model and apply a method to `model`."""
-    found = None if is_hub_name(model) and not Path(model).exists() else find(model)
-    is_file = found is not None and found.is_file()
-    native = found is not None and not is_file and read_json(found / "config.json").get("model_type") == NATIVE
+    path = None if is_hub_name(model) and not Path(model).exists() else find(model)
+    is_file = path is not None and path.is_file()
+    native = path is not None and not is_file and read_json(path / "config.json").get("model_type") == NATIVE
     imports, applied = ["import ropewalk as rw"], target is not None or method == "plain"
     if native:
         load = f"model = rw.load({model!r})"
         use = []
         if applied:
             trained = trained_length or Served.open(model, None).trained
-            reach = f"Reach({trained}, {target or trained})"
+            lengths = f"Reach({trained}, {target or trained})"
             imports += ["from ropewalk.methods import METHODS, Reach"]
             use = [
-                f"changed = METHODS[{method!r}].positions(model.config.positions, {reach})",
+                f"changed = METHODS[{method!r}].positions(model.config.positions, {lengths})",
                 "model = model.with_positions(rope=changed.ropes, extension=changed.extensions)",
             ]
         return "\n".join([*imports, load, *use])
-    place = repr(str(found or model))
-    if found is not None and not Path(model).exists():  # in the package: its folder differs between machines
+    place = repr(str(path or model))
+    if path is not None and not Path(model).exists():  # in the package: its folder differs between machines
         imports += ["from importlib.resources import files"]
         place = f'files("ropewalk") / "builtin" / {model!r}'
     load = f"model = AutoModelForCausalLM.from_pretrained({place})"

@@ -131,10 +131,10 @@ class Served:
 
     def why_not(self, engine: str | None, method: str, reach: Reach) -> str | None:
         """Return the reason why an engine cannot run a method as measured; None if it can."""
-        found = None if engine == "python" else self.under(method, reach)
-        if isinstance(found, str):
-            return found
-        return why_not(engine, method, found and found[0], arch=self.gguf_arch, model_type=self.model_type,
+        blocks = None if engine == "python" else self.under(method, reach)
+        if isinstance(blocks, str):
+            return blocks
+        return why_not(engine, method, blocks and blocks[0], arch=self.gguf_arch, model_type=self.model_type,
                        interleaved=self.rope.interleaved)  # fmt: skip
 
     def case(self, block: Mapping[str, Any], length: int, *, changed: bool, command: str = "") -> Case:

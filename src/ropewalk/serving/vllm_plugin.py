@@ -96,21 +96,21 @@ def _checked(original: Callable[..., Any], *, refuse: bool) -> Callable[..., Any
     @functools.wraps(original)
     def get_rope(*args: Any, **kwargs: Any) -> Any:
         layer = original(*args, **kwargs)
-        found: tuple[Finding, ...] = ()
+        findings: tuple[Finding, ...] = ()
         try:
             if isinstance(layer, nn.Module) and layer not in seen:
                 seen.add(layer)
                 bound = inspect.signature(original).bind(*args, **kwargs)
                 bound.apply_defaults()
-                found = findings_of_layer(layer, bound.arguments)
-                for finding in found:
+                findings = findings_of_layer(layer, bound.arguments)
+                for finding in findings:
                     logger.log(_LEVELS[finding.severity], "ropewalk: %s: %s. %s",
                                finding.code, finding.message, finding.cure)  # fmt: skip
-                if all(finding.severity == "note" for finding in found):
+                if all(finding.severity == "note" for finding in findings):
                     logger.info("ropewalk: %s agrees with float64.", type(layer).__name__)
         except Exception:
             logger.exception("ropewalk: a rotary layer was not checked.")
-        errors = [finding for finding in found if finding.severity == "error"]
+        errors = [finding for finding in findings if finding.severity == "error"]
         if refuse and errors:
             raise RopeError(
                 "vLLM's rotary layer does not compute what the model's config describes.",
@@ -136,15 +136,18 @@ def findings_of_layer(layer: nn.Module, arguments: Mapping[str, Any]) -> tuple[F
         cure = "Compare the engine's predictions: ropewalk verify."
         text = f"{type(layer).__name__} was not checked: {str(error).splitlines()[0]}"
         return (Finding(code="not-checked", severity="note", message=text, cure=cure),)
-    found = check(inner, rope)
-    if any(finding.severity == "error" for finding in found):
-        return found
+    findings = check(inner, rope)
+    if any(finding.severity == "error" for finding in findings):
+        return findings
     compared = [check(inner, one) for one in _ropes_of_model() if one.head_dim == rope.head_dim]
     if not compared:
-        return found
+        return findings
     nearest = min(compared, key=lambda findings: sum(finding.severity == "error" for finding in findings))
     errors = (finding for finding in nearest if finding.severity == "error")
-    return (*(dataclasses.replace(one, message=f"unlike the model's config, {one.message}") for one in errors), *found)
+    return (
+        *(dataclasses.replace(one, message=f"unlike the model's config, {one.message}") for one in errors),
+        *findings,
+    )
 
 
 def rope_of_arguments(arguments: Mapping[str, Any]) -> RopeConfig:

@@ -23,7 +23,7 @@ CONTEXT = 8192  # tokens of a llama.cpp server's context
 
 
 def open_engine(
-    engine: object, model: str | Path, texts: TokenTexts | Tokenizer, *, served_name: str | None = None
+    engine: object, model: str | Path, token_texts: TokenTexts | Tokenizer, *, served_name: str | None = None
 ) -> AbstractContextManager[Engine]:
     """Open an engine for a `with` block.
 
@@ -31,17 +31,17 @@ def open_engine(
     - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
       model, or an `Engine`.
     - `model`: the checkpoint for "transformers" and "llama.cpp".
-    - `texts`: texts of the model's tokens, for servers that return only text.
+    - `token_texts`: texts of the model's tokens, for servers that return only text.
     - `served_name`: the model's name on the server. Defaults to the first in its list.
 
     **Raises:** `RopeError` for an unknown engine, or if the engine cannot be opened.
     """
     if isinstance(engine, str) and engine.lower().startswith(("http://", "https://")):
-        return nullcontext(OpenAIEngine(engine, texts, model=served_name))
+        return nullcontext(OpenAIEngine(engine, token_texts, model=served_name))
     if engine == "transformers":
         return nullcontext(TransformersEngine.load(model))
     if engine == "llama.cpp":
-        return llama_cpp_server(model, texts)
+        return llama_cpp_server(model, token_texts)
     if isinstance(engine, nn.Module) and hasattr(getattr(engine, "config", None), "to_dict"):
         warn_if_slow(engine, "verify: the engine")
         return nullcontext(TransformersEngine(engine))
@@ -140,7 +140,7 @@ def _likeliest(logits: Tensor) -> dict[int, float]:
 @contextmanager
 def llama_cpp_server(
     source: str | Path,
-    texts: TokenTexts | Tokenizer,
+    token_texts: TokenTexts | Tokenizer,
     *,
     context: int = CONTEXT,
     threads: int | None = None,
@@ -149,7 +149,7 @@ def llama_cpp_server(
     """Start a llama.cpp server (of the package `xllamacpp`) with a .gguf file, on a free port.
 
     **Arguments:**
-    - `texts`: the texts of the model's tokens, or its tokenizer.
+    - `token_texts`: the texts of the model's tokens, or its tokenizer.
     - `context`: tokens.
     - `threads`: defaults to torch's number.
     - `options`: further fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`,
@@ -181,6 +181,6 @@ def llama_cpp_server(
             cure="Check that this version of llama.cpp supports the architecture.",
         ) from error
     try:
-        yield OpenAIEngine(server.listening_address, texts, name="llama.cpp", key="")
+        yield OpenAIEngine(server.listening_address, token_texts, name="llama.cpp", key="")
     finally:
         del server  # stops it

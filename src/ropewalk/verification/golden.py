@@ -73,7 +73,7 @@ class RecordedPrompt(PromptQuestion):
     tokens: Sequence[int] = ()
     clear: Collection[int] = ()
 
-    def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
+    def aligned(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
         """Return the answer and the predictions, limited to values known on both sides.
 
         An engine returns its likeliest tokens. Every other token has at most the smallest of these log-probabilities;
@@ -221,8 +221,8 @@ class Golden:
             open_engine(engine, model or "", self, served_name=served_name) as opened,
             shown("verify", progress) as bar,
         ):
-            found = Check(self, opened, max_tokens=max_tokens, progress=bar).run()
-        return replace(found, seconds=time.monotonic() - begun)
+            verification = Check(self, opened, max_tokens=max_tokens, progress=bar).run()
+        return replace(verification, seconds=time.monotonic() - begun)
 
     @cached_property
     def by_text(self) -> dict[str, int]:
@@ -268,7 +268,7 @@ class _Writer:
 
     def __init__(self, side: OurSide, progress: Progress) -> None:
         self.side, self.progress = side, progress
-        self.texts = TokenizerTexts(side.tokenizer)
+        self.token_texts = TokenizerTexts(side.tokenizer)
         self.passages: list[list[int]] = []
 
     def document(self) -> dict[str, Any]:
@@ -372,17 +372,17 @@ class _Writer:
 
     @cached_property
     def _clear(self) -> set[int]:
-        return set(self.texts.by_text.values())
+        return set(self.token_texts.by_text.values())
 
 
 def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[list[int]]:
     """Return a number for each hypothesis and length; hypotheses with equal numbers agree at this length."""
-    found: list[list[int]] = [[] for _ in hypotheses]
+    rows: list[list[int]] = [[] for _ in hypotheses]
     for length in lengths:
         numbers: dict[object, int] = {}
-        for row, hypothesis in zip(found, hypotheses, strict=True):
+        for row, hypothesis in zip(rows, hypotheses, strict=True):
             row.append(numbers.setdefault(hypothesis.at(length), len(numbers)))
-    return found
+    return rows
 
 
 def _columns(prediction: Prediction, tokens: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -95,8 +95,8 @@ def verify_log(
             cure=CURE,
         )
     with shown("verify", progress) as bar:
-        found = _LogCheck(side, log, bar).run()
-    return replace(found, seconds=time.monotonic() - begun)
+        verification = _LogCheck(side, log, bar).run()
+    return replace(verification, seconds=time.monotonic() - begun)
 
 
 class _LogCheck(Check):

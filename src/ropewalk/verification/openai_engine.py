@@ -54,7 +54,7 @@ class OpenAIEngine:
 
     **Arguments:**
     - `url`: the server's address, with or without "/v1", without user and password.
-    - `texts`: the texts of the model's tokens, or its tokenizer, for servers that return only text.
+    - `token_texts`: the texts of the model's tokens, or its tokenizer, for servers that return only text.
     - `model`: its name on the server. Defaults to the first of `/v1/models`.
     - `timeout`: seconds for one request, including its retries.
     - `name`: the name for reports. Defaults to the address.
@@ -66,7 +66,7 @@ class OpenAIEngine:
     def __init__(
         self,
         url: str,
-        texts: TokenTexts | Tokenizer,
+        token_texts: TokenTexts | Tokenizer,
         *,
         model: str | None = None,
         timeout: float = SECONDS,
@@ -88,7 +88,7 @@ class OpenAIEngine:
         self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
         self._path = quote(path, safe="/%~:@!$&'()*+,;=")
         self._connection = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        self.texts = TokenizerTexts(texts) if isinstance(texts, Tokenizer) else texts
+        self.token_texts = TokenizerTexts(token_texts) if isinstance(token_texts, Tokenizer) else token_texts
         self._model, self._name, self._timeout = model, name, timeout
         self._key = (os.environ.get(KEY, "") if key is None else key).strip()
         if not all("!" <= character <= "~" for character in self._key):
@@ -128,7 +128,7 @@ class OpenAIEngine:
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
         """Return the likeliest next tokens after these ids."""
         content = self._completion(input_ids, 1)
-        _, top = self._places(content)[0]
+        _, top = self._generated(content)[0]
         match content:
             case {"usage": {"prompt_tokens": count}} if type(count) is int:
                 return NextTokens(top, count, self._by_text)
@@ -137,7 +137,7 @@ class OpenAIEngine:
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
         """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
         steps = []
-        for token, top in self._places(self._completion(input_ids, tokens)):
+        for token, top in self._generated(self._completion(input_ids, tokens)):
             NextTokens(top)
             steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top, self._by_text))
         return steps
@@ -175,7 +175,7 @@ class OpenAIEngine:
         if answer.status != 200:
             raise self._refusal(answer, "verify: the server refuses the request.")
         content = answer.content
-        if not self._places(content):
+        if not self._generated(content):
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
@@ -183,12 +183,12 @@ class OpenAIEngine:
             )
         return content
 
-    def _places(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
+    def _generated(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
         """Return each generated token and the checked numbers at its place, in the form of completions or of chat.
 
         It ends at the first place with fewer than two numbers.
         """
-        places: list[tuple[int | None, list[tuple[int | None, Any]]]] = []
+        generated: list[tuple[int | None, list[tuple[int | None, Any]]]] = []
         match content:
             case {"choices": [{"logprobs": {"content": [*rows]}}, *_]}:
                 for row in rows:
@@ -198,23 +198,25 @@ class OpenAIEngine:
                         [one if isinstance(one, Mapping) else {} for one in likely] if isinstance(likely, list) else []
                     )
                     chosen = self._id(fields.get("token"), fields.get("id")) if "token" in fields else None
-                    places.append((chosen, [(self._id(o.get("token"), o.get("id")), o.get("logprob")) for o in each]))
+                    generated.append(
+                        (chosen, [(self._id(o.get("token"), o.get("id")), o.get("logprob")) for o in each])
+                    )
             case {"choices": [{"logprobs": {"top_logprobs": [*rows], **more}}, *_]}:
                 tokens = more.get("tokens")
                 chosen_texts = tokens if isinstance(tokens, list) and len(tokens) == len(rows) else [None] * len(rows)
                 for text, row in zip(chosen_texts, rows, strict=True):
                     values = row if isinstance(row, Mapping) else {}
                     chosen = self._id(text) if isinstance(text, str) else None
-                    places.append((chosen, [(self._id(token), value) for token, value in values.items()]))
-        found = []
-        for chosen, entries in places:
+                    generated.append((chosen, [(self._id(token), value) for token, value in values.items()]))
+        steps = []
+        for chosen, entries in generated:
             for _, value in entries:  # check also those of tokens without an id
                 NextTokens({0: value})
             top = {token: value for token, value in entries if token is not None}
             if len(top) < 2:
                 break
-            found.append((chosen, top))
-        return found
+            steps.append((chosen, top))
+        return steps
 
     def _id(self, token: object, given: object = None) -> int | None:
         """Return the id of a token in an answer: None if several tokens have its text, -1 for an invalid id."""
@@ -225,7 +227,7 @@ class OpenAIEngine:
         digits = token.removeprefix(_TOKEN_ID)
         if digits == token:
             self._by_text = True
-            return self.texts.by_text.get(token)
+            return self.token_texts.by_text.get(token)
         return int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:

@@ -47,7 +47,7 @@ class PromptQuestion:
     predictions: Mapping[str, Prediction]
     generated: Sequence[int] = ()
 
-    def put(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
+    def aligned(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
         """Return the log-probabilities of an answer and our predictions, ready for comparison."""
         return answer.top, self.predictions
 
@@ -172,7 +172,7 @@ class OurSide:
         kept = sorted({max(1, int(share * last)) for share in ENDS}) if ends else []
         begin_stage(progress, last + sum(kept) * len(lengths))
         progress.begin(f"our prediction for {last:,} tokens", last)
-        ours, found = self.predictions.of(self.first, ids, lengths), []
+        ours, questions = self.predictions.of(self.first, ids, lengths), []
         progress.advance(last)
         for length in lengths:
             predicted = {self.first.name: ours[length]}
@@ -180,15 +180,15 @@ class OurSide:
                 progress.begin(f"our prediction for the last {end:,} of {length:,} tokens", end)
                 predicted[str(end)] = self.predictions.of(self.first, ids[length - end : length], [end])[end]
                 progress.advance(end)
-            found.append(PromptQuestion(ids[:length], predicted))
-        return found
+            questions.append(PromptQuestion(ids[:length], predicted))
+        return questions
 
     def decoding(self, progress: Progress) -> list[PromptQuestion]:
         """Predict after each generated token of some prompts, chosen because their likeliest tokens lead clearly."""
-        found, prompts = list[PromptQuestion](), 0
+        questions, prompts = list[PromptQuestion](), 0
         last = min(64, self.up_to - STEPS)
         if last < 8 or not in_decoding(self.positions, 8):
-            return found
+            return questions
         for index in range(3 * DECODING):
             ids = self.prompt(index / (3 * DECODING + 1), last - 5 * index % (last // 2))
             progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
@@ -197,7 +197,7 @@ class OurSide:
             if len(generated) < 2:
                 continue
             try:
-                found += self._after(ids, generated, [self.first, *in_decoding(self.positions, len(ids))])
+                questions += self._after(ids, generated, [self.first, *in_decoding(self.positions, len(ids))])
             except RopeError:  # this reader does not support the extension
                 return []
             prompts += 1
@@ -209,8 +209,8 @@ class OurSide:
             tops = self.predictions.of(self.first, ids, lengths)
             for length in sorted(lengths, key=lambda length: tops[length].lead)[-AFTER_CHUNKS:]:
                 progress.begin(f"our prediction of a generated token after {length:,} tokens", length)
-                found += self._after(ids[:length], self._generated(ids[:length], 1), [self.first])
-        return found
+                questions += self._after(ids[:length], self._generated(ids[:length], 1), [self.first])
+        return questions
 
     def _generated(self, ids: Sequence[int], most: int) -> list[int]:
         """Return the tokens that follow a prompt, as long as the likeliest one leads clearly."""
@@ -243,9 +243,9 @@ class OurSide:
 
 def different(all_of_them: Mapping[str, Hypothesis], up_to: int) -> dict[str, Hypothesis]:
     """Return the hypotheses that differ from each other for a prompt of at most `up_to` tokens."""
-    found: dict[str, Hypothesis] = {}
+    distinct: dict[str, Hypothesis] = {}
     for hypothesis in all_of_them.values():
-        lengths = [first_difference(hypothesis, other) for other in found.values()]
+        lengths = [first_difference(hypothesis, other) for other in distinct.values()]
         if all(length is not None and length <= up_to for length in lengths):
-            found[hypothesis.name] = hypothesis
-    return found
+            distinct[hypothesis.name] = hypothesis
+    return distinct

@@ -110,10 +110,10 @@ def verify(
         model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state, device_map=device_map
     )
     source = model if isinstance(model, str | Path) else side.model
-    texts = TokenizerTexts(side.tokenizer)
-    with open_engine(engine, source, texts, served_name=served_name) as opened, shown("verify", progress) as bar:
-        found = Check(side, opened, max_tokens=max_tokens, progress=bar).run()
-    return dataclasses.replace(found, seconds=time.monotonic() - begun)
+    token_texts = TokenizerTexts(side.tokenizer)
+    with open_engine(engine, source, token_texts, served_name=served_name) as opened, shown("verify", progress) as bar:
+        verification = Check(side, opened, max_tokens=max_tokens, progress=bar).run()
+    return dataclasses.replace(verification, seconds=time.monotonic() - begun)
 
 
 def our_side(
@@ -246,9 +246,9 @@ class Check:
                 if not self.questions:
                     raise
                 return False
-            self.questions.append(Probe(length, *question.put(answer)))
+            self.questions.append(Probe(length, *question.aligned(answer)))
             if self.repeated is None:
-                again = Probe(length, *question.put(self._answer(question.input_ids)))
+                again = Probe(length, *question.aligned(self._answer(question.input_ids)))
                 self.repeated = again.misfit_of(self.questions[-1])
         self._refute()
         return True
@@ -286,7 +286,7 @@ class Check:
             length = len(question.input_ids)
             self.progress.begin(f"confirming at {length:,} tokens", 0)
             try:
-                probes.append(Probe(length, *question.put(self._answer(question.input_ids))))
+                probes.append(Probe(length, *question.aligned(self._answer(question.input_ids))))
             except (NoAnswer, TooLong):
                 continue
         if not with_ends and not self.counted:  # it has just stopped reporting
@@ -364,7 +364,7 @@ class Check:
             self.requests += 1
             tokens = [step.token for step in steps]
             answers = [
-                Probe(len(ids) + count, *one.put(NextTokens(steps[count].top, by_text=steps[count].by_text)))
+                Probe(len(ids) + count, *one.aligned(NextTokens(steps[count].top, by_text=steps[count].by_text)))
                 for one in each
                 if (count := len(one.generated)) < len(steps) and tokens[:count] == list(one.generated)
             ]
@@ -403,7 +403,7 @@ class Check:
             except NoAnswer as error:
                 refused = error
                 continue
-            errors.append(Probe(1, *question.put(answer)).misfit(""))
+            errors.append(Probe(1, *question.aligned(answer)).misfit(""))
         if refused is not None and not errors:
             raise refused
         return float(np.median(errors))
