@@ -83,21 +83,15 @@ class TransformersEngine:
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
-        from ropewalk.readers.loading import quietly
+        from ropewalk.readers.loading import load_live, quietly
 
-        try:
-            with quietly():
-                load = transformers.AutoModelForCausalLM.from_pretrained
-                dtype = fast_dtype_or_warn(path, "verify: the engine")
-                model = load(str(path), local_files_only=True, dtype=dtype or "auto")
+        model, _ = load_live(path, fast_dtype_or_warn(path, "verify: the engine"), "cpu")
+        with quietly():
+            try:
                 tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise RopeError(
-                "verify: transformers cannot load this folder.",
-                facts={"model": str(path), "error": str(error)},
-                cure="Pass a folder for AutoModelForCausalLM.from_pretrained.",
-            ) from error
-        return cls(model.eval(), tokenizer)
+            except (OSError, ValueError, KeyError, ImportError):
+                tokenizer = None
+        return cls(model, tokenizer)
 
     def token_ids(self, text: str) -> list[int] | None:
         """Return the ids from transformers' tokenizer; None if there is no tokenizer."""

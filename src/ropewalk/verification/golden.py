@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import bisect
-import hashlib
 import json
 import platform
 import time
@@ -293,12 +292,7 @@ class _Writer:
             "expected": side.expected,
             "trained_length": side.trained,
             "up_to": side.up_to,
-            "tokenizer": {
-                "sha256": self._tokenizer_digest(),
-                "vocab_size": side.tokenizer.vocab_size,
-                "prefix_ids": side.prefix_ids,
-                "sample": {"text": text, "ids": ids},
-            },
+            "tokenizer": {"prefix_ids": side.prefix_ids, "sample": {"text": text, "ids": ids}},
             "lengths": lengths,
             "hypotheses": [
                 {"name": one.name, "minor": one.minor, "groups": groups}
@@ -310,11 +304,6 @@ class _Writer:
             "tokens": {str(token): side.tokenizer.decode([token]) for token in sorted(shown & self._clear)},
             "questions": entries,
         }
-
-    def _tokenizer_digest(self) -> str:
-        kit = self.side.tokenizer.tokenizer
-        content = kit.to_str() if hasattr(kit, "to_str") else repr([self.side.tokenizer.vocab_size, *self.side.sample])
-        return hashlib.sha256(content.encode()).hexdigest()
 
     def _entries(self) -> Iterator[dict[str, Any]]:
         """Yield each question with its predictions."""
