@@ -15,8 +15,8 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.readers.loading import reader_of
-from ropewalk.serving.job import Exported
-from ropewalk.serving.job import export as export_reader
+from ropewalk.serving.applying import Exported
+from ropewalk.serving.applying import export as export_reader
 
 TRAINED, TARGET = 16, 64
 REACH = Reach(TRAINED, TARGET)
@@ -82,7 +82,7 @@ def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
 
 
 def export(model: Decoder, out: Path, **how: Any) -> Exported:
-    """`serving.job.export` of a decoder's positions, put into its source if that is given."""
+    """`serving.applying.export` of a decoder's positions, put into its source if that is given."""
     dtype = model.embed_tokens.weight.dtype
     reader: Any = reader_of(load(how["source"], dtype=dtype) if "source" in how else model)
     return export_reader(reader.under(half_split(model.config).positions), out, **how)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ropewalk.serving.job import card
+from ropewalk.serving.applying import card
 
 BLOCK = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 

@@ -17,8 +17,7 @@ from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
-from ropewalk.serving.job import check_out
-from ropewalk.serving.runs import apply
+from ropewalk.serving.applying import apply, check_out
 from ropewalk.serving.settings import ApplySettings
 from tests.serving.material import (
     EXPORTABLE,

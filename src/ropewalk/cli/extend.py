@@ -12,7 +12,7 @@ from ropewalk.cli.options import with_options
 from ropewalk.serving.settings import METHOD, OUTPUT, ApplySettings
 
 if TYPE_CHECKING:
-    from ropewalk.serving.job import Exported
+    from ropewalk.serving.applying import Exported
 
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
@@ -53,7 +53,7 @@ def apply(
     """
     from ropewalk.progress import shown
     from ropewalk.serving import apply as run
-    from ropewalk.serving.runs import CHOSEN, refuse_beside_a_record
+    from ropewalk.serving.applying import CHOSEN, refuse_beside_a_record
 
     sources = {name: context.get_parameter_source(name) for name in CHOSEN}
     typed = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.serving.runs import apply
+    from ropewalk.serving.applying import apply
     from ropewalk.serving.serve import serve_config
     from ropewalk.serving.settings import ApplySettings
 
@@ -15,7 +15,7 @@ __all__ = ["ApplySettings", "apply", "serve_config"]
 
 _HOMES = {
     "ApplySettings": "ropewalk.serving.settings",
-    "apply": "ropewalk.serving.runs",
+    "apply": "ropewalk.serving.applying",
     "serve_config": "ropewalk.serving.serve",
 }
 
