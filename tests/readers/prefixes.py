@@ -10,7 +10,7 @@ from ropewalk.layers.decoder import Decoder
 from ropewalk.readers.live_model import ASK_TOKENS, Prefix, likeliest, new_cache
 from ropewalk.readers.loading import reader_of
 from ropewalk.readers.reader import CHUNK, Reader
-from ropewalk.verification.engine import TOP, NextTokens, Step
+from ropewalk.verification.engine import TOP, NextTokens
 
 
 @torch.inference_mode()
@@ -44,12 +44,12 @@ class OurEngine:
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
         return NextTokens(self.generate(input_ids, 1)[0].top, len(input_ids))
 
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         seq_len = len(input_ids) + tokens - 1
         prefix = Prefix(self.reader._at(seq_len), new_cache(self.reader.model.config, seq_len), chunk=CHUNK)
-        steps, ids = list[Step](), list(input_ids)
+        steps, ids = list[NextTokens](), list(input_ids)
         while len(steps) < tokens:
             top = likeliest(read(prefix, ids), TOP)
-            steps.append(Step(top[0][0], dict(top)))
+            steps.append(NextTokens(dict(top), token=top[0][0]))
             ids = [top[0][0]]
         return steps

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ropewalk.verification.engine import Step
+from ropewalk.verification.engine import NextTokens
 from tests.readers.prefixes import OurEngine
 
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
@@ -80,7 +80,7 @@ def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Re
     prompt, text = body["prompt"], engine.reader.tokenizer.decode
     if body["max_tokens"] == 1:
         top = engine.ask(prompt).top
-        steps = [Step(max(top, key=lambda token: top[token]), top)]
+        steps = [NextTokens(top, token=max(top, key=lambda token: top[token]))]
     else:
         assert body["top_k"] == 1 or body["temperature"] == 0
         steps = engine.generate(prompt, body["max_tokens"])

@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.precision import warn_if_slow
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.optional import need
-from ropewalk.verification.engine import TOP, Engine, NextTokens, Step, TokenTexts, TooLong
+from ropewalk.verification.engine import TOP, Engine, NextTokens, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
@@ -114,7 +114,7 @@ class TransformersEngine:
         return NextTokens(_likeliest(logits), len(input_ids))
 
     @torch.inference_mode()
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         """Return the likeliest tokens from the model's own `generate`, with its cache."""
         ids = torch.tensor([list(input_ids)], device=self.model.device)
         out = self.model.generate(
@@ -122,7 +122,7 @@ class TransformersEngine:
             output_logits=True, return_dict_in_generate=True, pad_token_id=0,
         )  # fmt: skip
         new = out.sequences[0, ids.shape[1] :].tolist()
-        return [Step(token, _likeliest(logits[0])) for token, logits in zip(new, out.logits, strict=False)]
+        return [NextTokens(_likeliest(logits[0]), token=token) for token, logits in zip(new, out.logits, strict=False)]
 
 
 def _likeliest(logits: Tensor) -> dict[int, float]:

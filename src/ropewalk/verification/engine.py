@@ -22,6 +22,7 @@ class NextTokens:
     - `top`: log-probabilities of at least two tokens.
     - `prompt_tokens`: the number of processed tokens; None if the engine does not report it.
     - `by_text`: whether the engine returned texts; tokens with a shared text are then missing.
+    - `token`: the token that the engine generated; None if it was asked for log-probabilities only.
 
     **Raises:** `RopeError` for impossible ids and numbers. Every engine's answer passes this check.
     """
@@ -29,6 +30,7 @@ class NextTokens:
     top: Mapping[int, float]
     prompt_tokens: int | None = None
     by_text: bool = False
+    token: int | None = None
 
     def __post_init__(self) -> None:
         for token, value in self.top.items():
@@ -39,15 +41,6 @@ class NextTokens:
                     facts={"log-probability": value if isinstance(value, float) else type(value).__name__},
                     cure="Use a version of the engine that returns finite log-probabilities by token ids or texts.",
                 )
-
-
-@dataclass(frozen=True)
-class Step:
-    """A generated token, and the likeliest tokens at its place; `by_text` as in `NextTokens`."""
-
-    token: int
-    top: Mapping[int, float]
-    by_text: bool = False
 
 
 @runtime_checkable
@@ -76,7 +69,7 @@ class Engine(Protocol):
 class Generates(Protocol):
     """An engine that also generates several tokens, to check positions in decoding."""
 
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops."""
 
 

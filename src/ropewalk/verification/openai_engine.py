@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, Step, TokenizerTexts, TokenTexts, TooLong
+from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, TokenizerTexts, TokenTexts, TooLong
 from ropewalk.version import __version__
 
 KEY = "OPENAI_API_KEY"
@@ -134,12 +134,12 @@ class OpenAIEngine:
                 return NextTokens(top, count, self._by_text)
         return NextTokens(top, by_text=self._by_text)
 
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[Step]:
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
         steps = []
         for token, top in self._generated(self._completion(input_ids, tokens)):
-            NextTokens(top)
-            steps.append(Step(max(top, key=lambda one: top[one]) if token is None else token, top, self._by_text))
+            likeliest = max(top, key=lambda one: top[one]) if token is None else token
+            steps.append(NextTokens(top, by_text=self._by_text, token=likeliest))
         return steps
 
     def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:

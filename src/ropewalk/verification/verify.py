@@ -364,7 +364,7 @@ class Check:
             self.requests += 1
             tokens = [step.token for step in steps]
             answers = [
-                Probe(len(ids) + count, *one.aligned(NextTokens(steps[count].top, by_text=steps[count].by_text)))
+                Probe(len(ids) + count, *one.aligned(steps[count]))
                 for one in each
                 if (count := len(one.generated)) < len(steps) and tokens[:count] == list(one.generated)
             ]
