@@ -52,8 +52,7 @@ from records import RESULTS, environment
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import GROUP, NUMBERS, WORDS, Found, Kind, ids_after
-from ropewalk.diagnosis.plan import Plan, make_plan
-from ropewalk.diagnosis.windows import Design
+from ropewalk.diagnosis.plan import Design, Plan, make_plan
 from ropewalk.readers.loading import open_reader
 from ropewalk.readers.reader import Reader
 
