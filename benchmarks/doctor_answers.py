@@ -4,17 +4,20 @@
 
 FOLDER holds bleak_house.txt, middlemarch.txt and moby_dick.txt. From each the doctor gets 90,000 characters, for
 llama.cpp, with the other settings at their defaults; bar: "extend with yarn" in 300 s of two idle cores. SmolLM2 was
-trained with 8,192 tokens, so with `--trained-length 4096 --target 8192` the answer must be "keep". The last case is
-Python code: the standard library. Each answer is saved in results/doctor-answers.json when it is there; the same
+trained with 8,192 tokens, so with `--trained-length 4096 --target 8192` the answer must be "keep". Then come Python
+code, the standard library; chat, the questions of banking77_train.csv in FOLDER; and German, FOLDER/german.txt, which
+is Debian's manpages-de without markup. Each answer is saved in results/doctor-answers.json when it is there; the same
 command continues. About 25 minutes on two idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import inspect
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -37,6 +40,14 @@ def code() -> str:
     """Return source text of Python's standard library."""
     modules = (argparse, inspect, json, subprocess, tempfile)
     return "".join(inspect.getsource(module) for module in modules)
+
+
+def chat(rows: Path) -> str:
+    """Return customers' questions in random order, as the lines of a user."""
+    with rows.open(encoding="utf-8", newline="") as file:
+        questions = [row[0].strip() for row in list(csv.reader(file))[1:]]
+    random.Random(0).shuffle(questions)
+    return "\n".join(f"User: {question}" for question in questions)
 
 
 def measure(model: str, text: str, name: str, options: tuple[str, ...]) -> dict[str, Any]:
@@ -70,6 +81,10 @@ def main() -> None:
     cases: dict[str, tuple[str, tuple[str, ...]]] = {name: (text, EXTEND) for name, text in cut.items()}
     cases["known good"] = (cut["middlemarch"], ("--trained-length", "4096", "--target", "8192", "--minutes", "20"))
     cases["code"] = (code()[: 2 * CHARACTERS], EXTEND)
+    cases["chat"] = (chat(given.texts / "banking77_train.csv")[:CHARACTERS], (*EXTEND, "--dtype", "auto"))
+    german = given.texts / "german.txt"
+    if german.exists():
+        cases["German"] = (german.read_text(encoding="utf-8")[:CHARACTERS], (*EXTEND, "--dtype", "auto"))
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     for case, (text, options) in cases.items():
         if case in record or (given.only and case not in given.only):
