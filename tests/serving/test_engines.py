@@ -49,6 +49,7 @@ def block_of(method: str, model: str | Path = "tiny") -> dict[str, Any] | None:
     return None if isinstance(found, str) else found[0]
 
 
+KINDS = ("plain", "as-is", "crop", "yarn", "dynamic", "resonance", "p-rope", "cope", "dca")  # one of each kind
 BLOCKS = {name: block_of(name) for name in METHODS}
 """Of `tiny`."""
 
@@ -173,7 +174,9 @@ def test_rules_under_mrope(rule: str, refused: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", [None, *ENGINES])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in KINDS)) for name in METHODS]
+)
 def test_every_command_runs(
     engine: str | None,
     method: str,
