@@ -343,9 +343,6 @@ def grid_positions(
     start: int = 0,
     merge: int = 1,
     normalized: bool = False,
-    shift: float | None = None,
-    jitter: float | None = None,
-    rescale: float | None = None,
 ) -> Tensor:
     """Return the (row, column) of each patch of an image, row by row.
 
@@ -356,9 +353,6 @@ def grid_positions(
     - `merge`: the patches are in blocks of merge x merge, as in Qwen-VL's and GLM-4V's towers.
     - `normalized`: return float64 coordinates of the patches' centres, from -2 pi to 2 pi along each side (DINOv3,
       Sapiens 2). Tokens before the patches do not rotate.
-    - `shift`, `jitter`, `rescale`: random augmentation in training, from torch's global generator, only with
-      `normalized`: shift each side by up to `shift` of half the side, stretch each side by up to `jitter`, and both
-      together by up to `rescale`.
 
     **Returns:** `[height * width, 2]`, int64 or float64. The order is (row, column) for every tower that
     `RopeConfig.from_hf` supports, even if its class takes the column first. Towers that process windows of patches need
@@ -386,10 +380,7 @@ def grid_positions(
     else:
         rows, columns = rows + start, columns + start
     grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
-    grid = grid.view(height // block, block, width // block, block, 2).transpose(1, 2).reshape(-1, 2)
-    if shift is jitter is rescale is None:
-        return grid
-    return _augmented(grid, normalized, shift, jitter, rescale)
+    return grid.view(height // block, block, width // block, block, 2).transpose(1, 2).reshape(-1, 2)
 
 
 def _checked_block(merge: object, height: int, width: int) -> int:
@@ -401,30 +392,6 @@ def _checked_block(merge: object, height: int, width: int) -> int:
             cure="It is `spatial_merge_size` in the model's vision config.",
         )
     return block
-
-
-def _augmented(
-    grid: Tensor, normalized: bool, shift: float | None, jitter: float | None, rescale: float | None
-) -> Tensor:
-    """Return the grid shifted and stretched at random, as in DINOv3's training."""
-    stretches = [value for value in (jitter, rescale) if value is not None]
-    right = all(is_number(value) and value >= 1 for value in stretches)
-    if not (normalized and right and (shift is None or (is_number(shift) and shift >= 0))):
-        raise RopeError(
-            "grid_positions: `shift` is at least 0, `jitter` and `rescale` at least 1, and they need `normalized`.",
-            facts={"normalized": normalized, "shift": shift, "jitter": jitter, "rescale": rescale},
-            cure="They are DINOv3's pos_embed_shift, _jitter and _rescale; leave them out to evaluate.",
-        )
-    if shift is not None:
-        grid = grid + 2 * math.pi * _uniform(2, shift)
-    if jitter is not None:
-        grid = grid * _uniform(2, math.log(jitter)).exp()
-    return grid if rescale is None else grid * _uniform(1, math.log(rescale)).exp()
-
-
-def _uniform(count: int, most: float) -> Tensor:
-    """Draw numbers between -most and most, in float32 as in the model's own code."""
-    return torch.empty(1, count, dtype=torch.float32, device="cpu").uniform_(-most, most).double()
 
 
 _Layout = Callable[[Tensor, int, int, int], Tensor]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rotation import FourierEmbedding, LearnedFrequencies
+from ropewalk.rotation import LearnedFrequencies
 from tests import oracle
 
 
@@ -247,10 +247,8 @@ def test_positions_of_16_bits_are_refused(dtype):
         "cos_sin": lambda: rope_of().cos_sin(ids),
         "forward": lambda: rope_of()(x, x, ids),
         "rotate": lambda: rope_of().rotate(x, ids, tables=False),
-        "by head": lambda: rope_of().cos_sin_by_head(ids[:, None], (0, 0)),
         "apply": lambda: rw.apply_rotary_pos_emb(x, ids),
         "learned": lambda: LearnedFrequencies(config)(ids),
-        "fourier": lambda: FourierEmbedding(config)(ids),
         "attention": lambda: rw.Attention(16, 2, rope=config)(x.view(1, 3, 16), position_ids=ids),
         "bias": lambda: rw.Attention(16, 2, encoding="alibi")(x.view(1, 3, 16), position_ids=ids),
     }

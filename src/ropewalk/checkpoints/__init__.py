@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.checkpoints.load import read_alpha, read_coefficients
+    from ropewalk.checkpoints.load import read_alpha
 
-__all__ = ["read_alpha", "read_coefficients"]
+__all__ = ["read_alpha"]
 
-_HOMES = {
-    "read_alpha": "ropewalk.checkpoints.load",
-    "read_coefficients": "ropewalk.checkpoints.load",
-}
+_HOMES = {"read_alpha": "ropewalk.checkpoints.load"}
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__, _HOMES)

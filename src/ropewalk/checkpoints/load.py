@@ -312,7 +312,7 @@ class _WithoutValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# The learned tensors of a rotation: LeRoPE's factors and FoPE's coefficients
+# The learned tensor of a rotation
 
 
 def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
@@ -331,35 +331,9 @@ def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
     ...     read_alpha(folder)
     (0.5, -0.25)
     """
-    found = _only_tensor(Path(folder), "rotary_emb.alpha", "lerope.alpha")
-    return tuple(found.double().flatten().tolist())
-
-
-def read_coefficients(folder: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
-    """Return FoPE's `cos_coef` and `sin_coef` from a checkpoint's weights, in their stored dtype.
-
-    **Arguments:** `folder`: with safetensors files. Other tensors are not loaded.
-
-    **Returns:** two tensors `[key heads, kept pairs, kept pairs]` or `[kept pairs, kept pairs]`, for
-    `FourierEmbedding`.
-    **Raises:** `RopeError` if there are no such tensors, or several pairs of them.
-
-    >>> import tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> stored = {f"model.rotary_emb.{name}": torch.eye(3) for name in ("cos_coef", "sin_coef")}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_file(stored, Path(folder) / "model.safetensors")
-    ...     [tuple(coefficients.shape) for coefficients in read_coefficients(folder)]
-    [(3, 3), (3, 3)]
-    """
-    return _only_tensor(Path(folder), "rotary_emb.cos_coef"), _only_tensor(Path(folder), "rotary_emb.sin_coef")
-
-
-def _only_tensor(folder: Path, *endings: str) -> Tensor:
-    """Return the only tensor of the folder's safetensors files with one of these endings in its name."""
-    files = sorted(folder.glob("*.safetensors"))
+    files, endings = sorted(Path(folder).glob("*.safetensors")), ("rotary_emb.alpha", "lerope.alpha")
     if not files:
-        raise no_safetensors(folder)
+        raise no_safetensors(Path(folder))
     opened = map(open_safetensors, files)
     places = [(file, name) for file in opened for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
     if len(places) != 1:
@@ -369,8 +343,7 @@ def _only_tensor(folder: Path, *endings: str) -> Tensor:
             cure="Fetch every weight file of one checkpoint into one folder.",
         )
     file, name = places[0]
-    tensor: Tensor = file.get_tensor(name).clone()  # not a view of the file
-    return tensor
+    return tuple(file.get_tensor(name).double().flatten().tolist())
 
 
 # The dtype of a folder

@@ -541,8 +541,7 @@ REFUSED: dict[str, str] = {
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
-    "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE); "
-    "ropewalk.rotation.FourierEmbedding.from_hf(config) builds them",
+    "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE)",
     "path_attn": "its positions are products of matrices that depend on the text (PaTH, arXiv:2505.16381)",
     "forgetting_transformer": "a forget gate decays its scores, with or without RoPE (FoX, arXiv:2503.02130)",
     "qwen2_5_omni_dit": "only its first head rotates",

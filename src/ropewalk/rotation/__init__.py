@@ -1,4 +1,4 @@
-"""The rotation of queries and keys, its complex form, learned frequencies and Fourier coefficients."""
+"""The rotation of queries and keys, its complex form, and learned frequencies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
     from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
-    from ropewalk.rotation.fourier import FourierEmbedding
     from ropewalk.rotation.learned import LearnedFrequencies
     from ropewalk.rotation.rotate import rotate_qk
 
 __all__ = [
-    "FourierEmbedding",
     "LearnedFrequencies",
     "RotaryEmbedding",
     "apply_rotary_complex",
@@ -24,7 +22,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FourierEmbedding": "ropewalk.rotation.fourier",
     "LearnedFrequencies": "ropewalk.rotation.learned",
     "RotaryEmbedding": "ropewalk.rotation.embedding",
     "apply_rotary_complex": "ropewalk.rotation.complex",

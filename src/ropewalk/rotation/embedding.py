@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from ropewalk.rope.frequencies import (
 from ropewalk.rope.tables import (
     COORDINATES,
     check_position_ids,
-    check_position_numbers,
     make_tables,
     text_positions,
     turns_of,
@@ -112,64 +110,6 @@ class RotaryEmbedding(nn.Module):
         columns = self._columns(position_ids, seq_len)
         axes = None if config.num_axes == 1 else config.axes
         return make_tables(position_ids, columns, axes, dtype=dtype)
-
-    def cos_sin_by_head(
-        self,
-        position_ids: Real[Tensor, "*positions axes"],
-        head_axes: Sequence[int | None],
-        *,
-        num_heads: int | None = None,
-        seq_len: int | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> tuple[Float[Tensor, "batch seq heads pairs"], Float[Tensor, "batch seq heads pairs"]]:
-        """Return cos and sin if each head follows one axis of the positions with all frequencies (MHRoPE).
-
-        **Arguments:**
-        - `position_ids`: `[seq, axes]` or `[batch, seq, axes]`, as from `mrope_positions`. The config has one axis.
-        - `head_axes`: axis of each key head; None is a head that does not rotate. `axes_from_sections([2, 3, 3])`
-          builds it from the number of heads of each axis.
-        - `num_heads`: heads of the result, a multiple of the key heads: each key head's tables are those of its group
-          of queries, in order. None: one for each key head.
-        - `seq_len`, `dtype`: as in `cos_sin`; one length for all rows.
-
-        **Returns:** two tensors `[batch or 1, seq, heads, pairs]`, for `rotate`.
-        **Raises:** `RopeError` for a config with several axes, and for axes or heads that do not fit.
-        **Source:** Huang et al. 2025, arXiv:2510.23095, Multi-Head RoPE; its code, JJJYmmm/Multimodal-RoPEs@cd413b9.
-
-        >>> rope = RotaryEmbedding(RopeConfig(head_dim=8, interleaved=False))
-        >>> cos, sin = rope.cos_sin_by_head(torch.zeros(5, 3), (0, 1, 1, 2), num_heads=8)
-        >>> cos.shape
-        torch.Size([1, 5, 8, 4])
-        """
-        check_position_numbers(position_ids, "cos_sin_by_head")
-        axes = position_ids.shape[-1] if position_ids.ndim in (2, 3) else 0
-        known = head_axes and all(axis is None or axis in range(axes) for axis in head_axes)
-        if self.config.num_axes > 1 or not known or isinstance(seq_len, Tensor):
-            raise RopeError(
-                "cos_sin_by_head: `head_axes` must have an axis of the positions, or None, for each key head; the "
-                "config must have one axis, and `seq_len` one length for all rows.",
-                facts={
-                    "position_ids": position_ids,
-                    "head_axes": head_axes,
-                    "axes of the config": self.config.num_axes,
-                    "seq_len": seq_len,
-                },
-                cure="Give positions [seq, axes] or [batch, seq, axes], and head_axes=axes_from_sections([2, 3, 3]).",
-            )
-        group = 1 if num_heads is None else num_heads // len(head_axes)
-        if num_heads is not None and (group < 1 or num_heads % len(head_axes)):
-            raise RopeError(
-                "cos_sin_by_head: `num_heads` must be a multiple of the key heads.",
-                facts={"num_heads": num_heads, "key heads": len(head_axes)},
-                cure="Pass the number of query heads.",
-            )
-        heads = [axis for axis in head_axes for _ in range(group)]
-        chosen = position_ids[..., [axis or 0 for axis in heads]]
-        still = torch.tensor([axis is None for axis in heads], device=chosen.device)
-        chosen = chosen.masked_fill(still, 0)
-        seq, batch = chosen.shape[-2], chosen.shape[0] if chosen.ndim == 3 else 1
-        cos, sin = self.cos_sin(chosen.reshape(batch, -1), seq_len, dtype=dtype)
-        return cos.view(batch, seq, len(heads), -1), sin.view(batch, seq, len(heads), -1)
 
     def _columns(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
         """Return the frequency of each pair: one row for all, or `[batch, 1, pairs]` if seq_len differs by row."""

@@ -16,32 +16,7 @@ from ropewalk.rope.tables import check_position_ids
 from ropewalk.rope.values import Float, Real
 
 
-class Float32Parameters(nn.Module):
-    """A module with parameters that stay float32 when it is cast, because 16 bits cannot represent a frequency."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Parameters:
-        """Apply a move to a different device, but no cast."""
-        before: dict[str, Tensor] = {name: weight.data for name, weight in self.named_parameters(recurse=False)}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, weight in self.named_parameters(recurse=False):
-            if weight.dtype != torch.float32:
-                old = before[name]
-                weight.data = (
-                    old.to(weight.device, torch.float32)
-                    if not old.is_meta
-                    else torch.empty_like(weight.data, dtype=torch.float32)
-                )
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load a checkpoint; convert 16-bit numbers to float32, also if tensors are assigned."""
-        super()._load_from_state_dict(*args, **kwargs)
-        for name, weight in list(self.named_parameters(recurse=False)):
-            if weight.dtype != torch.float32:
-                setattr(self, name, nn.Parameter(weight.detach().to(torch.float32)))
-
-
-class LearnedFrequencies(Float32Parameters):
+class LearnedFrequencies(nn.Module):
     """Trainable frequencies: a float32 parameter `[heads, axes, pairs]`, radians per unit of position.
 
     **Arguments:**
@@ -105,6 +80,25 @@ class LearnedFrequencies(Float32Parameters):
         positions = position_ids.to(torch.float64)[:, :, None, :, None]
         angles = (positions * self.freqs.to(torch.float64)).sum(-2)
         return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LearnedFrequencies:
+        """Apply a move to a different device, but no cast: 16 bits cannot represent a frequency."""
+        before = self.freqs.data
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        now = self.freqs
+        if now.dtype != torch.float32:
+            now.data = (
+                torch.empty_like(now.data, dtype=torch.float32)
+                if before.is_meta
+                else before.to(now.device, torch.float32)
+            )
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load a checkpoint; convert 16-bit numbers to float32, also if tensors are assigned."""
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.freqs.dtype != torch.float32:
+            self.freqs = nn.Parameter(self.freqs.detach().to(torch.float32))
 
 
 def _random_rotations(heads: int, axes: int) -> Tensor:

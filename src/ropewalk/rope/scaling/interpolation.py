@@ -170,41 +170,6 @@ class ABF(Scaling):
                 cure="Pass the new base, such as 500000.0 for Llama 2 Long.",
             )
 
-    @classmethod
-    def for_critical_pair(
-        cls, theta: float, rotary_dim: int, trained: int, target: int, *, two_sided: bool = False
-    ) -> ABF:
-        """Return the base at which the first pair without a full rotation in training rotates once within `target`.
-
-        **Arguments:**
-        - `theta`, `rotary_dim`: of the checkpoint.
-        - `trained`, `target`: tokens.
-        - `two_sided`: attention is bidirectional, so distances lie between -T and T: both lengths are doubled
-          (UltraLLaDA). False: the rule for causal models, used by LongLLaDA.
-
-        **Returns:** an `ABF`: theta' = (L / 2 pi)^(d / c) with L the target length, and c / 2 = ceil(d / 2 *
-        log_theta(trained / 2 pi)) fully rotated pairs.
-        **Raises:** `RopeError` if `target` is below `trained`, or if no pair or every pair rotated fully in training.
-        **Source:** Liu et al. 2025 (LongLLaDA), arXiv:2506.14429, whose factors 4, 14, 31 and 55 it reproduces; He et
-        al. 2025 (UltraLLaDA), arXiv:2510.10481, from reviews that quote its formula, not from the paper's text.
-
-        >>> rule = ABF.for_critical_pair(500_000.0, 128, 4096, 131_072, two_sided=True)  # LLaDA-8B
-        >>> round(rule.theta / 500_000.0)
-        562
-        """
-        cls(theta)
-        check_length("ABF", trained)
-        sides, dim = 2 if two_sided else 1, as_whole(rotary_dim) or 0
-        full = math.ceil(dim / 2 * math.log(sides * trained / (2 * math.pi)) / math.log(theta))
-        if dim % 2 or not 0 < 2 * full < dim or not (is_number(target) and target >= trained):
-            raise RopeError(
-                "ABF: a base for the critical pair needs a target of at least the trained length, and one pair that "
-                "rotated fully in training and one that did not.",
-                facts={"trained": trained, "target": target, "rotary_dim": rotary_dim, "pairs that rotated": full},
-                cure="Pass the checkpoint's theta, rotary_dim and trained length, and a longer target.",
-            )
-        return cls((sides * target / (2 * math.pi)) ** (dim / (2 * full)))
-
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(self.theta)
 
