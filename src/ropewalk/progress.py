@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Protocol, runtime_checkable
@@ -117,32 +116,24 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-@dataclass
-class _Piece:
-    """A piece of work: its description, its tokens (0: unknown), the number of finished tokens, and its start time."""
-
-    description: str
-    tokens: int
-    began: float
-    done: int = 0
-
-
 class LinesProgress:
     """Print a line on standard error every ten seconds, from a thread of its own; use it in a `with` block.
 
     - `name`: the command, which begins each line. `every`: seconds. `clock`: returns seconds.
 
-    Lines that are passed to `line` are printed in the next ten seconds, so that shorter work prints nothing. Several
-    threads may call it. Each thread has one piece of work at a time, and its own calls advance it; a line shows the
-    oldest unfinished piece and counts the others.
+    A line has the newest piece's description, and the tokens of the stage, or of the piece if there is none. Lines that
+    are passed to `line` are printed in the next ten seconds, so that shorter work prints nothing.
     """
 
     def __init__(self, name: str, *, every: float = EVERY_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.every, self.clock = name, every, clock
-        self._pieces: dict[int, _Piece] = {}
-        self._stage: _Piece | None = None
+        self._description, self._in_stage = "", False
+        self._tokens, self._done, self._since = 0, 0, clock()
         self._waiting: list[str] = []
-        self._lock, self._end = threading.Lock(), threading.Event()
+        self._lock, self._end = (
+            threading.Lock(),
+            threading.Event(),
+        )  # the printing thread reads what the caller's writes
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> LinesProgress:
@@ -159,23 +150,22 @@ class LinesProgress:
             self._print(self._take_waiting())
 
     def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces with `tokens` tokens in total, used to estimate the time left."""
+        """Begin a stage of several pieces, which share this total."""
         with self._lock:
-            self._stage = _Piece("", tokens, self.clock())
-            self._pieces.clear()
+            self._description, self._in_stage = "", tokens > 0
+            self._tokens, self._done, self._since = tokens, 0, self.clock()
 
     def begin(self, description: str, tokens: int) -> None:
-        """Begin this thread's next piece of work; 0 tokens if their number is unknown."""
+        """Begin a piece of work; 0 tokens if their number is unknown."""
         with self._lock:
-            self._pieces.pop(threading.get_ident(), None)  # the newest comes last
-            self._pieces[threading.get_ident()] = _Piece(description, tokens, self.clock())
+            self._description = description
+            if not self._in_stage:
+                self._tokens, self._done, self._since = tokens, 0, self.clock()
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` more tokens of this thread's piece as done."""
+        """Count `tokens` more tokens as done."""
         with self._lock:
-            for piece in (self._stage, self._pieces.get(threading.get_ident())):
-                if piece is not None:
-                    piece.done += tokens
+            self._done += tokens
 
     def line(self, text: str) -> None:
         """Print a line together with the next report."""
@@ -183,17 +173,22 @@ class LinesProgress:
             self._waiting.append(text)
 
     def state(self) -> str | None:
-        """Return a line with the finished work and the time left; None if no piece is unfinished."""
+        """Return a line with the finished work and the time left; None if nothing is unfinished."""
         with self._lock:
-            pieces = [piece for piece in self._pieces.values() if piece.done < piece.tokens or not piece.tokens]
-            if not pieces:
+            if not self._description or 0 < self._tokens <= self._done:
                 return None
-            tokens = f": {pieces[0].done:,} of {pieces[0].tokens:,}" if pieces[0].tokens else ""
-            others = f" (and {len(pieces) - 1} more)" if len(pieces) > 1 else ""
-            left = _time_left(
-                self._stage if self._stage is not None and self._stage.tokens else pieces[0], self.clock()
-            )
-            return f"{self.name}: {pieces[0].description}{tokens}{others}{left}"
+            tokens = f": {self._done:,} of {self._tokens:,}" if self._tokens else ""
+            return f"{self.name}: {self._description}{tokens}{self._time_left()}"
+
+    def _time_left(self) -> str:
+        """Return ", about 3 min left" at the mean speed so far; empty if it is unknown."""
+        if not 0 < self._done < self._tokens:
+            return ""
+        seconds = (self.clock() - self._since) * (self._tokens - self._done) / self._done
+        for unit, size in (("h", 3600), ("min", 60)):
+            if seconds >= 1.5 * size:
+                return f", about {seconds / size:.0f} {unit} left"
+        return f", about {max(1, round(seconds))} s left"
 
     def _run(self) -> None:
         """Print until the end."""
@@ -213,17 +208,6 @@ class LinesProgress:
             plain = "".join(letter if letter.isprintable() else " " for letter in line)
             with suppress(OSError, ValueError):
                 print(plain, file=sys.stderr, flush=True)
-
-
-def _time_left(work: _Piece, now: float) -> str:
-    """Return ", about 3 min left" at the mean speed so far; empty if it is unknown."""
-    if not 0 < work.done < work.tokens:
-        return ""
-    seconds = (now - work.began) * (work.tokens - work.done) / work.done
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 1.5 * size:
-            return f", about {seconds / size:.0f} {unit} left"
-    return f", about {max(1, round(seconds))} s left"
 
 
 @contextmanager
