@@ -13,7 +13,7 @@ from ropewalk.families import FAMILIES, REFUSED, Condition, Family, Trained, fam
 from ropewalk.families.family import HALF, FamilyTable, Indexer
 from ropewalk.families.trained import FACTS
 from ropewalk.rope.config import ropes_of_layer_types
-from ropewalk.rope.layer_types import rope_types
+from ropewalk.rope.rope_parameters import rope_types
 from tests.rope.models import fixture, fixture_names, transformers_config
 
 

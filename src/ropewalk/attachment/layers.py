@@ -13,7 +13,7 @@ from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names,
 from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope
-from ropewalk.rope.layer_types import is_windowed, window_of_layer_type
+from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
 from ropewalk.rope.values import TRAINED_KEY
 
 _TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models

@@ -20,8 +20,8 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
-from ropewalk.rope.layer_types import window_of_layer_type
 from ropewalk.rope.pairing import convert_pairing
+from ropewalk.rope.rope_parameters import window_of_layer_type
 
 ROUNDING = 1e-6  # relative: the numbers of a GGUF file are float32
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}

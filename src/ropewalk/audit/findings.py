@@ -12,7 +12,7 @@ from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import text_part
-from ropewalk.rope.layer_types import window_of_layer_type
+from ropewalk.rope.rope_parameters import window_of_layer_type
 from ropewalk.rope.values import is_number
 
 

@@ -17,9 +17,8 @@ from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
-from ropewalk.rope.dimensions import head_dim_of
 from ropewalk.rope.extensions import Positions
-from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.hugging_face import head_dim_of, text_part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.rope import hugging_face
+from ropewalk.rope import hugging_face, rope_parameters
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_whole, check_whole, is_number
 
@@ -444,7 +444,7 @@ class RopeConfig:
                 facts={"inv_freq": self.inv_freq, "theta": self.theta},
                 cure="Save the model in ropewalk's own form, whose config contains every field.",
             )
-        return hugging_face.write(
+        return rope_parameters.write(
             scaling=self.scaling,
             ladder=self.ladders[0],
             head_dim=self.head_dim,
@@ -454,9 +454,13 @@ class RopeConfig:
         )
 
 
+Ropes = dict[str | None, RopeConfig | None]
+"""Ropes by layer type, None for layers without rotation; the only key is None if all layers rotate alike."""
+
+
 def ropes_of_layer_types(
     config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
-) -> dict[str | None, RopeConfig | None]:
+) -> Ropes:
     """Return the rope of each layer type of a Hugging Face config, None for layers without rotation (NoPE).
 
     `config` and `alpha` are those of `RopeConfig.from_hf`. If all layers rotate alike, the only key is None. Raises
@@ -467,11 +471,7 @@ def ropes_of_layer_types(
     {'sliding_attention': 10000.0, 'full_attention': 1000000.0}
     >>> ropes_of_layer_types({"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4})["full_attention"]
     """
-    read = hugging_face.read_layer_types(config, alpha=alpha)
-    ropes = {label: None if fields is None else RopeConfig(**fields) for label, fields in read.items()}
-    if len(set(ropes.values())) == 1 and None not in ropes.values():
-        return {None: next(iter(ropes.values()))}
-    return ropes
+    return _ropes(config, alpha)[1]
 
 
 def indexer_rope(
@@ -496,14 +496,20 @@ def indexer_rope(
     return RopeConfig(**fields), offset
 
 
-def ropes_by_block(
-    config: str | PathLike[str] | Mapping[str, Any] | Any,
-) -> tuple[dict[str | None, RopeConfig | None], bool]:
+def ropes_by_block(config: str | PathLike[str] | Mapping[str, Any] | Any) -> tuple[Ropes, bool]:
     """Return `ropes_of_layer_types`, and whether the config has a block for each layer type (then all are kept).
 
     >>> ropes_by_block({"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4})[1]
     True
     """
-    read, nested = hugging_face.read_layer_types(config), hugging_face.is_nested(config)
+    ropes, alike, nested = _ropes(config, None)
+    keeps = nested and None not in ropes
+    return (ropes if keeps else alike), keeps
+
+
+def _ropes(config: Any, alpha: Any) -> tuple[Ropes, Ropes, bool]:
+    """Return the rope of each layer type, those of `ropes_of_layer_types`, and whether blocks are nested."""
+    read, nested = hugging_face.read_layer_types(config, alpha=alpha)
     ropes = {label: None if fields is None else RopeConfig(**fields) for label, fields in read.items()}
-    return (ropes, True) if nested and None not in ropes else (ropes_of_layer_types(config), False)
+    alike = len(set(ropes.values())) == 1 and None not in ropes.values()
+    return ropes, {None: next(iter(ropes.values()))} if alike else ropes, nested

@@ -19,7 +19,7 @@ from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settl
 from ropewalk.rope.config import RopeConfig, ropes_by_block
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import NESTED, text_part
-from ropewalk.rope.layer_types import window_of_layer_type
+from ropewalk.rope.rope_parameters import window_of_layer_type
 from ropewalk.serving.engines import NOT_WRITTEN, Case, why_not
 
 

@@ -1,17 +1,18 @@
-"""The rope block of a layer in a Hugging Face config, and the scaling rule in that block."""
+"""The `rope_parameters` block of a Hugging Face config: its scaling rule, that of each layer type, and writing one."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, Family, family_name
-from ropewalk.rope.scaling import RULES, Scaling, rule_of_type
+from ropewalk.rope.scaling import RULES, Ladder, Scaling, rule_of_type
 from ropewalk.rope.values import MOST_TOKENS, TRAINED_KEY, as_whole, number, refuse_null
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
@@ -113,17 +114,15 @@ def scaling_of(
 
 # --- the block of each layer type
 
-Blocks = dict[str, dict[str, Any] | None]  # by layer type; None: its layers do not rotate
+Blocks = dict[str | None, dict[str, Any] | None]
+"""Flat blocks by layer type, the only key None if one describes all layers; None: its layers do not rotate."""
 _OUTER = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "truncate")  # keys that are no layer type
 _NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> dict[str | None, dict[str, Any] | None]:
-    """Return the flat block of each layer type, None without rotation; {None: block} if one describes all layers.
-
-    Raises `RopeError` for malformed blocks, and for a model without any rotation.
-    """
+def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> Blocks:
+    """Return the flat block of each layer type; raise `RopeError` for malformed blocks, and if nothing rotates."""
     types = fields.get("layer_types")
     if not (types is None or _are_names(types)):
         raise _no_name(None, types)
@@ -143,7 +142,7 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
                 facts={"rope block": stated},
                 cure="Write one block for all layers.",
             )
-        return dict(_nested(fields, stated, family).items())
+        return _nested(fields, stated, family)
     block = dict(family.block) if stated is None else stated
     block = block if family.scaled else _with_length(fields, family, block)
     if stated is not None and (family.blocks or family.scaled) and not (old and family.scaled):
@@ -162,9 +161,9 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
         stated, block = untruncated(stated), untruncated(block)
     of_layers = _by_lists(fields, family, block, name)
     if of_layers:
-        return dict(of_layers.items())
+        return of_layers
     if family.blocks:
-        return dict(_of_family(fields, stated, family).items())
+        return _of_family(fields, stated, family)
     rotating = _rotating_types(fields, family)
     if all(rotating.values()):
         return {None: block}
@@ -182,7 +181,7 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
     flat = blocks.pop(None, None)
     layer_type = family.block_of.get(layer_type or "", layer_type)
     if flat is None:
-        return _choose(fields, {label: block for label, block in blocks.items() if label}, name, layer_type)
+        return _choose(fields, {str(label): block for label, block in blocks.items()}, name, layer_type)
     if layer_type is not None:
         _check_flat(fields, family, name, layer_type)
     return flat
@@ -401,7 +400,9 @@ def _of_family(fields: Mapping[str, Any], stated: dict[str, Any] | None, family:
     return blocks
 
 
-def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: str | None) -> dict[str, Any]:
+def _choose(
+    fields: Mapping[str, Any], blocks: Mapping[str, dict[str, Any] | None], name: str, layer_type: str | None
+) -> dict[str, Any]:
     if not any(block is not None for block in blocks.values()):
         raise RopeError(
             f"from_hf: no layer of this {name} rotates.",
@@ -478,3 +479,97 @@ def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> i
     local = family.windowed and not mixed if layer_type is None else is_windowed(layer_type)
     window = config.get(family.window_key, family.sliding_window) if local else None
     return window if 0 < (as_whole(window) or 0) <= MOST_TOKENS else None
+
+
+# --- a block from the fields of a RopeConfig
+
+
+def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
+    """Return the axis of each pair, from the number of pairs of each axis.
+
+    **Arguments:**
+    - `sections`: number of pairs of each axis.
+    - `interleaved`: False: contiguous sections, as in Qwen2-VL's M-RoPE and axial 2D and 3D. True: Qwen3-VL's order
+      T H W T H W ..., with the remaining pairs on the first axis. A later axis ends at the last pair, as in
+      transformers and timm, so it may have fewer pairs than its section.
+
+    **Returns:** an axis for each pair, numbered from 0.
+    **Raises:** `RopeError` if an axis has no pair.
+    **Source:** Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers' Qwen3-VL.
+
+    >>> axes_from_sections([2, 3, 3])
+    (0, 0, 1, 1, 1, 2, 2, 2)
+    >>> axes_from_sections([4, 2, 2], interleaved=True)
+    (0, 1, 2, 0, 1, 2, 0, 0)
+    >>> axes_from_sections([1, 3], interleaved=True)
+    (0, 1, 0, 1)
+    """
+    counts = [as_whole(pairs) or 0 for pairs in sections] if isinstance(sections, Iterable) else []
+    if not counts or min(counts) < 1:
+        raise RopeError(
+            "axes_from_sections: every axis needs at least one pair.",
+            facts={"sections": sections},
+            cure="Pass the number of pairs of each axis, for example [16, 24, 24].",
+        )
+    if not interleaved:
+        return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
+    axes = [0] * sum(counts)
+    for axis in range(1, len(counts)):
+        for pair in range(axis, min(len(counts) * counts[axis], len(axes)), len(counts)):
+            axes[pair] = axis
+    return tuple(axes)
+
+
+def sections_of(axes: tuple[int, ...]) -> dict[str, Any]:
+    """Return the keys of a rope block for this order of axes; raises `RopeError` if none exist."""
+    sections = [axes.count(axis) for axis in range(max(axes) + 1)]
+    for interleaved in (False, True):
+        try:
+            same = axes_from_sections(sections, interleaved=interleaved) == axes
+        except RopeError:
+            same = False
+        if same:
+            return {"mrope_section": sections, "mrope_interleaved": interleaved}
+    raise RopeError(
+        "to_hf: no `mrope_section` expresses this order of axes.",
+        facts={"axes": axes},
+        cure="Use contiguous or interleaved sections, the only ones in transformers.",
+    )
+
+
+def fraction_of(rotary_dim: int, head_dim: int) -> float:
+    """Return a fraction f with int(head_dim * f) == rotary_dim, as transformers rounds."""
+    share = rotary_dim / head_dim
+    while int(head_dim * share) < rotary_dim:
+        share = math.nextafter(share, 1.0)
+    return share
+
+
+def write(
+    *,
+    scaling: Scaling | None,
+    ladder: Ladder,
+    head_dim: int,
+    rotary_dim: int,
+    axes: tuple[int, ...] | None,
+    axes_restart: bool,
+) -> dict[str, Any]:
+    """Return the `rope_parameters` block of these fields of a RopeConfig; see `RopeConfig.to_hf`.
+
+    `ladder` is the unscaled one that all axes share; if axes have separate ladders, only its theta is used.
+    """
+    if axes_restart and axes is not None:
+        pairs = rotary_dim // 2
+        if pairs % 2 or axes != axes_from_sections([pairs // 2] * 2) or scaling is not None:
+            raise RopeError(
+                "to_hf: transformers' `axial` block only expresses height and width in equal halves, unscaled.",
+                facts={"axes": axes, "scaling": scaling},
+                cure="This config has no block in transformers.",
+            )
+        return {"rope_type": "axial", "rope_theta": ladder.theta}
+    block = {"rope_type": "default", "rope_theta": ladder.theta} if scaling is None else scaling.to_block(ladder)
+    if rotary_dim != head_dim:
+        block["partial_rotary_factor"] = fraction_of(rotary_dim, head_dim)
+    if axes is not None:
+        block |= sections_of(axes)
+    return block
