@@ -67,7 +67,6 @@ CASES = {
     "cos_sin of axes": "rw.RotaryEmbedding(AXIAL).cos_sin(PLACES)",
     "forward": "ROPE(X, K, position_ids=IDS)",
     "forward in place": "ROPE(X.clone(), K.clone(), position_ids=IDS, inplace=True)",
-    "without tables": "ROPE(X, K, position_ids=IDS, tables=False)",
     "gradients": "trained(lambda x, k: ROPE(x, k, position_ids=IDS), X, K)",
     "reference": "ROPE.rotate(X, position_ids=IDS, backend='reference')",
     "norm": "rw.fused.qk_norm_rotate(X, K, W, W, COS, SIN, interleaved=False)",

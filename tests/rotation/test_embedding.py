@@ -194,8 +194,6 @@ def test_positions_may_be_the_third_argument_or_left_out(layout):
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
         assert torch.equal(rope.rotate(q, offset=offset, layout=layout), expected[0])
         assert torch.equal(rope.rotate(q, ids, layout=layout), expected[0])
-        phases = rope(q, k, offset=offset, layout=layout, tables=False)
-        torch.testing.assert_close(phases, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.rejects
@@ -209,7 +207,6 @@ def test_positions_may_be_the_third_argument_or_left_out(layout):
         (lambda q, k: rope_of()(q, k[:, :3], torch.arange(5)), "`k` has 3 tokens but `position_ids` has 5"),
         (lambda q, k: rope_of()(q, k, torch.zeros(3, 5).long()), "batch of `position_ids` is neither 1"),
         (lambda q, k: rope_of().rotate(q, torch.arange(4)), '`x` has 5 tokens but `position_ids` has 4.*layout="bhsd"'),
-        (lambda q, k: rope_of().rotate(q, torch.arange(4), tables=False), 'layout="bhsd"'),
         (lambda q, k: rope_of()(q, k[:, :2].transpose(1, 2)), '`k` has 4 tokens but `position_ids` has 5'),
         (lambda q, k: rope_of()(*(x.transpose(1, 2) for x in (q, k[:, :, :2]))), 'If `k` is .*layout="bhsd"'),
         (lambda q, k: rope_of().rotate(q, torch.arange(5), layout="bhsd"), 'If `x` is .batch, seq.*layout="bshd"'),
@@ -246,7 +243,7 @@ def test_positions_of_16_bits_are_refused(dtype):
     calls = {
         "cos_sin": lambda: rope_of().cos_sin(ids),
         "forward": lambda: rope_of()(x, x, ids),
-        "rotate": lambda: rope_of().rotate(x, ids, tables=False),
+        "rotate": lambda: rope_of().rotate(x, ids),
         "apply": lambda: rw.apply_rotary_pos_emb(x, ids),
         "learned": lambda: LearnedFrequencies(config)(ids),
         "attention": lambda: rw.Attention(16, 2, rope=config)(x.view(1, 3, 16), position_ids=ids),
@@ -260,9 +257,8 @@ def test_positions_of_16_bits_are_refused(dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.float32, torch.float64])
 def test_other_positions_are_exact(dtype):
     """Narrow integers contain what they contain."""
-    for tables in (True, False) if not dtype.is_floating_point else (True,):
-        got = rope_of().rotate(torch.ones(1, 3, 2, 8), torch.tensor([0, 127, 3]).to(dtype), tables=tables)
-        assert torch.equal(got, rope_of().rotate(torch.ones(1, 3, 2, 8), torch.tensor([0, 127, 3]), tables=tables))
+    got = rope_of().rotate(torch.ones(1, 3, 2, 8), torch.tensor([0, 127, 3]).to(dtype))
+    assert torch.equal(got, rope_of().rotate(torch.ones(1, 3, 2, 8), torch.tensor([0, 127, 3])))
 
 
 def test_no_tokens():

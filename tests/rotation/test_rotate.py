@@ -149,7 +149,7 @@ def test_explain_backends():
 
 
 def test_arguments_are_checked_once(monkeypatch):
-    """A public call checks its tables and chooses its backend once, also for queries and keys without tables."""
+    """A public call checks its tables and chooses its backend once."""
     calls = []
     for module, name in ((checks, "check_tables"), (rotate_module, "choose")):
         plain = getattr(module, name)
@@ -163,8 +163,6 @@ def test_arguments_are_checked_once(monkeypatch):
         lambda: rw.rotate_qk(q, k, *tables, interleaved=False),
         lambda: rw.rotate_qk(q.clone(), k.clone(), *tables, interleaved=False, inplace=True),
         lambda: rope(q, k, position_ids=ids),
-        lambda: rope(q, k, position_ids=ids, tables=False),
-        lambda: rope.rotate(q, position_ids=ids, tables=False),
     ):
         call()
         assert calls == ["check_tables", "choose"]

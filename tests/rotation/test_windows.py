@@ -31,9 +31,6 @@ def test_deepseek_in_one_call():
     of_q, of_k = (x.transpose(1, 2) for x in apply_rotary_pos_emb_interleave(*heads_first, cos, sin))
     torch.testing.assert_close(found[0], torch.cat([q[..., :4], of_q], -1), atol=1e-6, rtol=0)
     torch.testing.assert_close(found[1], of_k, atol=1e-6, rtol=0)
-    without = ROPE(q, k, position_ids=IDS, rotary_offset=(4, 0), interleaved_out=False, tables=False)
-    for a, b in zip(found, without, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("backend", [None, "reference"])

@@ -21,7 +21,6 @@ from ropewalk.rope.tables import (
     check_position_ids,
     make_tables,
     text_positions,
-    turns_of,
 )
 from ropewalk.rope.values import Float, Int, Real, as_whole
 from ropewalk.rotation.backends.request import Turn
@@ -151,7 +150,6 @@ class RotaryEmbedding(nn.Module):
         rotary_offset: int | tuple[int, int] = 0,
         interleaved_out: bool | None = None,
         inplace: bool = False,
-        tables: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions and multiply them by the attention factor.
 
@@ -160,22 +158,19 @@ class RotaryEmbedding(nn.Module):
         - `position_ids`, `seq_len`: as in `cos_sin`. None: `offset`, `offset` + 1, ... for the tokens of each row, on
           every axis; not for a config with `axes_restart`, whose positions are coordinates.
         - `offset`: position of the first token, such as the number of tokens in a cache; only without `position_ids`.
-        - `tables`: False computes each angle where it is used, from an exact integer phase: on a GPU inside the
-          kernel, without tables in memory. It needs integer positions on one axis. The only error of an angle is the
-          rounding of its frequency: 2^-65 turns per token, or 2^-12 turns at position 2^53.
 
         **Returns:** queries and keys, each in its own shape and dtype.
-        **Raises:** `RopeError` as `rotate_qk` and `cos_sin` do, and if `tables=False` does not support the config.
+        **Raises:** `RopeError` as `rotate_qk` and `cos_sin` do.
         """
         position_ids = self._positions(q, "q", position_ids, offset, layout)
-        cos, sin, turn, given = self._prepared(q, position_ids, seq_len, layout, False, tables)
+        cos, sin, turn = self._prepared(q, position_ids, seq_len, layout, False)
         dim, blocks = self.config.rotary_dim, self.config.blocks
         try:
             turns = check_both(q, k, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"q": q, "k": k}, position_ids, layout, self.config.num_axes)
             raise
-        return rotate_both(q, k, *given, turns, inplace, None)
+        return rotate_both(q, k, cos, sin, turns, inplace, None)
 
     def rotate(
         self,
@@ -191,18 +186,17 @@ class RotaryEmbedding(nn.Module):
         inplace: bool = False,
         out: Tensor | None = None,
         backend: str | None = None,
-        tables: bool = True,
     ) -> Tensor:
         """Rotate one tensor as `forward` rotates queries; the other arguments are those of `rotate`."""
         position_ids = self._positions(x, "x", position_ids, offset, layout)
-        cos, sin, turn, given = self._prepared(x, position_ids, seq_len, layout, inverse, tables)
+        cos, sin, turn = self._prepared(x, position_ids, seq_len, layout, inverse)
         dim, blocks = self.config.rotary_dim, self.config.blocks
         try:
             turn = check_one(x, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace, out)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"x": x}, position_ids, layout, self.config.num_axes)
             raise
-        return rotate_one(x, *given, turn, inplace, out, backend)
+        return rotate_one(x, cos, sin, turn, inplace, out, backend)
 
     def _positions(self, x: Tensor, name: str, position_ids: Tensor | None, offset: int, layout: Layout) -> Tensor:
         """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
@@ -238,30 +232,12 @@ class RotaryEmbedding(nn.Module):
         return position_ids if self.config.num_axes == 1 else text_positions(position_ids, self.config.num_axes)
 
     def _prepared(
-        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: Layout, inverse: bool, tables: bool
-    ) -> tuple[Tensor, Tensor, Turn, tuple[Tensor, Tensor]]:
-        """Return the tables to check, a `Turn`, and what to rotate by: the tables, or positions and turns per token."""
-        scale = self.attention_factor_at(seq_len)
-        turn = Turn(self.config.interleaved, scale, inverse, layout, phases=not tables)
-        if not tables:
-            table, phases = self._phases(position_ids, seq_len)
-            return table, table, turn, phases
+        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: Layout, inverse: bool
+    ) -> tuple[Tensor, Tensor, Turn]:
+        """Return tables and a `Turn`."""
+        turn = Turn(self.config.interleaved, self.attention_factor_at(seq_len), inverse, layout)
         exact = getattr(x, "dtype", None) == torch.float64
-        both = self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32)
-        return *both, turn, both
-
-    def _phases(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return an empty table in the shape of the tables, and positions and turns per token."""
-        config = self.config
-        columns = self._columns(position_ids, seq_len)
-        if isinstance(columns, Tensor) or config.num_axes > 1 or position_ids.is_floating_point():
-            raise RopeError(
-                "RotaryEmbedding: `tables=False` needs integer positions on one axis, and one frequency for each pair.",
-                facts={"position_ids": position_ids, "axes": config.num_axes, "scaling": config.scaling},
-                cure="Leave `tables=False` out.",
-            )
-        table = torch.empty((), device=position_ids.device).expand(*position_ids.shape, len(columns))
-        return table, (position_ids.to(torch.int64), turns_of(columns, position_ids.device))
+        return *self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32), turn
 
     # A constant, because dynamo hides error messages; a method, because torch 2.11 cannot pass a config to a function.
     @constant_to_compilers

@@ -108,7 +108,7 @@ def rotate_qk(
 def rotate_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
 ) -> Tensor:
-    """Rotate one tensor by checked arguments; with `turn.phases`, `cos` and `sin` are positions and turns."""
+    """Rotate one tensor by checked arguments."""
     module = choose(x, backend, cos, sin)
     if inplace or out is not None:
         return _rotate_into(module, x, cos, sin, turn, out)

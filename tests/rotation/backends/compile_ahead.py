@@ -78,7 +78,6 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
         "rotate in blocks": lambda: backend.rotate(
             [q, k], cos, cos, turn._replace(interleaved=False, blocks=(24, 20, 20))
         ),
-        "rotate by positions": lambda: backend.rotate([q, k], positions, positions, turn._replace(phases=True)),
         "norm": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, None),
         "norm into a cache": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, store),
         "norm of all heads into a cache": lambda: backend.norm_rotate(q, k, cos, cos, turn, joint, store),

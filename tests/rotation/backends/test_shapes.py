@@ -136,11 +136,10 @@ def check_promise(got: torch.Tensor, right: np.ndarray, lengths: np.ndarray) -> 
         assert over[at] <= 0, (at, found[at], right[at])
 
 
-@pytest.mark.parametrize("tables", [True, False], ids=["tables", "phases"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", truth.FORMATS, ids=str)
-def test_the_promise(dtype, interleaved, tables, place):
-    """Unit-normal features at any position, forward and backward, by tables and by integer phases."""
+def test_the_promise(dtype, interleaved, place):
+    """Unit-normal features at any position, forward and backward."""
     shape = (1, len(POSITIONS), HEADS, DIM)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(place.device, dtype)
     positions = torch.from_numpy(POSITIONS).to(place.device)
@@ -148,10 +147,10 @@ def test_the_promise(dtype, interleaved, tables, place):
         rope = rw.RotaryEmbedding(rw.RopeConfig(DIM, interleaved=interleaved, theta=theta))
         cos, sin = np.cos(angles(theta)), np.sin(angles(theta))
         for inverse in (False, True):
-            turned = rope.rotate(x, position_ids=positions, inverse=inverse, backend=place.backend, tables=tables)
+            turned = rope.rotate(x, position_ids=positions, inverse=inverse, backend=place.backend)
             check_promise(turned, *truth.turn(truth.wide(x), cos, sin, interleaved=interleaved, inverse=inverse))
         leaf = torch.zeros_like(x).requires_grad_()
-        there = rope.rotate(leaf, position_ids=positions, backend=place.backend, tables=tables)
+        there = rope.rotate(leaf, position_ids=positions, backend=place.backend)
         back = torch.autograd.grad(there, leaf, x)[0]
         check_promise(back, *truth.turn(truth.wide(x), cos, sin, interleaved=interleaved, inverse=True))
 

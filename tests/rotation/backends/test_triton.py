@@ -1,4 +1,4 @@
-"""What only the Triton backend has: launches, plans, grids, exact phases, compiled code. Without a GPU interpreted."""
+"""What only the Triton backend has: launches, plans, grids, compiled code. Without a GPU interpreted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rope.tables import turns_of
 from ropewalk.rotation.backends import triton as backend
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from tests import oracle
 from tests.rotation.backends.calls import Call, Lie
 from tests.rotation.backends.norms import NormCall, check_gradients, check_norm, check_store
 from tests.rotation.backends.places import PLACES
@@ -54,11 +51,9 @@ def test_one_launch_for_queries_and_keys(launches):
     q, k, (cos, sin) = some(2, 3, 4, 8), some(2, 3, 2, 8), tables(3, 4)
     weight, cache = some(8), torch.zeros(2, 2, 5, 8, device=DEVICE)
     norm, slots = Norm(weight, weight, 1e-6), torch.arange(3, device=DEVICE)[None]
-    positions = torch.arange(3, device=DEVICE)
     for call in (
         lambda: backend.rotate([q, k], cos, sin, HALF),
         lambda: backend.rotate([q, k], cos, sin, HALF, [q.clone(), k.clone()]),
-        lambda: backend.rotate([q, k], positions, torch.arange(4, device=DEVICE), HALF._replace(phases=True)),
         lambda: backend.norm_rotate(q, k, cos, sin, HALF, norm, None),
         lambda: backend.norm_rotate(q, k, cos, sin, HALF, norm, Store(cache, cache.clone(), k, slots)),
         lambda: backend.norm_rotate_backward((q, k), q, k, cos, sin, HALF, norm),
@@ -153,48 +148,6 @@ def test_bfloat16_is_rounded_to_the_nearest():
     right = cos.to(BF16)
     assert torch.equal(got.isnan(), right.isnan())
     assert torch.equal(got.nan_to_num(7.0), right.nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("theta", [1e4, 5e5, 1e7])
-def test_positions_without_tables(theta):
-    """cos and sin within 1e-6 of the truth at 60 digits, at positions to 10,000,000, below 0, and beyond 2^31."""
-    more = torch.randint(0, 10_000_001, (20,), generator=torch.Generator().manual_seed(1)).tolist()
-    positions = np.array(FAR + more)
-    x = torch.zeros(1, len(positions), 1, 64, device=DEVICE)
-    x[..., :32] = 1
-    rope = rw.RotaryEmbedding(rw.RopeConfig(64, interleaved=False, theta=theta))
-    for ids in (torch.from_numpy(positions), torch.from_numpy(np.stack([positions, positions[::-1]]))):
-        rows = x.expand(2, -1, -1, -1) if ids.ndim == 2 else x
-        got = rope.rotate(rows, position_ids=ids.to(DEVICE), tables=False, backend="triton")
-        for row, each in zip(got.cpu(), ids.expand(len(rows), -1).numpy(), strict=True):
-            angle = oracle.angles(each, theta, 64)
-            off = np.abs(row[:, 0].double().numpy() - np.concatenate([np.cos(angle), np.sin(angle)], axis=-1))
-            assert off[np.abs(each) <= 10_000_000].max() <= 2e-7
-            assert off.max() <= 1e-6
-
-
-@pytest.mark.parametrize(("layout", "interleaved"), [("bshd", False), ("bhsd", True), ("thd", False)])
-def test_positions_in_every_variant(layout, interleaved):
-    """Queries and fewer keys, a part of the features, scale and direction, each dtype: as the truth has it."""
-    positions = np.array([[7, 0, 3, 9_000_000, 5]])
-    if layout != "thd":
-        positions = np.concatenate([positions, positions + 3])
-    ids, config = torch.from_numpy(positions).to(DEVICE), rw.RopeConfig(10, interleaved=interleaved)
-    angle = oracle.angles(positions, config.theta, 10).reshape(*positions.shape, 1, 5)
-    turns = turns_of(tuple(rw.inverse_frequencies(config).inv_freq[0].tolist()), ids.device)
-    for dtype, inverse, bound in ((torch.float64, False, 1e-8), (torch.float32, True, 1e-6), (BF16, False, 2.0**-6)):
-        turn = Turn(interleaved, 0.75, inverse, layout, phases=True)
-        xs = [some(*positions.shape, heads, 12, dtype=dtype) for heads in (3, 1)]
-        placed = {"bshd": lambda x: x, "bhsd": lambda x: x.transpose(1, 2), "thd": lambda x: x[0]}[layout]
-        found = backend.rotate([placed(x) for x in xs], ids[0] if layout == "thd" else ids, turns, turn)
-        for x, got in zip(xs, found, strict=True):
-            right = x.double().cpu().numpy().copy()
-            right[..., :10] = 0.75 * oracle.rotate(
-                right[..., :10], -angle if inverse else angle, interleaved=interleaved
-            )
-            np.testing.assert_allclose(got.double().cpu().numpy(), placed(torch.from_numpy(right)).numpy(), rtol=0,
-                                       atol=bound)  # fmt: skip
-            assert same_bits(got[..., 10:], placed(x)[..., 10:])
 
 
 def test_weights_gradients_never_vary():

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rope.dispatch import new_like, reasons_for_mathematics, reasons_for_torchs_product
-from ropewalk.rope.tables import phase_tables
 from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
 
 name = "cpu"
@@ -41,8 +40,6 @@ def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """Rotate one or two tensors in one call to the kernel."""
-    if turn.phases:
-        cos, sin = phase_tables(cos[..., None], sin, torch.float64 if xs[0].dtype == torch.float64 else torch.float32)
     cos, sin = _tables(xs[0], cos, sin)
     results = [new_like(x) for x in xs] if outs is None else list(outs)
     if len(xs) == 1:
@@ -86,7 +83,7 @@ def norm_rotate_backward(
 
 def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
     """Return the first arguments of every kernel."""
-    interleaved, scale, inverse, layout, _, written, first, blocks = turn
+    interleaved, scale, inverse, layout, written, first, blocks = turn
     where: object = _LAYOUTS[layout]
     if first or blocks or joint or written is not None:
         where = (where, turn.written, first, blocks, joint)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.rope.tables import phase_tables
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
 
 name = "reference"
@@ -29,8 +28,6 @@ def rotate(
 
     Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
-    if turn.phases:
-        cos, sin = phase_tables(cos[..., None], sin, _compute_dtype(xs[0]))
     rotated = [_rotate(x, cos, sin, turn) for x in xs]
     return rotated if outs is None else [out.copy_(new) for out, new in zip(outs, rotated, strict=True)]
 

@@ -12,8 +12,6 @@ class Turn(NamedTuple):
     """The options of a rotation: pairing, factor, direction and layout.
 
     - `interleaved`, `interleaved_out` (None: the same): pairing of the input and of the result.
-    - `phases`: without tables. cos is replaced by position ids, int64 `[seq]` or `[batch or 1, seq]`, and sin by the
-      revolutions per token of each pair in units of 2^-64, int64 `[pairs]`.
     - `first`: the first rotated feature.
     - `blocks`, for half-split pairs: the number of pairs in each block of features that is split separately; () for one
       block.
@@ -23,7 +21,6 @@ class Turn(NamedTuple):
     scale: float
     inverse: bool
     layout: str
-    phases: bool = False
     interleaved_out: bool | None = None
     first: int = 0
     blocks: tuple[int, ...] = ()

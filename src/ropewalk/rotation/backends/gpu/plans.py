@@ -38,7 +38,7 @@ class Constants(NamedTuple):
     - `interleaved`, `interleaved_out`: pairing of the input and of the result. `block_starts`, `block_pairs`: first
       pair and pairs of each block of features that is half-split separately; () for one block.
     - `group`: tokens of the tiles that run next to each other.
-    - `of_heads`: tables differ between heads. `repeat`: see `table_rows`. `phases`: positions instead of tables.
+    - `of_heads`: tables differ between heads. `repeat`: see `table_rows`.
     - `normed`, `stored`: with RMSNorm, into a cache. `joint`: one norm over all heads of a token.
     - `align`, `table_align`: powers of two that divide the strides between rows.
     - `compute`: dtype of the arithmetic. `interpreted`: in numpy.
@@ -57,7 +57,6 @@ class Constants(NamedTuple):
     block_pairs: tuple[int, ...]
     of_heads: bool
     repeat: bool
-    phases: bool
     normed: bool
     stored: bool
     joint: bool
@@ -136,12 +135,10 @@ Pair = tuple[Tensor, Tensor]
 def rotation_plan(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, pairs: int, turn: Turn, inplace: bool
 ) -> LaunchPlan:
-    """Plan the rotation of one or two tensors by tables, or with `turn.phases` by positions in place of `cos`."""
-    strides = _position_strides(cos) if turn.phases else table_strides(cos, turn.layout)
+    """Plan the rotation of one or two tensors."""
+    strides = table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
     constants = _constants(xs[0], [*xs, *outs], pairs, strides, tiles, turn)
-    if turn.phases:
-        constants = constants._replace(phases=True, repeat=False)  # computed angles are shared
     if inplace:
         constants = constants._replace(sections=1)
     values = {
@@ -178,7 +175,7 @@ def norm_plan(
         values["k_out_strides"] = token_strides(store.keys, "bhsd")
         values["value_strides"] = token_strides(store.values, "bhsd")
         values["fresh_strides"] = token_strides(store.fresh, turn.layout)
-        values["slot_strides"] = _position_strides(store.slots)[:2]
+        values["slot_strides"] = store.slots.stride(0) if len(store.slots) > 1 else 0, store.slots.stride(1)
     return LaunchPlan(
         norm_rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block)
     )
@@ -250,7 +247,6 @@ def _constants(
         block_pairs=turn.blocks,
         of_heads=strides[2] != 0,
         repeat=not _shares_angles(x, turn),
-        phases=False,
         normed=True,
         stored=False,
         joint=False,
@@ -306,14 +302,6 @@ def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
 def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
     """Return batch and tokens of a tensor; packed tokens are one sequence."""
     return (1, x.shape[0]) if layout == "thd" else (x.shape[0], x.shape[2 if layout == "bhsd" else 1])
-
-
-def _position_strides(position_ids: Tensor) -> tuple[int, int, int]:
-    """Return strides of batch, token and head of `[seq]` or `[batch or 1, seq]`."""
-    strides = position_ids.stride()
-    if position_ids.ndim == 1:
-        return 0, strides[0], 0
-    return strides[0] if position_ids.shape[0] > 1 else 0, strides[1], 0
 
 
 def _processors(device: torch.device) -> int:

@@ -12,17 +12,8 @@ Strides are (batch, token, head, feature). Masked elements are read as 0 and nev
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
-
-# Radians in 1 / 2^32 (2^64) of a revolution.
-_RADIANS_32 = tl.constexpr(2 * math.pi / 2**32)
-_RADIANS_64 = tl.constexpr(2 * math.pi / 2**64)
-# Taylor coefficients: within pi/4 of 0 the first missing term is below 2e-9, far less than float32's rounding.
-_S3, _S5, _S7, _S9 = (tl.constexpr((-1) ** (n // 2) / math.factorial(n)) for n in (3, 5, 7, 9))
-_C2, _C4, _C6, _C8, _C10 = (tl.constexpr((-1) ** (n // 2) / math.factorial(n)) for n in (2, 4, 6, 8, 10))
 
 
 @triton.jit
@@ -157,36 +148,12 @@ def table_rows(batch, heads, tokens, mask, length, strides, C: tl.constexpr, TIL
 
 @triton.jit
 def angles(cos, sin, rows, mask, cos_scale, sin_scale, C: tl.constexpr):
-    """Return scaled cos and sin of a tile, `[1 or heads, tokens, block]`: from tables, or computed from positions.
-
-    With `phases`, `cos` contains one position per row, and `sin` each pair's revolutions per token in units of 2^-64,
-    int64. Their product modulo 2^64 is the exact phase. Its nearest quarter selects the quadrant; the rest, at most
-    pi/4, is exact in float32 (for which its upper 32 bits are enough: 1.5e-9 radians).
-    """
+    """Return scaled cos and sin of a tile, `[1 or heads, tokens, block]`."""
     BLOCK: tl.constexpr = C.block
     pair = tl.arange(0, BLOCK)[None, None, :]
-    if C.phases:
-        turns = tl.load(sin + pair, mask=pair < C.pairs, other=0)
-        phase = tl.load(cos + rows, mask=mask, other=0).to(tl.int64) * turns
-        if C.compute == tl.float64:
-            quarter = (phase + (1 << 61)) >> 62
-            angle = (phase - (quarter << 62)).to(tl.float64) * tl.full([1, 1, 1], _RADIANS_64, tl.float64)
-            c, s = tl.cos(angle), tl.sin(angle)
-        else:
-            upper = (phase >> 32).to(tl.int32)
-            quarter = (upper + (1 << 29)) >> 30
-            angle = (upper - (quarter << 30)).to(tl.float32) * _RADIANS_32
-            z = angle * angle
-            c = ((((z * _C10 + _C8) * z + _C6) * z + _C4) * z + _C2) * z + 1.0
-            s = (((z * _S9 + _S7) * z + _S5) * z + _S3) * z * angle + angle
-        odd = (quarter & 1) != 0
-        c, s = tl.where(odd, s, c), tl.where(odd, c, s)
-        c = tl.where(((quarter + 1) & 2) != 0, -c, c)
-        s = tl.where((quarter & 2) != 0, -s, s)
-    else:
-        inside = mask & (pair < C.pairs)
-        c = tl.load(cos + rows + pair, mask=inside, other=0.0).to(C.compute)
-        s = tl.load(sin + rows + pair, mask=inside, other=0.0).to(C.compute)
+    inside = mask & (pair < C.pairs)
+    c = tl.load(cos + rows + pair, mask=inside, other=0.0).to(C.compute)
+    s = tl.load(sin + rows + pair, mask=inside, other=0.0).to(C.compute)
     return c * tl.full([1, 1, 1], cos_scale, C.compute), s * tl.full([1, 1, 1], sin_scale, C.compute)
 
 
