@@ -151,7 +151,7 @@ def by_trainer(method: str, folder: Path, rank: int) -> dict[str, Any]:
     dist.barrier()
     back = LlamaForCausalLM.from_pretrained(out)
     found["rope"] = back.config.rope_parameters["rope_type"]
-    with torch.no_grad(), rw.attachment.attached(back):
+    with torch.no_grad(), rw.attach(back):
         expected = whole(IDS[:1]).logits
         found["saved"] = float((back(IDS[:1]).logits - expected).abs().max() / expected.abs().max())
     return found

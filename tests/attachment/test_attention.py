@@ -58,7 +58,7 @@ def test_every_method_is_that_of_our_decoder(llama, decoder, method):
     ids = IDS[:, :128]
     positions = METHODS[method].positions(decoder.config.positions, Reach(64, 256))
     expected = decoder.with_positions(rope=positions.ropes, extension=positions.extensions)(ids, seq_len=256)
-    with rw.attachment.attached(llama, method, target=256):
+    with rw.attach(llama, method, target=256):
         assert (outputs_of(llama, ids) - expected).abs().max() <= 1e-4
     if METHODS[method].extends:
         assert (outputs_of(llama, ids) - expected).abs().max() > 0.1
@@ -67,7 +67,7 @@ def test_every_method_is_that_of_our_decoder(llama, decoder, method):
 @torch.no_grad()
 def test_a_rope_for_each_layer(llama, decoder):
     """Layers that share a rotary module get ropes of their own, and one of them none."""
-    with rw.attachment.attached(llama) as handle:
+    with rw.attach(llama) as handle:
         one = handle.own.ropes[0]
         ropes = (one, replace(one, theta=500.0), None, replace(one, theta=90.0))
         handle.set_positions(handle.own.with_rope(ropes))
@@ -107,7 +107,7 @@ def test_decoding_equals_the_full_forward(name):
     """Each family with its windows, sinks, softcap, NoPE layers, grouped queries and latent attention."""
     model = small_model(name)
     own = outputs_of(model, IDS)
-    with rw.attachment.attached(model) as handle:
+    with rw.attach(model) as handle:
         rules = RULES[:4] if name == "llama" else [RULES[1], RULES[3]]
         for rule in rules:
             if rule.remaps and name in WINDOWED:
@@ -120,7 +120,7 @@ def test_decoding_equals_the_full_forward(name):
 @pytest.mark.parametrize("rule", [RULES[0], RULES[2], RULES[4]])
 def test_gradients_and_the_kernel_agree(llama, rule):
     """With gradients the scores are written out; without, kernels serve: one loss, and a slope that is its own."""
-    with rw.attachment.attached(llama) as handle:
+    with rw.attach(llama) as handle:
         handle.set_positions(under(handle.own, rule))
         with torch.no_grad():
             quick = llama(input_ids=IDS, labels=IDS).loss
@@ -148,7 +148,7 @@ def test_packed_documents(llama):
     """Documents in one row, told apart by position ids that start again, are counted each by itself."""
     positions = torch.cat([torch.arange(60), torch.arange(90)])[None]
     row = IDS[1:]
-    with rw.attachment.attached(llama) as handle:
+    with rw.attach(llama) as handle:
         handle.set_positions(under(handle.own, RULES[1]))
         packed = outputs_of(llama, row, position_ids=positions, use_cache=False)
         alone = torch.cat([outputs_of(llama, row[:, :60]), outputs_of(llama, row[:, 60:])], 1)
@@ -165,7 +165,7 @@ def test_a_static_cache(llama, monkeypatch, by_kernel):
     if not by_kernel:
         monkeypatch.setattr("ropewalk.layers.remap.choose_attention", lambda *tensors, **_: reference)
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    with rw.attachment.attached(llama, "self-extend", target=256):
+    with rw.attach(llama, "self-extend", target=256):
         cache = StaticCache(config=llama.config, max_cache_len=200)
         made = llama.generate(IDS, **{cache_argument(llama): cache}, disable_compile=True, **options)
         assert torch.equal(made, llama.generate(IDS, **options))
@@ -179,7 +179,7 @@ def test_only_this_model_and_only_while_attached(llama):
     other.load_state_dict(llama.state_dict())
     own = outputs_of(other, IDS)
     before = [set(vars(module)) for module in llama.modules()]
-    with rw.attachment.attached(llama, "dca", target=256):
+    with rw.attach(llama, "dca", target=256):
         assert torch.equal(outputs_of(other, IDS), own)
         assert llama.config._attn_implementation == other.config._attn_implementation == "sdpa"
         changed = outputs_of(llama, IDS)
@@ -208,7 +208,7 @@ def test_our_kernel_serves(name, monkeypatch):
     padded = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     tokens = model.generate(IDS, **options)
-    with rw.attachment.attached(model, kernels=True):
+    with rw.attach(model, kernels=True):
         assert (outputs_of(model, IDS) - expected).abs().max() <= 1e-4
         ours = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
         assert (ours - padded)[MASK.bool()].abs().max() <= 1e-4
@@ -228,7 +228,7 @@ def test_windowed_layers_keep_their_rope(name):
     model = small_model(name)
     own = outputs_of(model, IDS)
     short = outputs_of(model, IDS[:, :8])
-    with rw.attachment.attached(model, "yarn" if name == "gemma2" else "pi", target=256) as handle:
+    with rw.attach(model, "yarn" if name == "gemma2" else "pi", target=256) as handle:
         windowed = [window is not None for window in handle.positions.sliding_windows]
         assert windowed == [True, False, True, False]
         first = handle.own.ropes[0]
@@ -253,22 +253,22 @@ def test_windowed_layers_keep_their_rope(name):
 def test_what_cannot_be_told_is_refused(llama):
     """Flash's masks, axes that differ, extensions where no layer can take them."""
     model = small_model("qwen2_vl_text")
-    with rw.attachment.attached(model, "rerope", target=256):
+    with rw.attach(model, "rerope", target=256):
         ids = torch.stack([torch.arange(150), torch.arange(150) // 5, torch.arange(150) % 5])[:, None]
         with pytest.raises(rw.RopeError, match="plain text"):
             outputs_of(model, IDS[:1], position_ids=ids)
     with (
-        rw.attachment.attached(small_model("cohere2")) as handle,
+        rw.attach(small_model("cohere2")) as handle,
         pytest.raises(rw.RopeError, match="attention to all earlier tokens"),
     ):
         handle.set_positions(replace(handle.own, extensions=(RULES[0], None, None, None)))
-    with rw.attachment.attached(small_model("smollm3")) as handle, pytest.raises(rw.RopeError, match="neither a rope"):
+    with rw.attach(small_model("smollm3")) as handle, pytest.raises(rw.RopeError, match="neither a rope"):
         handle.set_positions(replace(handle.own, extensions=(None, None, None, RULES[0])))
     shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     falcon = AutoModelForCausalLM.from_config(FalconConfig(**shape, max_position_embeddings=64))
     with pytest.raises(rw.RopeError, match="depends on the name"):  # its attention asks for sdpa
         rw.attach(falcon, "log-n", target=256)
-    with rw.attachment.attached(llama) as handle:
+    with rw.attach(llama) as handle:
         llama.config._attn_implementation_internal = "flex_attention"
         try:
             with pytest.raises(rw.RopeError, match="only the masks"):
@@ -291,7 +291,7 @@ def test_an_indexer_that_asks_for_the_functions_name_is_refused():
             rw.attach(model, method, target=None if method is None else 256, kernels=method is None)
     assert attachment_of(model) is None
     assert torch.equal(outputs_of(model, ids), plain)
-    with rw.attachment.attached(model, "yarn", target=256):  # a method of frequencies changes no function
+    with rw.attach(model, "yarn", target=256):  # a method of frequencies changes no function
         assert not torch.equal(outputs_of(model, ids), plain)
 
 
@@ -306,14 +306,14 @@ def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
         return by_kernel(*given)
 
     monkeypatch.setattr(live_attention.LayerAttention, "_by_kernel", spy)
-    with rw.attachment.attached(llama, kernels=True):
+    with rw.attach(llama, kernels=True):
         outputs_of(llama, IDS)
         assert len(served) > 0
         served.clear()
         outputs_of(llama, IDS, indices=torch.zeros(1))
         assert served == []
     with (
-        rw.attachment.attached(llama, "self-extend", target=256),
+        rw.attach(llama, "self-extend", target=256),
         pytest.raises(rw.RopeError, match="methods in attention do not support some arguments"),
     ):
         outputs_of(llama, IDS, indices=torch.zeros(1))
@@ -334,7 +334,7 @@ def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
 def test_flex_attention_chosen_after_attaching_is_refused():
     """Its masks are no tensors."""
     model = small_model("llama")
-    with rw.attachment.attached(model, "log-n", target=256):
+    with rw.attach(model, "log-n", target=256):
         model.set_attn_implementation("flex_attention")
         with pytest.raises(rw.RopeError, match=r"(?s)only masks.*BlockMask"):
             outputs_of(model, IDS[:1])
@@ -348,7 +348,7 @@ def test_ropes_and_tables_are_built_once(name: str, method: str, monkeypatch: py
     for layers in (2, 4):
         model, counts = small_model(name, num_hidden_layers=layers), dict.fromkeys(built, 0)
         ids = torch.randint(3, 64, (1, 60), generator=torch.Generator().manual_seed(1))
-        with rw.attachment.attached(model, method, target=256), monkeypatch.context() as patched:
+        with rw.attach(model, method, target=256), monkeypatch.context() as patched:
             model(ids)
             for part, (owner, function) in PARTS.items():
                 own = getattr(owner, function)

@@ -75,7 +75,7 @@ def test_hooks_survive_detach(llama):
     calls.clear()
     assert torch.equal(outputs_of(model, IDS), own)
     assert calls == ["before", "accelerate", "after"]
-    with rw.attachment.attached(model, "yarn", target=256):
+    with rw.attach(model, "yarn", target=256):
         assert torch.equal(outputs_of(model, IDS), changed)
         remove_hook_from_module(rotary)  # puts what it wrapped, ours, into the place of the forward
     assert torch.equal(outputs_of(model, IDS), own)
@@ -86,7 +86,7 @@ def test_a_forward_that_was_wrapped_by_hand(llama):
     """A wrapper of the attached forward stays after `detach`, and calls the model's own."""
     model, calls = copy.deepcopy(llama), []
     rotary = model.model.rotary_emb
-    with rw.attachment.attached(model, "yarn", target=256) as handle:
+    with rw.attach(model, "yarn", target=256) as handle:
         inside = rotary.forward
         rotary.forward = lambda *args, **options: calls.append(1) or inside(*args, **options)
         changed = outputs_of(model, IDS)
@@ -103,7 +103,7 @@ def test_copies(llama, tmp_path):
     `torch.save` of a whole model would write functions of this process, and is refused with the cure.
     """
     own = outputs_of(llama, IDS)
-    with rw.attachment.attached(llama, "yarn", target=256):
+    with rw.attach(llama, "yarn", target=256):
         changed = outputs_of(llama, IDS)
         shallow, inner = copy.copy(llama), copy.deepcopy(llama.model)
         shallow.save_pretrained(tmp_path / "attached")
@@ -128,7 +128,7 @@ def test_a_model_inside_an_attached_wrapper_saves_the_method(tmp_path):
     from peft import LoraConfig, get_peft_model
 
     wrapper = get_peft_model(small_model("llama"), LoraConfig(r=2, target_modules=["q_proj"]))
-    with rw.attachment.attached(wrapper, "yarn", target=256):
+    with rw.attach(wrapper, "yarn", target=256):
         wrapper.merge_and_unload().save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
 
@@ -139,7 +139,7 @@ def test_a_saved_model_is_the_attached_one(tmp_path, method):
     """Loaded by transformers alone, with its float32 angles; the live config stays as it was."""
     model = small_model("llama")
     own, stated = outputs_of(model, IDS), dict(model.config.rope_parameters)
-    with rw.attachment.attached(model, method, target=256):
+    with rw.attach(model, method, target=256):
         expected = outputs_of(model, IDS)
         model.save_pretrained(tmp_path)
         assert (model.config.rope_parameters, model.config.max_position_embeddings) == (stated, 64)
@@ -156,7 +156,7 @@ def test_a_saved_model_is_the_attached_one(tmp_path, method):
 def test_blocks_by_layer_type(tmp_path):
     """Gemma 3: full layers get the method's block, windowed ones keep theirs."""
     model = small_model("gemma3_text")
-    with rw.attachment.attached(model, "yarn", target=256):
+    with rw.attach(model, "yarn", target=256):
         expected = outputs_of(model, IDS)
         model.save_pretrained(tmp_path)
     block = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
@@ -178,11 +178,11 @@ def test_an_unknown_family_is_refused_with_its_class_and_file():
 @torch.no_grad()
 def test_what_a_config_cannot_say_is_refused(tmp_path):
     """Methods in attention, and ropes that differ where a config has one; nothing is written."""
-    with rw.attachment.attached(model := small_model("llama"), "self-extend", target=256):
+    with rw.attach(model := small_model("llama"), "self-extend", target=256):
         with pytest.raises(rw.RopeError, match="`self-extend` cannot be written"):
             model.save_pretrained(tmp_path / "a")
         assert outputs_of(model, IDS).isfinite().all()
-    with rw.attachment.attached(model := small_model("gemma2"), "yarn", target=256) as handle:
+    with rw.attach(model := small_model("gemma2"), "yarn", target=256) as handle:
         assert [rope.scaling is None for rope in handle.ropes] == [True, False, True, False]
         with pytest.raises(rw.RopeError, match="one rope for all layers"):
             model.save_pretrained(tmp_path / "b")
@@ -236,7 +236,7 @@ def test_readmes_python(outliers, tmp_path, monkeypatch, capsys):
 def test_outliers_among_special_tokens_are_not_read(outliers, method):
     """At the first tokens of this vocabulary rounding alone moves a logit by more than 5 % of the largest."""
     model = AutoModelForCausalLM.from_pretrained(outliers)
-    with rw.attachment.attached(model, method, target=256) as handle:
+    with rw.attach(model, method, target=256) as handle:
         assert handle.attached
 
 

@@ -63,7 +63,7 @@ def test_tables_are_exact_far_away():
     """At a million tokens the tables are those of the frequencies in float64; the class's own angles are float32."""
     model, ids = live(), torch.tensor([[1_000_003]])
     frequencies = model.rotary_emb.inv_freq.double() * ALPHA.double().exp()
-    with rw.attachment.attached(model) as handle:
+    with rw.attach(model) as handle:
         exact = rw.inverse_frequencies(handle.ropes[0]).inv_freq[0]
         cos, _ = model.rotary_emb(torch.zeros(1), ids)
     torch.testing.assert_close(exact, frequencies, rtol=1e-6, atol=0)
@@ -128,7 +128,7 @@ def test_the_composite_model_and_its_files(tmp_path):
         for weight in model.parameters():
             weight.normal_(std=0.3)
         model.model.language_model.rotary_emb.alpha.data.copy_(ALPHA)
-    with rw.attachment.attached(model) as handle:
+    with rw.attach(model) as handle:
         own = handle.ropes[0]
         assert handle.ropes[3] is None
     assert check(model) == ()

@@ -35,7 +35,7 @@ def test_exact_at_any_position(name):
     """Attached, the logits are those of before, and a shift of all positions by 1,000,000 moves none."""
     model = small_model(name)
     before, far = outputs_of(model, IDS), outputs_of(model, IDS, position_ids=FAR)
-    with rw.attachment.attached(model) as handle:
+    with rw.attach(model) as handle:
         near = outputs_of(model, IDS)
         assert (near - before).abs().max() <= 1e-4
         assert (outputs_of(model, IDS, position_ids=FAR) - near).abs().max() <= 1e-4
@@ -47,12 +47,12 @@ def test_exact_at_any_position(name):
 
 def test_layers_know_their_ropes_and_windows():
     """Layers without rotation have no rope, and full layers no window, also where every module holds the number."""
-    with rw.attachment.attached(small_model("exaone4")) as handle:
+    with rw.attach(small_model("exaone4")) as handle:
         assert [rope is not None for rope in handle.ropes] == [True, False, True, False]
         assert handle.positions.sliding_windows == (8, None, 8, None)
-    with rw.attachment.attached(small_model("gemma3_text")) as handle:
+    with rw.attach(small_model("gemma3_text")) as handle:
         assert [rope.theta for rope in handle.ropes] == [1e4, 1e6, 1e4, 1e6]
-    with rw.attachment.attached(small_model("qwen2")) as handle:
+    with rw.attach(small_model("qwen2")) as handle:
         assert handle.positions.sliding_windows == (None, None, 8, 8)
 
 
@@ -85,7 +85,7 @@ def test_methods_are_those_of_transformers(name, method):
     theirs = AutoModelForCausalLM.from_config(config).eval()
     theirs.load_state_dict(plain.state_dict())
     ids = torch.randint(3, 64, (1, 256))
-    with rw.attachment.attached(plain, method, target=256):
+    with rw.attach(plain, method, target=256):
         ours = outputs_of(plain, ids)
     expected = outputs_of(theirs, ids)
     assert (ours - expected).abs().max() <= 2e-4
@@ -102,7 +102,7 @@ def test_generation_under_yarn_equals_transformers(llama):
     mask = torch.ones_like(ids)
     mask[0, :13] = 0
     options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
-    with rw.attachment.attached(llama, "yarn", target=256):
+    with rw.attach(llama, "yarn", target=256):
         ours = llama.generate(ids, **options)
     assert torch.equal(ours, theirs.generate(ids, **options))
     assert not torch.equal(ours, llama.generate(ids, **options))
@@ -114,7 +114,7 @@ def test_axes_of_multimodal_positions():
     model = small_model("qwen2_vl_text")
     ids = torch.stack([torch.arange(24), torch.arange(24) // 5, torch.arange(24) % 5])[:, None]
     before = outputs_of(model, IDS, position_ids=ids)
-    with rw.attachment.attached(model):
+    with rw.attach(model):
         assert (outputs_of(model, IDS, position_ids=ids) - before).abs().max() <= 1e-4
         assert (outputs_of(model, IDS) - before).abs().max() > 0.1
 
@@ -128,7 +128,7 @@ def test_a_cast_model_gets_the_frequencies_that_its_config_says():
     angles = 4095 * 10_000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
     truth = torch.cat([angles, angles]).cos()
     assert (module(x, positions)[0][0, 0].double() - truth).abs().max() > 0.5
-    with rw.attachment.attached(model):
+    with rw.attach(model):
         cos, sin = module(x, positions)
         assert cos.dtype == sin.dtype == torch.bfloat16
         assert (cos[0, 0].double() - truth).abs().max() <= 2**-8
@@ -160,7 +160,7 @@ def test_tables_that_turn_forwards_for_a_class_that_turns_back(monkeypatch):
     from ropewalk.attachment import tables
 
     model = small_model("nanochat")
-    with rw.attachment.attached(model) as handle:
+    with rw.attach(model) as handle:
         assert all(frequency < 0 for rope in handle.ropes for frequency in rope.inv_freq)
         _, sin = model.model.rotary_emb(torch.zeros(1, 1), torch.tensor([[1]]))
         assert sin[0, 0, 0].item() == pytest.approx(math.sin(1.0), abs=1e-7)
@@ -192,7 +192,7 @@ def test_blocks_that_several_layer_types_share(tmp_path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     before = outputs_of(model, IDS)
-    with rw.attachment.attached(model, "yarn", target=128) as handle:
+    with rw.attach(model, "yarn", target=128) as handle:
         assert [rope.theta for rope in handle.ropes] == [10_000.0, 160_000.0, 160_000.0]
         assert handle.positions.sliding_windows == (8, None, None)
         under = outputs_of(model, IDS)
@@ -207,12 +207,12 @@ def test_lengths_follow_the_call_or_are_fixed():
     model = small_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     module, x = model.model.rotary_emb, torch.zeros(1, 1)
     expected = {n: module(x, torch.arange(n)[None])[0][0, :8] for n in (200, 100, 8)}  # growth first: it has a state
-    with rw.attachment.attached(model) as handle:
+    with rw.attach(model) as handle:
         for n in (8, 200):
             torch.testing.assert_close(module(x, torch.arange(n)[None])[0][0, :8], expected[n], atol=1e-5, rtol=0)
         handle.seq_len = 200
         torch.testing.assert_close(module(x, torch.arange(8)[None])[0][0], expected[200], atol=1e-5, rtol=0)
-    with rw.attachment.attached(small_model("llama"), "dynamic", target=256) as handle:
+    with rw.attach(small_model("llama"), "dynamic", target=256) as handle:
         assert handle.seq_len == 256
 
 
@@ -226,7 +226,7 @@ def test_compiled_without_graph_break(method, layers):
     tests/layers/test_extensions.py compiles every extension.
     """
     llama = small_model("llama", num_hidden_layers=layers)
-    with rw.attachment.attached(llama, method, target=256), torch.no_grad():
+    with rw.attach(llama, method, target=256), torch.no_grad():
         torch.compiler.reset()
         compiled = torch.compile(llama, backend="eager", fullgraph=True)
         assert (compiled(IDS).logits - outputs_of(llama, IDS)).abs().max() <= 1e-5
@@ -234,7 +234,7 @@ def test_compiled_without_graph_break(method, layers):
 
 def test_positions_of_any_kind(llama):
     """`set_positions` puts other ropes into a live model, and refuses what its modules cannot say, unchanged."""
-    with rw.attachment.attached(llama) as handle:
+    with rw.attach(llama) as handle:
         theirs = handle.own.ropes[0]
         faster = replace(theirs, theta=500.0)
         handle.set_positions(handle.own.with_rope(faster))
@@ -263,7 +263,7 @@ def test_refusals(llama):
         rw.attach(llama, "yarn")
     with pytest.raises(rw.RopeError, match="beyond the trained length"):
         rw.attach(llama, "yarn", target=64)
-    with rw.attachment.attached(llama), pytest.raises(rw.RopeError, match="already attached"):
+    with rw.attach(llama), pytest.raises(rw.RopeError, match="already attached"):
         rw.attach(llama)
     assert attachment_of(llama) is None
     assert not any(isinstance(vars(module).get("forward"), TablesForward) for module in llama.modules())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from ropewalk.attachment import attached, attachment_of
+from ropewalk.attachment import attachment_of
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
@@ -191,7 +191,7 @@ def test_a_model_whose_rotation_cannot_be_replaced_is_measured_as_it_is() -> Non
 def test_an_attached_model_is_read_as_it_stands() -> None:
     """Its method is the reader's own positions."""
     model, ids = random_model("gemma3_text"), ids_of(40)
-    with attached(model, "pi", target=128) as handle:
+    with attach(model, "pi", target=128) as handle:
         reader = Reader(model)
         assert reader.positions == handle.positions
         wanted = -log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ropewalk.attachment.handle import Attachment, attach, attached, attachment_of
+from ropewalk.attachment.handle import Attachment, attach, attachment_of
 
-__all__ = ["Attachment", "attach", "attached", "attachment_of"]
+__all__ = ["Attachment", "attach", "attachment_of"]

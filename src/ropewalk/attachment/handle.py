@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,7 @@ from ropewalk.attachment.live_attention import (
     attention_layers,
     neutral,
     possible_slices,
-    put_attention,
+    replace_attention,
 )
 from ropewalk.attachment.rotary import (
     Replaced,
@@ -72,9 +71,9 @@ class SavePretrained:
                 setattr(config, name, value)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Attachment:
-    """The handle of an attached model, returned by `attach`.
+    """The handle of an attached model, returned by `attach`; a `with` block detaches the model at its end.
 
     - `positions`: each layer's current rope, extension and window. `own`: those of the model's config.
     - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
@@ -89,12 +88,12 @@ class Attachment:
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
     ...                                      num_attention_heads=2))
     >>> handle = attach(model, "dca", target=8192)
-    >>> handle.method.name, handle.target
-    ('dca', 8192)
+    >>> print(handle)  # doctest: +ELLIPSIS
+    <Attachment of LlamaForCausalLM: dca to 8,192 tokens, differs by ...>
     >>> handle.detach()
     """
 
-    model: nn.Module = field(repr=False)
+    model: nn.Module
     own: Positions
     positions: Positions
     method: Method | None = None
@@ -102,19 +101,29 @@ class Attachment:
     kernels: bool = False
     difference: float | None = None
     saves_config: bool = True
-    _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
-    labels: tuple[str | None, ...] = field(default=(), repr=False)
-    _config: Any = field(default=None, repr=False)
-    _length: SeqLen = field(default_factory=SeqLen, repr=False)
-    _layouts: CallLayouts = field(default_factory=CallLayouts, repr=False)
-    _slice: Slice | None = field(default=None, repr=False)
-    _reached: bool = field(default=False, repr=False)
-    _noise: float | None = field(default=None, repr=False)
-    _forwards: list[TablesForward] = field(default_factory=list, repr=False)
-    _kept: list[Replaced] = field(default_factory=list, repr=False)
-    _replaced: list[Replaced] = field(default_factory=list, repr=False)
-    _hooks: list[RemovableHandle] = field(default_factory=list, repr=False)
-    _states: list[LayerAttention] = field(default_factory=list, repr=False)
+    _modules: tuple[RotaryModule, ...] = ()
+    labels: tuple[str | None, ...] = ()
+    _config: Any = None
+    _length: SeqLen = field(default_factory=SeqLen)
+    _layouts: CallLayouts = field(default_factory=CallLayouts)
+    _slice: Slice | None = None
+    _called: bool = False
+    _noise: float | None = None
+    _forwards: list[TablesForward] = field(default_factory=list)
+    _kept: list[Replaced] = field(default_factory=list)
+    _replaced: list[Replaced] = field(default_factory=list)
+    _hooks: list[RemovableHandle] = field(default_factory=list)
+    _states: list[LayerAttention] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return one line: the model's class, and what is attached."""
+        name = type(self.model).__name__
+        if not self.attached:
+            return f"<Attachment of {name}: detached>"
+        target = "" if self.target is None else f" to {self.target:,} tokens"
+        difference = "" if self.difference is None else f", differs by {self.difference:.1g}"
+        method = "exact tables" if self.method is None else self.method.name
+        return f"<Attachment of {name}: {method}{target}{', with kernels' if self.kernels else ''}{difference}>"
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
@@ -165,13 +174,13 @@ class Attachment:
             self._slice = self._matching_slice(positions)
         before = self.positions
         try:
-            self._put(positions)
-            if any(positions.extensions) and not self._reached:
+            self._install(positions)
+            if any(positions.extensions) and not self._called:
                 self._check_weights()
                 self._short_forward()
-                self._check_reached()
+                self._check_called()
         except BaseException:
-            self._put(before)
+            self._install(before)
             raise
 
     def rope_fields(self) -> dict[str, Any]:
@@ -202,6 +211,12 @@ class Attachment:
             cure="Detach the model first; attaching did not change its weights.",
         )
 
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
     def detach(self) -> None:
         """Restore the model's own rotation; do nothing if it is not attached."""
         self._clear_layers()
@@ -209,8 +224,8 @@ class Attachment:
             self._kept.pop().restore()
         self._forwards.clear()
 
-    def _put(self, positions: Positions) -> None:
-        """Put tables, hooks and attention functions for these positions into the modules."""
+    def _install(self, positions: Positions) -> None:
+        """Install tables, hooks and attention functions for these positions in the modules."""
         plan = plan_layers(self._modules, self.labels, self.own, positions)
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
         needed = {*plan.overrides, *(rotating if self.kernels else plan.extensions)}
@@ -218,7 +233,7 @@ class Attachment:
         replaced = sorted(layers) if self.kernels else list(plan.extensions)
         self._clear_layers()
         if not self._kept:
-            self._take()
+            self._replace_forwards()
         self.positions = positions
         for forward, tables in zip(self._forwards, plan.tables, strict=True):
             forward.tables, forward.text_only = tables, plan.text_only
@@ -234,11 +249,11 @@ class Attachment:
             state = LayerAttention(
                 extension, rope, window, config, rotated, self._length, self._layouts, self.kernels, repaired
             )
-            self._replaced += put_attention(layers[layer], state)
+            self._replaced += replace_attention(layers[layer], state)
             self._states.append(state)
 
-    def _take(self) -> None:
-        """Put our forwards into the rotary modules, and mark the modules so that no other handle replaces them."""
+    def _replace_forwards(self) -> None:
+        """Replace the forwards of the rotary modules, and mark the modules so that no other handle replaces them."""
         for rotary in self._modules:
             self._kept.append(Replaced(rotary.module, _MARK, self))
             self._forwards.append(TablesForward(self._length, self._layouts.forget))
@@ -257,9 +272,9 @@ class Attachment:
             expected = self._own_forward()
             for candidate in possible_slices(self.own):
                 self._slice = candidate
-                self._put(still)
+                self._install(still)
                 outputs = self._short_forward()
-                self._check_reached()
+                self._check_called()
                 try:
                     check_agreement(expected, outputs, self._noise)
                 except RopeError as disagreement:
@@ -268,7 +283,7 @@ class Attachment:
                     return candidate
         finally:
             self._slice = None
-            self._put(before)
+            self._install(before)
         assert error is not None, "there is always one candidate"
         raise error
 
@@ -281,7 +296,7 @@ class Attachment:
                 cure="Attach after the weights are loaded, for example after accelerator.prepare(...).",
             )
 
-    def _check_reached(self) -> None:
+    def _check_called(self) -> None:
         """Raise `RopeError` if the last forward did not call the extension of each layer."""
         if not all(state.calls for state in self._states if state.extension is not None):
             raise RopeError(
@@ -289,7 +304,7 @@ class Attachment:
                 facts={"model": type(self.model).__name__},
                 cure="Choose a method that scales frequencies.",
             )
-        self._reached = True
+        self._called = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         """Copy the handle with its model and with the replacements in its modules."""
@@ -312,7 +327,7 @@ class Attachment:
 
         The noise is the difference caused by a different rounding of all cosines and sines.
         """
-        self._put(self.own)
+        self._install(self.own)
         own = self._short_forward()
         if self._noise is None and own.dtype.itemsize < 4:
             try:
@@ -402,33 +417,6 @@ def attach_silently(
         raise
     handle.seq_len = length
     return handle
-
-
-@contextmanager
-def attached(
-    model: nn.Module,
-    method: str | Method | None = None,
-    *,
-    target: int | None = None,
-    trained_length: int | None = None,
-    kernels: bool = False,
-) -> Iterator[Attachment]:
-    """Attach a model inside a `with` block; arguments, errors and handle are those of `attach`.
-
-    >>> import torch
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-    ...                                      num_attention_heads=2))
-    >>> with attached(model) as handle:
-    ...     out = model(torch.tensor([[1, 2, 3]]), position_ids=torch.tensor([[10**6, 10**6 + 1, 10**6 + 2]]))
-    >>> attachment_of(model) is None
-    True
-    """
-    handle = attach(model, method, target=target, trained_length=trained_length, kernels=kernels)
-    try:
-        yield handle
-    finally:
-        handle.detach()
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:

@@ -134,7 +134,7 @@ class LayerAttention:
         """Return the output of our kernel for eager CPU tensors; None if it cannot compute it."""
         if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
             return None
-        if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
+        if not getattr(module, "is_causal", True) or not q.numel() or options.get("outreplace_attentions"):
             return None
         rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
         kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=True)
@@ -259,7 +259,7 @@ def _depends_on_name(kind: Any) -> bool:
         return False
 
 
-def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
+def replace_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
     """Make this layer call our function, by its own config; the model's config does not change."""
     check_implementation(state.config, state.extension)
     check_module(module, state.config)
