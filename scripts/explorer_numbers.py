@@ -85,7 +85,7 @@ def _surface(module: Encoding) -> Tensor:
         similar: Tensor = added @ added.T / SIZES.hidden_size**0.5
         return similar[None]
     alike = torch.ones(1, BIAS_TOKENS, heads, dim)
-    q, k = module.turned(alike, alike, ids)
+    q, k = module.encoded(alike, alike, ids)
     q, bias = module.biased(q, Places(ids, ids))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
     surface: Tensor = (scores if bias is None else scores + bias).reshape(heads, BIAS_TOKENS, BIAS_TOKENS) - dim**0.5

@@ -31,16 +31,6 @@ class RopeError(ValueError):
         shown = {name: _Shown(describe(value)) for name, value in self.facts.items()}
         return _rebuilt, (self.rule, shown, self.cure)
 
-    def to_json(self) -> list[Any]:
-        """Return rule, described facts and cure, from which `of_json` rebuilds the message in another process."""
-        return [self.rule, {name: describe(value) for name, value in self.facts.items()}, self.cure]
-
-    @classmethod
-    def of_json(cls, content: list[Any]) -> RopeError:
-        """Rebuild the error from `to_json`."""
-        rule, shown, cure = content
-        return _rebuilt(rule, {name: _Shown(value) for name, value in shown.items()}, cure)
-
 
 class _Shown(str):
     """A fact that has already been described."""

@@ -154,7 +154,7 @@ def test_xpos(center, interleaved):
     module = encodings.XPos(rope, scale_base=50.0, center=center).build(SIZES)
     q, k = torch.randn(2, 1, 1, 3, 4, dtype=torch.float64)
     for m, n in ((0, 0), (9, 2), (512, 100)):
-        turned = module.turned(q, k, torch.tensor([m]))[0], module.turned(q, k, torch.tensor([n]))[1]
+        turned = module.encoded(q, k, torch.tensor([m]))[0], module.encoded(q, k, torch.tensor([n]))[1]
         got = (turned[0] * turned[1]).sum(-1).flatten().numpy()
         angles = oracle.angles(np.array([m, n]), 1e4, 4)
         a = oracle.rotate(q.numpy(), angles[:1][None, :, None], interleaved=interleaved)
@@ -367,7 +367,7 @@ def test_bad_calls():
         with pytest.raises(rw.RopeError, match="must be causal"):
             rw.Attention(8, 2, encoding=name, causal=False)
     with pytest.raises(rw.RopeError, match="too far from the centre"):
-        encodings.XPos().build(encodings.Sizes(8, 2, 4)).turned(*torch.zeros(2, 1, 1, 2, 4), torch.tensor([40_000]))
+        encodings.XPos().build(encodings.Sizes(8, 2, 4)).encoded(*torch.zeros(2, 1, 1, 2, 4), torch.tensor([40_000]))
     for config in (lambda: encodings.T5Bias(num_buckets=6), lambda: encodings.FIRE(width=0),
                    lambda: encodings.RelativeBias(max_distance=-1)):  # fmt: skip
         with pytest.raises(rw.RopeError):

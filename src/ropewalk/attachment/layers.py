@@ -181,8 +181,8 @@ def rope_fields(
     if len(ropes) < len(wanted):
         return "a config of this family cannot describe a model without a rope"
     trained = trained_length_of(own)
-    reach = target or 2 * (trained or 2048)
-    lengths = sorted({1, trained or 2048, (trained or 2048) + 1, reach, 2 * reach})
+    longest = target or 2 * (trained or 2048)
+    lengths = sorted({1, trained or 2048, (trained or 2048) + 1, longest, 2 * longest})
     maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
     # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
     named = {label: _named(rope) for label, rope in ropes.items()}

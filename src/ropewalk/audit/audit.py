@@ -238,9 +238,9 @@ def _trained(found: Audit) -> str:
 
 def _reach(found: Audit) -> str:
     """Return the base bound, described as a heuristic, as a sentence."""
-    reach = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
+    length = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
     at = f", at the frequencies of {found.target:,} tokens" if found.scaling in ("dynamic", "longrope") else ""
     return (
-        f"Reach by a heuristic (Men et al. 2024): {reach}, where the sum of cos(m theta) first becomes negative{at}. "
+        f"Reach by a heuristic (Men et al. 2024): {length}, where the sum of cos(m theta) first becomes negative{at}. "
         "Only a measurement shows the model's actual reach."
     )

@@ -133,7 +133,7 @@ def _some_rows(
     places = sorted({p for p in (*_NEAR, count // 3, count // 2, count - 1, *wanted) if 0 <= p < count})
     rows = [table[places].detach().cpu() for table in tables]
     dtype = rows[0].dtype
-    cos, sin, arrangement = _once(*_cos_and_sin(rows, rope.pairs), rope)
+    cos, sin, arrangement = _undoubled(*_cos_and_sin(rows, rope.pairs), rope)
     return torch.tensor(places, device="cpu"), cos, sin, arrangement, dtype
 
 
@@ -152,7 +152,7 @@ def _cos_and_sin(rows: Sequence[Tensor], pairs: int) -> tuple[Tensor, Tensor]:
     return (second, first) if at_zero[0] == 0 < at_zero[1] else (first, second)  # the sine of position 0 is 0
 
 
-def _once(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, str]:
+def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, str]:
     """Return each pair's cos and sin once, and the module's order."""
     width = cos.shape[-1]
     if width < 2 or width % 2:
@@ -212,7 +212,7 @@ def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: 
             if len(rows[0]) != len(places):
                 continue
             sines_first = len(rows) == 2 and not rows[0][0].any() and bool(rows[1][0].any())  # of position 0
-            cos, sin, order = _once(*_cos_and_sin(rows[::-1] if sines_first else rows, rope.pairs), rope)
+            cos, sin, order = _undoubled(*_cos_and_sin(rows[::-1] if sines_first else rows, rope.pairs), rope)
         except Exception:  # each class fails in its own way when it gets positions of another layout
             continue
         held = [tensor.dtype for tensor in tensors_of(module).values() if tensor.ndim > 1 and _is_real(tensor)]

@@ -26,7 +26,7 @@ from ropewalk.figures.style import (
     style,
     tokens,
 )
-from ropewalk.methods import Reach, method_named, unscaled
+from ropewalk.methods import Reach, method_named
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.scaling import Scaling
@@ -237,12 +237,12 @@ def unseen_numbers(config: Any, target: int | None = None, *, rows: int = 256) -
             cure="Pass a longer target, such as four times the trained length.",
         )
     methods = ("plain", *METHODS)
-    ropes = {name: method_named(name).rope(unscaled(rope), Reach(trained, length)) for name in methods}
+    ropes = {name: method_named(name).rope(rope.unscaled(), Reach(trained, length)) for name in methods}
     own = own_name(rope)
     if own is not None:
         ropes[own] = rope  # with its own parameters, whatever the target
     positions = np.linspace(0, length - 1, rows)
-    base = frequencies(unscaled(rope))
+    base = frequencies(rope.unscaled())
     by_method = {NAMES.get(name, name): frequencies(one, length) for name, one in ropes.items()}
     return {
         "positions": positions,
@@ -368,10 +368,10 @@ def ratios_numbers(configs: Any) -> dict[str, Any]:
         source = opened(config)
         rope = main_rope(source)
         trained, wanted = lengths(rope)
-        base = frequencies(unscaled(rope))
+        base = frequencies(rope.unscaled())
         factor = stated_factor(rope.scaling, wanted / trained)
         length = round(trained * factor)
-        ropes = {one: method_named(one).rope(unscaled(rope), Reach(trained, length)) for one in METHODS}
+        ropes = {one: method_named(one).rope(rope.unscaled(), Reach(trained, length)) for one in METHODS}
         own = own_name(rope)
         if own is not None:
             ropes[own] = rope
@@ -476,7 +476,7 @@ def wavelengths_numbers(configs: Any) -> dict[str, Any]:
             kind = "" if layer_type is None else ", sliding layers" if local else ", full layers"
             inv_freq = frequencies(rope.as_trained(), trained)
             rows.append((f"{source.name}{kind}", 2 * np.pi / inv_freq[inv_freq > 0], longest, theta_of(rope)))
-        if unscaled(main) != main:
+        if main.unscaled() != main:
             kinds.setdefault(main.as_trained() == main, []).append(source.name)
     words = {True: "with its config's scaling", False: "without its config's scaling"}
     parts = [f"{', '.join(names)} {words[kind]}" for kind, names in sorted(kinds.items(), reverse=True)]

@@ -160,8 +160,8 @@ def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility,
         rows = torch.arange(start + begin, start + end, device=q.device)[:, None]
         columns = torch.arange(first, start + end, device=q.device)[None, :]
         near = Visibility(mask=(columns <= rows) & (columns > rows - window))
-        reach = slice(first, start + end)
-        blocks.append(attend(q[:, :, begin:end], keys[:, :, reach], values[:, :, reach], near, dropout))
+        near_keys = slice(first, start + end)
+        blocks.append(attend(q[:, :, begin:end], keys[:, :, near_keys], values[:, :, near_keys], near, dropout))
     return torch.cat(blocks, dim=2)
 
 
@@ -216,9 +216,9 @@ def attend_varlen(
     if kernel is None:
         return None
     if causal:
-        reach = (-1 if window is None else window - 1, 0)
+        window_size = (-1 if window is None else window - 1, 0)
     else:
-        reach = (-1, -1) if window is None else (window, window)
+        window_size = (-1, -1) if window is None else (window, window)
     longest, options = max(documents.lengths), {}
     if q.shape[1] != keys.shape[1]:
         if _knows_grouped_queries(kernel):
@@ -226,7 +226,7 @@ def attend_varlen(
         else:  # torch 2.11
             keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
     return kernel(
-        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=reach, **options
+        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=window_size, **options
     )  # fmt: skip
 
 

@@ -417,7 +417,7 @@ class Attention(nn.Module):
             if cache is not None and store is not None:
                 return q, *cache.held(layer, layout)
         elif encoding is not None:
-            q, k = encoding.turned(q, k, inputs.places.queries)
+            q, k = encoding.encoded(q, k, inputs.places.queries)
         if cache is None:
             return q, k.transpose(1, 2), v.transpose(1, 2)
         keys, values = cache.write(layer, k, v, layout)

@@ -234,7 +234,7 @@ class KVCache:
         self._check_written(layer, values, layout)
         if values.dtype != self.dtype or values.device != self._keys[layer].device:
             return None
-        return Store(self._keys[layer], self._values[layer], values, layout.places())
+        return Store(self._keys[layer], self._values[layer], values, layout.kernel_slots())
 
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """Return views of one layer's keys and values up to this call, `[batch, kv_heads, layout.total, head_dim]`."""

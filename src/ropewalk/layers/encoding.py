@@ -83,7 +83,7 @@ class Encoding(nn.Module):
         """Return token embeddings `[batch, seq, hidden]` with the encoding added."""
         return x
 
-    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def encoded(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return encoded queries and keys `[batch, seq, heads, head_dim]` of new tokens, before keys enter a cache."""
         return q, k
 

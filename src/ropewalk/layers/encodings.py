@@ -340,8 +340,8 @@ class _Interpolated(Encoding):
         c = self.c.to(exact)
         distance = places.distance.abs().to(exact)
         later = torch.maximum(places.queries[..., :, None], places.keys[..., None, :]).to(exact)
-        reach = torch.maximum(later, (self.threshold.to(exact) * self.config.first_threshold).abs())
-        share = torch.log((c * distance).abs() + 1) / torch.log((c * reach).abs() + 1).clamp(min=1e-6)
+        limit = torch.maximum(later, (self.threshold.to(exact) * self.config.first_threshold).abs())
+        share = torch.log((c * distance).abs() + 1) / torch.log((c * limit).abs() + 1).clamp(min=1e-6)
         hidden = torch.relu(self.inner(share[..., None].to(self.inner.weight.dtype)))
         bias: Tensor = self.outer(hidden)
         return bias.movedim(-1, -3).to(dtype)
@@ -415,7 +415,7 @@ class XPos(EncodingConfig):
 
     Source: Sun et al. 2022, arXiv:2212.10554.
 
-    >>> q, k = XPos().build(Sizes(8, 2, 4)).turned(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
+    >>> q, k = XPos().build(Sizes(8, 2, 4)).encoded(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
     >>> bool(q.norm() < 2 < k.norm())
     True
     """
@@ -452,7 +452,7 @@ class _Scaled(Encoding):
             )
         self.rotary = RotaryEmbedding(rope)
 
-    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def encoded(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
         pairs = cos.shape[-1]

@@ -276,7 +276,7 @@ class TokenLayout:
 
         return self.memo("stored", make)
 
-    def places(self) -> Tensor:
+    def kernel_slots(self) -> Tensor:
         """Return the slot of each token for a kernel, int64 `[1 or batch, seq]`; -1 for padding."""
 
         def make() -> Tensor:
@@ -284,7 +284,7 @@ class TokenLayout:
                 return torch.arange(self.start, self.start + self.seq, device=self.device)[None]
             return self.slots if self.real is None else self.slots.masked_fill(~self.real, -1)
 
-        return self.memo("places", make)
+        return self.memo("kernel slots", make)
 
     def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
         """Return the visible keys of queries under `causal` and `window`; `whole`: with a mask over all keys."""

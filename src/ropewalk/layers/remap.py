@@ -141,13 +141,13 @@ class Remap:
             near = keys
             if before:
                 if rule not in whole:
-                    whole[rule] = self.turned_keys(keys, number)
+                    whole[rule] = self.rotated_keys(keys, number)
                 near = whole[rule]
             elif rule is not None or not self._has_no_factor():
                 cos, sin, factor = self._tables_of_keys(number)
                 turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
-            turned = self.turned_queries(q, number, 0, q.shape[2])
-            regions += [AttentionRegion(turned, near, each, turn) for each in within]
+            rotated = self.rotated_queries(q, number, 0, q.shape[2])
+            regions += [AttentionRegion(rotated, near, each, turn) for each in within]
         return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]), *rules)
 
     def _find_bounds(self) -> tuple[tuple[int, tuple[Bounds, ...]], ...] | None:
@@ -163,12 +163,12 @@ class Remap:
             regions.append((number, bounds))
         return tuple(regions)
 
-    def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
+    def rotated_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
         """Return queries `begin .. end - 1` of `[batch, heads, seq, head_dim]`, rotated for one region."""
         cos, sin, factor = self._shared(("q", number), lambda: self._tables(self.regions[number].query, self.index))
         return self._rotate(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :], factor))
 
-    def turned_keys(self, keys: Tensor, number: int) -> Tensor:
+    def rotated_keys(self, keys: Tensor, number: int) -> Tensor:
         """Return keys `[batch, kv_heads, total, head_dim]`, rotated for one region."""
         if self.regions[number].key is None and self._has_no_factor():
             return keys
@@ -226,29 +226,29 @@ def attend_remapped_openly(
     groups = heads // keys.shape[1]
     total = keys.shape[2]
     seen = remap.layout.visibility(True, None, whole=True).whole_mask()
-    turned = []
+    rotated = []
     for number in range(len(remap.regions)):
-        near = remap.turned_keys(keys, number)
-        turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
+        near = remap.rotated_keys(keys, number)
+        rotated.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
     wide = values.repeat_interleave(groups, 1).to(remap.exact)
     narrows = is_readable(q) and q.device.type == "cpu" and not torch.is_grad_enabled()
     outs, weights = [], []
     for begin, end in open_blocks(seq):
         scores = torch.full((*q.shape[:2], end - begin, total), float("-inf"), dtype=remap.exact, device=q.device)
         index = remap.index[..., begin:end, None]
-        for number, (region, near) in enumerate(zip(remap.regions, turned, strict=True)):
-            places = remap.keys[..., None, :]
-            here = (places >= region.low(index)) & (places < region.high(index))
+        for number, (region, near) in enumerate(zip(remap.regions, rotated, strict=True)):
+            indices = remap.keys[..., None, :]
+            here = (indices >= region.low(index)) & (indices < region.high(index))
             here = here if here.ndim == 2 else here[:, None]
-            turned_q = remap.turned_queries(q, number, begin, end).to(remap.exact) / math.sqrt(q.shape[-1])
+            rotated_q = remap.rotated_queries(q, number, begin, end).to(remap.exact) / math.sqrt(q.shape[-1])
             if not narrows:
-                scores = torch.where(here, rules.capped(turned_q @ near), scores)
+                scores = torch.where(here, rules.capped(rotated_q @ near), scores)
                 continue
             reached = here.flatten(0, -2).any(0).nonzero()  # only the keys between the first and the last in reach
             if len(reached):
                 span = slice(int(reached[0]), int(reached[-1]) + 1)
                 old = scores[..., span]
-                scores[..., span] = torch.where(here[..., span], rules.capped(turned_q @ near[..., span]), old)
+                scores[..., span] = torch.where(here[..., span], rules.capped(rotated_q @ near[..., span]), old)
         if seen is not None:
             scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
         if remap.layout.real is not None and not remap.layout.cached:

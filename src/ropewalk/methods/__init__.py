@@ -16,7 +16,6 @@ from ropewalk.methods.ropes import (
     settled,
     settled_by_length,
     trained_length_of,
-    unscaled,
     unsettled,
     with_mscales,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "settled",
     "settled_by_length",
     "trained_length_of",
-    "unscaled",
     "unsettled",
     "with_mscales",
 ]

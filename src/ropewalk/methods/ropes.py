@@ -116,11 +116,6 @@ def rope_parameters(
     return {str(name): block for name, block in written.items()} if form.names else written[None]
 
 
-def unscaled(rope: RopeConfig) -> RopeConfig:
-    """Return the rope without any length scaling; a proportional rope keeps its unrotated pairs."""
-    return dataclasses.replace(rope, scaling=None if rope.scaling is None else rope.scaling.unscaled())
-
-
 def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> RopeConfig:
     """Return a rope as it was trained, with one more rule applied to its frequencies.
 
@@ -165,7 +160,7 @@ def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any
         own = dataclasses.replace(rope, scaling=None).to_hf()
     except RopeError:  # no block has this order of axes
         return None
-    plain = columns_of(unscaled(rope))
+    plain = columns_of(rope.unscaled())
     short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
     if not all(short) or not all(long) or not all(plain):
         return None

@@ -215,7 +215,7 @@ def _refuse_pairs(x: Tensor, cos: Tensor, interleaved: bool, rotary_dim: int | N
     pairs, rotated = cos.shape[-1], x.shape[-1] if rotary_dim is None else rotary_dim
     cure = "For partial rotation pass the number of rotated features: rotary_dim=2 * pairs."
     if pairs == rotated and pairs % 2 == 0:
-        cure = _once(pairs // 2)
+        cure = _doubled_cure(pairs // 2)
     raise RopeError(
         f"rotate: `cos` has {pairs} pairs, which is not half of "
         + ("head_dim." if rotary_dim is None else "rotary_dim, or more than the head has."),
@@ -238,11 +238,11 @@ def check_single(cos: Tensor) -> None:
         return
     twice = torch.equal(cos[..., : pairs // 2], cos[..., pairs // 2 :]) or torch.equal(cos[..., ::2], cos[..., 1::2])
     if twice:
-        raise RopeError("rotate: `cos` contains each angle twice.", facts={"cos": cos}, cure=_once(pairs // 2))
+        raise RopeError("rotate: `cos` contains each angle twice.", facts={"cos": cos}, cure=_doubled_cure(pairs // 2))
     _SINGLE.add(pairs)
 
 
-def _once(pairs: int) -> str:
+def _doubled_cure(pairs: int) -> str:
     return (
         f"transformers' tables contain each angle twice: pass cos[..., :{pairs}] and sin[..., :{pairs}], or "
         "cos[..., ::2] and sin[..., ::2] if neighbours are equal."
@@ -383,11 +383,11 @@ def each_has_its_place(target: Tensor) -> bool:
     """Return whether all elements of `target` have different addresses, so that a kernel may write in any order."""
     if target.is_contiguous():
         return True
-    reach = 0
+    extent = 0
     for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
-        if size > 1 and stride <= reach:
+        if size > 1 and stride <= extent:
             return False
-        reach += stride * (size - 1)
+        extent += stride * (size - 1)
     return True
 
 
@@ -396,8 +396,8 @@ def overlaps_itself(target: Tensor) -> bool:
     if target.is_contiguous() or not target.numel():
         return False
     steps = [(stride, size) for stride, size in zip(target.stride(), target.shape, strict=True) if size > 1]
-    reach = sum(stride * (size - 1) for stride, size in steps)
-    if reach + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
+    extent = sum(stride * (size - 1) for stride, size in steps)
+    if extent + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
         return True
     if reasons_for_mathematics(target) or each_has_its_place(target):
         return False  # for tracers, strides are symbols
@@ -412,8 +412,8 @@ def _extent(x: Tensor) -> tuple[int, int]:
     start = x.data_ptr()
     if x.is_contiguous():
         return start, start + x.nbytes
-    reach = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
-    return start, start + (reach + 1) * x.element_size() if x.numel() else start
+    extent = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return start, start + (extent + 1) * x.element_size() if x.numel() else start
 
 
 def extents_meet(x: Tensor, other: Tensor) -> bool:
@@ -449,9 +449,9 @@ def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
             of_q, of_k = of_q + stride * (q_size - 1), of_k + stride * (k_size - 1)
         else:
             steps.append((stride, max(q_size, k_size)))
-    reach = gap + of_k
+    extent = gap + of_k
     for stride, size in sorted(steps):
-        if size > 1 and stride <= reach:
+        if size > 1 and stride <= extent:
             return False
-        reach += stride * (size - 1)
+        extent += stride * (size - 1)
     return of_q < gap
