@@ -276,3 +276,10 @@ def test_a_file_for_an_engine_that_loads_folders(
         METHODS["yarn"].rope(RopeConfig.from_hf(tmp_path / "source"), REACH),
         [1, TRAINED, TARGET],
     )
+
+
+def test_an_engine_without_a_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new engine in the list, without its command in `steps`."""
+    monkeypatch.setattr("ropewalk.serving.serve.ENGINES", (*ENGINES, "new"))
+    with pytest.raises(AssertionError, match="no command for new"):
+        serve_config("tiny", "new")
