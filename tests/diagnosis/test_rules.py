@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Standing, Window, WindowReading, gather, groups_of
-from ropewalk.diagnosis.facts import GROUP, Fact, Found
+from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact
 from ropewalk.diagnosis.rules import decide, fails, length_of, reasons, works
 
 TRAINED, TARGET = 1000, 4000
@@ -171,7 +171,7 @@ def window(text: int = 0) -> Window:
         far = number < FAR
         start = 8 + 10 * number if far else 196 + 6 * (number - FAR)
         group, right = divmod(number, GROUP)
-        facts.append(Fact(f"n{number}", f"v{number}", start, start + 4, group, right, ("a", "b", "c", "d"), far))
+        facts.append(PlacedFact(f"n{number}", f"v{number}", start, start + 4, group, right, ("a", "b", "c", "d"), far))
     return Window(text=text, start=0, facts=tuple(facts), counted=(8,) * len(BLOCKS), frequencies=6.0)
 
 

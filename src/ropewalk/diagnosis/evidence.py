@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.diagnosis.facts import CHANCE, GROUP, Fact, Found
+from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact
 from ropewalk.statistics import t_quantile
 
 LOOK_CONFIDENCE = 0.995  # of every interval: with looks after 1, 2, 4 and 8 windows, all hold with 98 %
@@ -105,7 +105,7 @@ class Window:
 
     text: int
     start: int
-    facts: tuple[Fact, ...]
+    facts: tuple[PlacedFact, ...]
     counted: tuple[int, ...]
     frequencies: float
 
@@ -132,7 +132,7 @@ def choice(answers: Sequence[float]) -> int:
     return max(range(len(answers)), key=answers.__getitem__)
 
 
-def groups_of(facts: Sequence[Fact], answers: Mapping[int, Sequence[float]]) -> list[list[int]]:
+def groups_of(facts: Sequence[PlacedFact], answers: Mapping[int, Sequence[float]]) -> list[list[int]]:
     """Return the choices made in each group, by the numbers of the facts that were asked for; whole groups only."""
     groups: dict[int, dict[int, int]] = {}
     for number, row in answers.items():

@@ -82,7 +82,7 @@ def ids_after(encode: Encode, text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Fact:
+class PlacedFact:
     """One fact: its tokens are `start` to `end` of its window.
 
     - `choices`: the values of its group, and `right` the number of its own. `far`: whether it is a far fact.
@@ -159,7 +159,7 @@ class Filled:
 
     ids: npt.NDArray[np.int64]
     counted: npt.NDArray[np.bool_]
-    facts: tuple[Fact, ...]
+    facts: tuple[PlacedFact, ...]
     questions: tuple[tuple[list[int], list[list[int]]], ...]
 
     @property
@@ -236,7 +236,7 @@ class Teller:
             group, right = divmod(number, GROUP)
             choices = tuple(values[group * GROUP : (group + 1) * GROUP])
             far = number < layout.far
-            facts.append(Fact(names[number], values[number], start, end, group, right, choices, far))
+            facts.append(PlacedFact(names[number], values[number], start, end, group, right, choices, far))
             questions.append((list(self._asks[names[number]]), [list(self._values[choice]) for choice in choices]))
         return Filled(np.array(ids), counted, tuple(facts), tuple(questions))
 
