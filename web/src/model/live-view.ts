@@ -106,7 +106,7 @@ export class LiveView {
     const change = `The largest change of a logit after the last token is ${significant(result.largestChange, 2)}.`;
     const only = setting.shift > 0 && setting.angles === "exact" && different.length === 1;
     const why = only ? " A score depends only on the distance between query and key, so a shift changes only the last digits." : "";
-    return `${grouped(count)} tokens${long}, read in ${(result.milliseconds / 1000).toFixed(2)} s.${left} ${different.length ? change + why : ""}`.trim();
+    return `${grouped(count)} tokens${long}, computed in ${(result.milliseconds / 1000).toFixed(2)} s.${left} ${different.length ? change + why : ""}`.trim();
   }
 
   private lossText({ losses, first }: SideResult): string {

@@ -39,7 +39,7 @@ export const angles: Picture = {
       const position = (row: number) => Math.round((row / (ROWS - 1)) * (length - 1));
       const angle = (pair: number, row: number) => (position(row) * (invFreq[pair] ?? 0)) % TURN;
       // a pair that does not complete a turn in training has seen only angles from 0 to trained * f
-      const unseen = (pair: number, row: number) => angle(pair, row) > (trained - 1) * (preset.invFreq[pair] ?? 0) * 1.000001;
+      const unseen = (pair: number, row: number) => angle(pair, row) > trained * (preset.invFreq[pair] ?? 0) * 1.000001;
       const pairs = invFreq.length;
       const hit = Array.from({ length: pairs }, (_, pair) => pair).filter((pair) => unseenAnywhere(pair)).length;
       function unseenAnywhere(pair: number): boolean {
