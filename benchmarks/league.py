@@ -52,7 +52,7 @@ def read(model: str, name: str, text: str, methods: list[str], **settings: Any) 
         "trained_length": found.trained_length,
         "target": found.target,
         "far": [fact.far for fact in window.facts],
-        "distances": found.distances[0],
+        "distances": [found.asked_at - fact.end for fact in window.facts],
         "control": [found.evidence.control.found, found.evidence.control.asked],
         "same_as": {method: form.same_as for method, form in found.methods.items() if form.same_as},
         "rows": rows,
@@ -96,7 +96,7 @@ def main() -> None:
 
     if given.tuned:
         for number in range(2):
-            round_of(number, ["as-is"], str(given.tuned), f"tuned: {given.tuned.name}")
+            round_of(number, ["as-is"], str(given.tuned), "tuned")
         return
 
     round_of(0, ZERO_SHOT)
