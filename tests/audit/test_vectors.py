@@ -17,8 +17,7 @@ import torch
 from mpmath import mpf
 
 import ropewalk as rw
-from ropewalk.audit.vectors import SCHEMA, conformance_vectors
-from ropewalk.audit.wording import CASES
+from ropewalk.audit.vectors import CASES, SCHEMA, conformance_vectors
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load

@@ -28,7 +28,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Fact:
+class Row:
     """A fact about the checkpoints of some families.
 
     - `families`, `rules`: names separated by blanks; rules are `rope_type`s, "default" without scaling.
@@ -60,68 +60,68 @@ _LLAMA_4 = Trained(True, 262_144, "Meta AI, The Llama 4 herd (2025): pre-trained
 _DEEPSEEK = {"max_position_embeddings": 163_840}
 FACTS = (
     # --- trained with the scaling in their config
-    Fact(
+    Row(
         "llama mllama_text_model",
         "llama3",
         Trained(True, source="Llama 3.1 to 3.3: arXiv:2407.21783, section 3.4.2 (8K to 128K in six stages)"),
         _LLAMA_3,
     ),
-    Fact("llama4_text", "llama3 default", _LLAMA_4, {"max_position_embeddings": 10_485_760}),
-    Fact("llama4_text", "llama3 default", _LLAMA_4, {"max_position_embeddings": 1_048_576}),
-    Fact(
+    Row("llama4_text", "llama3 default", _LLAMA_4, {"max_position_embeddings": 10_485_760}),
+    Row("llama4_text", "llama3 default", _LLAMA_4, {"max_position_embeddings": 1_048_576}),
+    Row(
         "llama",
         "linear",
         Trained(True, source="LongChat and Vicuna 16k: LMSYS, How Long Can Open-Source LLMs Truly Promise (2023)"),
         length_key="max_sequence_length",
     ),
-    Fact(
+    Row(
         "llama",
         "linear",
         Trained(True, source="DeepSeek-Coder: arXiv:2401.14196, section 3.5"),
         {"rope_theta": 100_000.0, "factor": 4.0, "max_position_embeddings": 16_384},
     ),
-    Fact("gemma3_text", "linear", Trained(True, source="Gemma 3: arXiv:2503.19786, section 2.1 (32K, then 128K)")),
-    Fact(
+    Row("gemma3_text", "linear", Trained(True, source="Gemma 3: arXiv:2503.19786, section 2.1 (32K, then 128K)")),
+    Row(
         "phi3 phi4_multimodal phimoe",
         "longrope",
         Trained(True, source="Phi-3 and Phi-3.5: arXiv:2404.14219, section 2; Phi-4: arXiv:2503.01743, section 2"),
     ),
-    Fact(
+    Row(
         "deepseek_v2",
         "yarn",
         Trained(True, 32_768, "DeepSeek-V2: arXiv:2405.04434, section 3.1.4 (trained at 32K, evaluated to 128K)"),
         _DEEPSEEK,
     ),
-    Fact(
+    Row(
         "deepseek_v3 deepseek_v32",
         "yarn",
         Trained(True, 131_072, "DeepSeek-V3: arXiv:2412.19437, section 4.3 (32K, then 128K)"),
         _DEEPSEEK,
     ),
-    Fact("gpt_oss", "yarn", Trained(True, source="gpt-oss: arXiv:2508.10925, section 2.2 (to 131,072 by YaRN)")),
-    Fact("olmo3", "yarn", Trained(True, source="Olmo 3: arXiv:2512.13961 (8K to 64K by YaRN, full attention only)")),
-    Fact("ministral3", "yarn", Trained(True, source="Ministral 3: arXiv:2601.08584 (to 256K by YaRN)")),
-    Fact(
+    Row("gpt_oss", "yarn", Trained(True, source="gpt-oss: arXiv:2508.10925, section 2.2 (to 131,072 by YaRN)")),
+    Row("olmo3", "yarn", Trained(True, source="Olmo 3: arXiv:2512.13961 (8K to 64K by YaRN, full attention only)")),
+    Row("ministral3", "yarn", Trained(True, source="Ministral 3: arXiv:2601.08584 (to 256K by YaRN)")),
+    Row(
         "apertus cwm higgs_audio_v2", "llama3", Trained(True, source="the class's own default block, transformers 5.23")
     ),
-    Fact(
+    Row(
         "mistral_large4_text",
         "yarn",
         Trained(True, source="transformers 5.23, MistralLarge4TextConfig: YaRN over a 512-token pretraining window"),
         {"original_max_position_embeddings": 512},
     ),
     # --- options for inference
-    Fact(
+    Row(
         _QWEN,
         "yarn",
         Trained(
             False, source="the model cards: YaRN is added to config.json for long texts; Qwen2.5: arXiv:2412.15115"
         ),
     ),
-    Fact("smollm3", "yarn", Trained(False, source="SmolLM3: its model card (trained to 64K, YaRN to 128K)")),
-    Fact("glm4", "yarn", Trained(False, source="GLM-4-0414: its model card (32K, YaRN beyond)")),
+    Row("smollm3", "yarn", Trained(False, source="SmolLM3: its model card (trained to 64K, YaRN to 128K)")),
+    Row("glm4", "yarn", Trained(False, source="GLM-4-0414: its model card (32K, YaRN beyond)")),
     # --- without scaling, trained to a different length than the config states
-    Fact(
+    Row(
         "qwen3 qwen3_moe",
         "default",
         Trained(
@@ -129,7 +129,7 @@ FACTS = (
         ),
         {"max_position_embeddings": 40_960},
     ),
-    Fact(
+    Row(
         "qwen2_5_vl qwen2_5_vl_text",
         "default",
         Trained(
@@ -137,13 +137,13 @@ FACTS = (
         ),
         {"max_position_embeddings": 128_000},
     ),
-    Fact(
+    Row(
         "mistral",
         "default",
         Trained(length=8192, source="Mistral 7B v0.1: arXiv:2310.06825, table 1 (context 8,192, window 4,096)"),
         {"rope_theta": 10_000.0, "max_position_embeddings": 32_768},
     ),
-    Fact(
+    Row(
         "cohere",
         "default",
         Trained(source="Command R: its model card (128K) and `model_max_length`; see vllm-project/vllm#3727"),
