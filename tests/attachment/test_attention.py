@@ -31,12 +31,6 @@ MASK[0, :37] = 0
 
 
 @pytest.fixture(scope="module")
-def llama() -> torch.nn.Module:
-    """A small Llama; tests leave it detached."""
-    return small_model("llama")
-
-
-@pytest.fixture(scope="module")
 def decoder(llama, tmp_path_factory) -> rw.Decoder:
     """The same weights as our own decoder."""
     folder = tmp_path_factory.mktemp("llama")

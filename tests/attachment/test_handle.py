@@ -23,12 +23,6 @@ IDS = torch.randint(3, 64, (1, 200), generator=torch.Generator().manual_seed(1))
 SAID = [name for name, record in METHODS.items() if record.config is not None and not record.crops]
 
 
-@pytest.fixture(scope="module")
-def llama() -> torch.nn.Module:
-    """A small Llama; tests leave it detached."""
-    return small_model("llama")
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by it
 @torch.no_grad()
 def test_a_second_handle_through_a_wrapper_is_refused():

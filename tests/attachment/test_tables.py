@@ -23,12 +23,6 @@ NEAR, FAR = torch.arange(24)[None], torch.arange(24)[None] + 1_000_000
 IDS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="module")
-def llama() -> torch.nn.Module:
-    """A small Llama; tests leave it detached."""
-    return small_model("llama")
-
-
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_exact_at_any_position(name):
@@ -90,22 +84,6 @@ def test_methods_are_those_of_transformers(name, method):
     expected = outputs_of(theirs, ids)
     assert (ours - expected).abs().max() <= 2e-4
     assert (outputs_of(plain, ids) - expected).abs().max() > 0.1
-
-
-@torch.no_grad()
-def test_generation_under_yarn_equals_transformers(llama):
-    """Greedy tokens of a left-padded batch, through the model's own cache."""
-    block = {**BLOCKS["yarn"], "rope_theta": llama.config.rope_parameters["rope_theta"]}
-    theirs = AutoModelForCausalLM.from_config(small_config("llama", rope_parameters=block)).eval()
-    theirs.load_state_dict(llama.state_dict())
-    ids = torch.randint(3, 64, (2, 40))
-    mask = torch.ones_like(ids)
-    mask[0, :13] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
-    with rw.attach(llama, "yarn", target=256):
-        ours = llama.generate(ids, **options)
-    assert torch.equal(ours, theirs.generate(ids, **options))
-    assert not torch.equal(ours, llama.generate(ids, **options))
 
 
 @torch.no_grad()

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from ropewalk.audit.audit import Audit, audit, audit_sentences, float32_cos_error, reach, wavelengths
 from ropewalk.audit.findings import Layers
 from ropewalk.audit.sources import audits_of, findings_of, layers_of
-from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, Proportional, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder
-from tests.rope.models import CONFIGS, fixture, fixture_names
+from tests.rope.models import CONFIGS, fixture_names
 
 LLAMA2 = RopeConfig(128, interleaved=False, max_position_embeddings=4096)
 LLAMA3 = RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192)
@@ -325,16 +325,6 @@ def test_all_ropes_of_a_model_have_its_lengths() -> None:
 
 
 # --- configs from disk
-
-
-def test_layers_without_rotation_have_no_rope() -> None:
-    """Cohere 2: the sliding layers' rope alone; Gemma 3 has two, in the older spelling too."""
-    assert {key: rope.theta for key, rope in ropes_of(fixture("gemma_3_27b")).items()} == {
-        "sliding_attention": 1e4,
-        "full_attention": 1e6,
-    }
-    cohere = {"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4}
-    assert ropes_of(cohere) == {"sliding_attention": RopeConfig(128, interleaved=True)}
 
 
 def test_our_own_form_is_read(tmp_path: Path) -> None:

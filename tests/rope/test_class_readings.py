@@ -261,14 +261,6 @@ def test_layers_that_no_rope_describes(fields: dict[str, Any], message: str) -> 
 # --- every layer type at once
 
 
-@pytest.mark.parametrize("name", ["gemma_3_27b", "olmo_3_1_32b", "gemma_4_e4b", "laguna_s", "modernbert_base"])
-def test_ropes_of_every_layer_type(name: str) -> None:
-    """Nobody has to name the layer types of a config: they are those of from_hf, one by one."""
-    ropes = ropes_of_layer_types(fixture(name))
-    assert set(ropes) == set(TWO_TYPES)
-    assert ropes == {label: rw.RopeConfig.from_hf(fixture(name), layer_type=str(label)) for label in ropes}
-
-
 def test_ropes_of_one_rope_and_of_parts() -> None:
     """One rope for all layers is under None; a composite gives its text part, its vision_config the tower."""
     llama, composite = fixture("llama_3_1_8b"), fixture("qwen2_5_vl_7b")

@@ -16,7 +16,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.rope import tables
-from ropewalk.rope.diffusers import LATENTS
+from ropewalk.rope.diffusers import LATENTS, TRANSFORMERS
 from tests import oracle
 
 Array = np.ndarray
@@ -231,3 +231,91 @@ def test_refused_configs(config: Any, words: str) -> None:
 def test_refused_positions(family: str, grids: list, more: dict) -> None:
     with pytest.raises(rw.RopeError, match="latent_positions"):
         at(family, *grids, **more)
+
+
+# --- diffusers' own modules
+
+
+@pytest.fixture(scope="module")
+def transformers_of_diffusers() -> Any:
+    """diffusers.models.transformers, or a visible skip."""
+    pytest.importorskip("diffusers", reason="diffusers is not installed: its own modules are not compared")
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import diffusers.models.transformers as module
+        from diffusers.models import embeddings  # noqa: F401
+    return module
+
+
+def pairs_of(cos_sin: Any) -> Array:
+    """cos and sin of each pair, from tensors that repeat both for the two features of a pair, or from complex ones."""
+    if isinstance(cos_sin, torch.Tensor):
+        return torch.stack([cos_sin.real, cos_sin.imag]).double().numpy()
+    cos, sin = (x.reshape(-1, x.shape[-1]) for x in cos_sin)
+    assert torch.equal(cos[:, ::2], cos[:, 1::2])
+    return torch.stack([cos[:, ::2], sin[:, ::2]]).double().numpy()
+
+
+def theirs(module: Any, name: str) -> Array:
+    """The tables of diffusers' own module, for latents of the same grids."""
+    frames, rows, columns = VIDEO
+    video = torch.zeros(1, 1, frames, rows, columns)
+    if name.startswith("flux"):
+        embed = getattr(getattr(module, f"transformer_{name}"), f"{name.capitalize()}PosEmbed")
+        config, positions, _ = CASES[name]
+        return pairs_of(embed(theta=config.theta, axes_dim=[16, 56, 56] if name == "flux" else [32] * 4)(positions))
+    if name == "wan":
+        return pairs_of(module.transformer_wan.WanRotaryPosEmbed(128, (1, 1, 1), 1024)(video))
+    if name == "hunyuan video":
+        return pairs_of(module.transformer_hunyuan_video.HunyuanVideoRotaryPosEmbed(1, 1, [16, 56, 56], 256.0)(video))
+    if name == "hunyuan image":
+        image = torch.zeros(1, 1, *IMAGE[1:])
+        return pairs_of(module.transformer_hunyuanimage.HunyuanImageRotaryPosEmbed((1, 1), (64, 64), 256.0)(image))
+    if name == "cogvideox":
+        from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+        return pairs_of(
+            get_3d_rotary_pos_embed(64, ((0, 0), (rows, columns)), (rows, columns), frames, device=torch.device("cpu"))
+        )
+    if name == "ltx":
+        embed = module.transformer_ltx.LTXVideoRotaryPosEmbed(2048)
+        return pairs_of(embed(torch.zeros(1, 1), *VIDEO, rope_interpolation_scale=SCALE))
+    qwen = module.transformer_qwenimage
+    if name == "qwen image":
+        image, text = qwen.QwenEmbedRope(10_000, [16, 56, 56], scale_rope=True)(
+            [[IMAGE, (1, 5, 3)]], max_txt_seq_len=3, device=torch.device("cpu")
+        )
+    else:
+        image, text = qwen.QwenEmbedLayer3DRope(10_000, [16, 56, 56], scale_rope=True)(
+            [[(1, 2, 2), (1, 2, 3), (1, 3, 2)]], max_txt_seq_len=2, device=torch.device("cpu")
+        )
+    return pairs_of(torch.cat([text, image]))
+
+
+def test_tables_are_those_of_diffusers(transformers_of_diffusers: Any) -> None:
+    """Within the rounding of diffusers: of float32 tables if its angles are float64, else of float32 angles.
+
+    A float32 angle is off by its size times a few roundings: of the frequency, of the product and of the power.
+    """
+    for name, (config, positions, truth) in CASES.items():
+        if name != "flux kontext":
+            difference = np.abs(tables_of(config, positions) - theirs(transformers_of_diffusers, name)).max()
+            in_float64 = name.startswith("flux") or name == "wan"
+            assert difference <= (6e-8 if in_float64 else 6e-8 + 4 * 2.0**-24 * np.abs(truth).max()), name
+
+
+def test_defaults_are_those_of_the_class(transformers_of_diffusers: Any) -> None:
+    """Each class exists in diffusers, and the defaults of its constructor are ours."""
+    import inspect
+
+    import diffusers
+
+    for name, known in TRANSFORMERS.items():
+        parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+        assert parameters["attention_head_dim"].default == known.head_dim, name
+        for key, value in ((known.axes_key, known.axes_dim), (known.theta_key, known.theta)):
+            assert not key or parameters[key].default == value, name
+        words = {key for key in parameters if "rope" in key or "theta" in key or "rotary" in key}
+        assert words == {known.axes_key, known.theta_key, known.switch, *known.ignored} - {""}, name

@@ -86,11 +86,6 @@ def test_a_scaling_that_goes_wrong(small, fault, name, verify):
     assert "instead of yarn (factor 4" in found.outcome.sentence
 
 
-def test_a_right_scaling(small, verify):
-    """YaRN 4 where YaRN 4 is expected."""
-    assert verify(small, under(small, rope=YARN), expect="yarn:4").outcome.kind == "as expected"
-
-
 def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, verify):
     """Dynamic NTK equals plain within it: a verdict from shorter prompts would be worth nothing."""
     dynamic = under(small, rope={"scaling": DynamicNTK(1.0)})

@@ -147,3 +147,40 @@ def test_the_loader_of_kernels(folder: Path) -> None:
     assert torch.equal(loaded.apply_rotary(q, k, cos, sin, interleaved=False)[0], q)
     layer: Any = kernels.LocalLayerRepository(folder, layer_name="apply_rotary_transformers")
     assert layer.layer_name == "apply_rotary_transformers"
+
+
+@pytest.mark.filterwarnings("ignore:\\s*No kernel mapping found:UserWarning")
+def test_a_llama_trains_with_it(folder: Path) -> None:
+    """transformers' Llama, its rotation replaced by `kernelize`: the same logits and gradients, and ours was called."""
+    kernels = pytest.importorskip("kernels", reason="the package `kernels` is not installed")
+    transformers = pytest.importorskip("transformers")
+    if not transformers.utils.import_utils.is_kernels_available():
+        pytest.skip(f"transformers {transformers.__version__} does not take kernels {kernels.__version__}")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=60,
+    )  # fmt: skip
+    model, ids = transformers.LlamaForCausalLM(config), torch.randint(0, 60, (2, 9))
+
+    def step() -> list[Tensor]:
+        model.zero_grad()
+        out = model(ids, labels=ids)
+        out.loss.backward()
+        return [out.logits.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    before = step()
+    layer = kernels.LocalLayerRepository(folder, layer_name="apply_rotary_transformers")
+    mode, device = kernels.Mode, "cuda" if torch.version.cuda else "cpu"
+    with kernels.use_kernel_mapping({"rotary_pos_emb": {"cpu": {mode.TRAINING: layer}}}):
+        kernels.kernelize(model, mode=mode.TRAINING, device="cpu")
+    forward = model.model.layers[0].self_attn._kernel_funcs["rotary_pos_emb"].forward
+    layers, called = sys.modules[forward.__func__.__module__], []
+    assert layers.__name__.startswith(f"_ropewalk_rotary_{device}_")
+    rotated = layers._rotated
+    layers._rotated = lambda *arguments: (called.append(1), rotated(*arguments))[1]
+    try:
+        for right, found in zip(before, step(), strict=True):
+            torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-4)
+    finally:
+        layers._rotated = rotated
+    assert len(called) == 2, "once for each layer"
