@@ -53,6 +53,14 @@ def pictures(watched: Watched) -> list[str]:
     return ids
 
 
+@pytest.mark.parametrize(("method", "pairs"), [("plain", 18), ("pi", 0), ("yarn", 0)])
+def test_the_angle_map_counts_what_the_figure_counts(chromium, address, method, pairs):
+    """As `figures.unseen_numbers("llama_2_7b", 16_384)`: position interpolation leaves no angle unseen."""
+    watched = Watched(chromium, address + f"#angles&angles.method={method}")
+    watched.page.wait_for_selector("#angles .controls")
+    assert f"{pairs} of 64 pairs have angles that never occur" in watched.page.inner_text("#angles .caption")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_control_of_every_picture_moves(chromium, address, width):
     """No error, no request, a caption for each, and nothing wider than the screen."""
