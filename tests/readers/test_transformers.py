@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from ropewalk.attachment import attachment_of
+from ropewalk.attachment import attach, attachment_of
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
