@@ -137,7 +137,9 @@ class LayerAttention:
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("outreplace_attentions"):
             return None
         rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
-        kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=True)
+        # on a GPU the model's own function also serves softcaps and sinks
+        serves = rules.none or not q.is_cpu
+        kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=serves)
         bounds = self.layouts.bounds(q, keys, mask, self.window) if kernel.kernels else ()
         if not 0 < len(bounds) <= kernel.most_regions:
             return None

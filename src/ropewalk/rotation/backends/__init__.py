@@ -65,7 +65,7 @@ def choose_attention(
     """
     if backend is None:
         for module in ATTENTION:
-            if torch_serves and module.kernels and not module.before_torch:
+            if torch_serves and module.kernels and not module.before_torch(q, k):
                 continue
             if not module.reasons_not_to_attend(q, k, v, sinks):
                 return module

@@ -11,10 +11,10 @@ from torch import Tensor
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rope.dispatch import new_like, reasons_for_mathematics, reasons_for_torchs_product
 from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
+from ropewalk.rotation.backends.widened import half_instructions
 
 name = "cpu"
 kernels = True
-before_torch = True
 most_regions = 8
 
 _native: Any = compiled.kernels
@@ -105,6 +105,15 @@ def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weight(x: Tensor, weight: Tensor) -> Tensor:
     return weight.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+
+
+def before_torch(q: Tensor, k: Tensor) -> bool:
+    """Return whether the kernel is preferred to torch's fused attention: not for whole texts in bfloat16 with AMX.
+
+    On two cores of an Intel Xeon with AMX, torch takes 0.44 to 0.60 of the kernel's time for 2,048 and 8,192 tokens.
+    """
+    whole = q.dtype == torch.bfloat16 and q.shape[-2] == k.shape[-2]
+    return not whole or half_instructions(q.dtype, "cpu") != "AMX"
 
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:

@@ -16,13 +16,17 @@ from ropewalk.rotation.backends.request import AttentionRequest, Bounds
 
 name = "flex"
 kernels = True
-before_torch = False
 most_regions = 1 << 30
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FEWEST_QUERIES = 128  # fewer make few scores, and a compiled form for each number of keys would cost more
 BLOCK = 128  # queries and keys of a block of the mask
 _LEAST = -1e30  # the log-sum-exp of a row without keys, finite so that gradients are
+
+
+def before_torch(q: Tensor, k: Tensor) -> bool:
+    """Return False: torch's fused attention comes first."""
+    return False
 
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:

@@ -12,7 +12,6 @@ from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest
 
 name = "reference"
 kernels = False
-before_torch = False
 most_regions = 1 << 30
 
 
@@ -124,6 +123,11 @@ def _placed_as(x: Tensor, table: Tensor) -> Tensor:
     if not isinstance(x, DTensor) or isinstance(table, DTensor):
         return table
     return DTensor.from_local(table, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)
+
+
+def before_torch(q: Tensor, k: Tensor) -> bool:
+    """Return False: torch's fused attention comes first."""
+    return False
 
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:

@@ -159,13 +159,15 @@ class AttentionBackend(Protocol):
     """One implementation of attention by regions.
 
     - `kernels`: whether it stores no scores; False for the definition.
-    - `before_torch`: preferred to torch's fused attention. `most_regions`: limit of one call to `attend`.
+    - `most_regions`: limit of one call to `attend`.
     """
 
     name: str
     kernels: bool
-    before_torch: bool
     most_regions: int
+
+    def before_torch(self, q: Tensor, k: Tensor) -> bool:
+        """Return whether it is preferred to torch's fused attention for these queries and keys."""
 
     def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
         """Return why this backend cannot attend with such tensors now; empty if it can.
