@@ -55,10 +55,17 @@ class Job:
         if (self.folder / "facts.json").is_file():
             return
         from ropewalk.checkpoints.load import load, save
-        from ropewalk.readers.loading import reader_of
+        from ropewalk.readers.loading import load_gguf, reader_of
         from ropewalk.readers.texts import read_text
 
-        model = load(self.options.model)
+        given = self.options.model
+        if self.model.suffix == ".gguf":
+            live, tokenizer = load_gguf(self.model)
+            given = self.folder / "given"
+            live.save_pretrained(given)
+            if tokenizer is not None:
+                tokenizer.tokenizer.save(str(given / "tokenizer.json"))
+        model = load(given)
         if model.tokenizer is None:
             sys.exit("the model has no tokenizer")
         name, text = read_text(self.options.text)
