@@ -314,6 +314,19 @@ def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
 
 
 @torch.no_grad()
+def test_attention_weights_are_returned_under_kernels():
+    """A kernel stores no weights, so a call that asks for them is left to the model's own attention."""
+    model = small_model("llama")
+    model.set_attn_implementation("eager")
+    own = model(IDS, output_attentions=True).attentions
+    with rw.attach(model, kernels=True):
+        ours = model(IDS, output_attentions=True).attentions
+    assert len(ours) == len(own) > 0
+    for one, other in zip(ours, own, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
 def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
     """What flash attention loads depends on its name; read before anything runs, so without a GPU."""
     module = copy.deepcopy(llama.model.layers[0].self_attn)

@@ -134,7 +134,7 @@ class LayerAttention:
         """Return the output of our kernel for eager CPU tensors; None if it cannot compute it."""
         if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
             return None
-        if not getattr(module, "is_causal", True) or not q.numel() or options.get("outreplace_attentions"):
+        if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
             return None
         rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
         # on a GPU the model's own function also serves softcaps and sinks
