@@ -53,7 +53,7 @@ _COSTLY = {True: pytest.mark.thorough, False: pytest.mark.slow}
 @pytest.mark.parametrize(
     "page",
     [  # the pages themselves run in test_lesson.py
-        pytest.param(page, marks=[] if page == PAGES[0] else [_COSTLY[number in (4, 12)]])
+        pytest.param(page, marks=[] if page == PAGES[0] else [_COSTLY[number % 4 == 0]])
         for number, page in enumerate(PAGES)
     ],
     ids=lambda page: page.stem,

@@ -71,7 +71,7 @@ class Design:
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Return `[start, end)` of each block of positions: at most 64, counted anew from the trained length.
+        """Return `[start, end)` of each block of positions: at most 64; a new one begins at the trained length.
 
         >>> Design(trained_length=128, target=160, windows=1).blocks[-2:]
         ((128, 144), (144, 160))
