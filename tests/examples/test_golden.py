@@ -14,7 +14,7 @@ from tests.layers.material import gguf_of
 FOLDER = Path(__file__).parents[2] / "examples/verify"
 
 
-@pytest.mark.slow  # what it runs is tested in verification/: the plug-in, llama.cpp's server, golden files
+@pytest.mark.thorough
 def test_the_script_runs(tmp_path):
     """From the file alone: the right server passes, the wrong one ends with status 1."""
     pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")

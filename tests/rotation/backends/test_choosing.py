@@ -169,3 +169,16 @@ def test_without_the_extension(monkeypatch):
     with pytest.raises(rw.RopeError, match="backend 'cpu' cannot run here") as refused:
         rw.rotate(x, cos, sin, interleaved=True, backend="cpu")
     assert refused.value.facts["because"].startswith("the compiled extension is missing")
+
+
+def test_torch_attends_whole_texts_with_amx(monkeypatch):
+    """In bfloat16, if it can serve the call; queries after a cache, and float32, go to the kernel."""
+    from ropewalk.rotation.backends import choose_attention, cpu
+
+    if cpu._native is None:
+        pytest.skip("the extension is not built")
+    monkeypatch.setattr(cpu, "half_instructions", lambda dtype, device: "AMX")
+    q, k = torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16), torch.zeros(1, 2, 16, 16, dtype=torch.bfloat16)
+    assert not choose_attention(q, q, q, torch_serves=True).kernels
+    for queries, keys, serves in ((q, q, False), (q, k, True), (q.float(), q.float(), True)):
+        assert choose_attention(queries, keys, keys, torch_serves=serves).name == "cpu"
