@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ropewalk as rw
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rotation import backends
-from ropewalk.rotation.backends import BACKENDS, choose, cpu, reference
+from ropewalk.rotation.backends import BACKENDS, choose, choose_attention, cpu, reference
 from ropewalk.rotation.backends.request import Backend
 from tests.rotation.backends.places import PLACES
 from tests.rotation.backends.truth import same_bits
@@ -171,12 +171,9 @@ def test_without_the_extension(monkeypatch):
     assert refused.value.facts["because"].startswith("the compiled extension is missing")
 
 
+@needs_cpu
 def test_torch_attends_whole_texts_with_amx(monkeypatch):
     """In bfloat16, if it can serve the call; queries after a cache, and float32, go to the kernel."""
-    from ropewalk.rotation.backends import choose_attention, cpu
-
-    if cpu._native is None:
-        pytest.skip("the extension is not built")
     monkeypatch.setattr(cpu, "half_instructions", lambda dtype, device: "AMX")
     q, k = torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16), torch.zeros(1, 2, 16, 16, dtype=torch.bfloat16)
     assert not choose_attention(q, q, q, torch_serves=True).kernels
