@@ -24,8 +24,8 @@ from timing import Clock, Timed, interleave
 from torch import Tensor
 
 from ropewalk.checkpoints.load import load, save
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.layers.decoder import Decoder
-from ropewalk.readers.texts import read_text
 
 READ = 1024  # tokens of the prompt that go through a model at one time
 LIKELIEST = 20
@@ -54,7 +54,7 @@ class Theirs:
     def __init__(self, model: Any, ids: Tensor) -> None:
         from transformers import DynamicCache
 
-        from ropewalk.readers.live_model import cache_argument
+        from ropewalk.checkpoints.live_model import cache_argument
 
         self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
         self.cache = {cache_argument(model.model): DynamicCache(config=model.config)}

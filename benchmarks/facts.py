@@ -32,10 +32,10 @@ from records import RESULTS, environment
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
+from ropewalk.checkpoints.opening import open_reader
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
 from ropewalk.diagnosis.plan import LOOKS, Design, make_plan
-from ropewalk.readers.loading import open_reader
 from ropewalk.statistics import t_quantile
 
 RUNS = 2000

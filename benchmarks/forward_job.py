@@ -55,8 +55,8 @@ class Job:
         if (self.folder / "facts.json").is_file():
             return
         from ropewalk.checkpoints.load import load, save
-        from ropewalk.readers.loading import load_gguf, reader_of
-        from ropewalk.readers.texts import read_text
+        from ropewalk.checkpoints.opening import load_gguf, reader_of
+        from ropewalk.checkpoints.texts import read_text
 
         given = self.options.model
         if self.model.suffix == ".gguf":

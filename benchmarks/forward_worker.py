@@ -52,7 +52,7 @@ def main() -> None:
 def ours(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
     """ids -> losses, by ropewalk: plain, a method, attention by torch, or another version of the package."""
     if task["contender"] == "baseline":
-        from ropewalk.readers.losses import window_losses as measure
+        from ropewalk.checkpoints.losses import window_losses as measure
 
         from ropewalk.checkpoints.load import load as load_model
 
@@ -60,8 +60,8 @@ def ours(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
         return lambda ids: measure(old, ids)  # type: ignore[no-any-return]
     import ropewalk.rotation.backends
     from ropewalk.checkpoints.load import load
+    from ropewalk.checkpoints.opening import reader_of
     from ropewalk.methods import METHODS, Reach
-    from ropewalk.readers.loading import reader_of
 
     if task["contender"] == "ropewalk-sdpa":
         ropewalk.rotation.backends.ATTENTION = ropewalk.rotation.backends.ATTENTION[1:]

@@ -50,11 +50,11 @@ from league import far_found, read
 from records import RESULTS, environment
 
 from ropewalk.atomic_io import write_json
+from ropewalk.checkpoints.opening import open_reader
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import GROUP, NUMBERS, WORDS, Found, Kind, ids_after
 from ropewalk.diagnosis.plan import Design, Plan, make_plan
-from ropewalk.readers.loading import open_reader
-from ropewalk.readers.reader import Reader
 
 METHODS = ("plain", "pi", "ntk", "yarn", "llama3", "abf", "rerope", "self-extend", "dca")
 QUESTIONS, PERMUTATIONS, BOOTSTRAPS = 96, 20_000, 4_000

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.training import (
     TextWindows,
@@ -31,7 +32,6 @@ from ropewalk.layers.training import (
     split_text,
 )
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.texts import read_text
 from ropewalk.statistics import mean_and_interval
 
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length

@@ -19,6 +19,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.training import (
     TextWindows,
@@ -28,7 +29,6 @@ from ropewalk.layers.training import (
     next_token_loss,
     split_text,
 )
-from ropewalk.readers.texts import read_text
 
 
 def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.layers.DecoderConfig:

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 import ropewalk as rw
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.layers import SkipCollator
 from ropewalk.layers.training import held_out_windows
 from ropewalk.methods import METHODS
-from ropewalk.readers.texts import read_text
 
 TINY = Path(rw.__file__).parent / "builtin" / "tiny"
 

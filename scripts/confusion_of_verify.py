@@ -47,12 +47,12 @@ from records import environment  # noqa: E402
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.gguf_copy import copy_gguf  # noqa: E402
 from ropewalk.checkpoints.gguf_file import GGUFFile  # noqa: E402
+from ropewalk.checkpoints.opening import open_reader  # noqa: E402
+from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
-from ropewalk.readers.loading import open_reader  # noqa: E402
-from ropewalk.readers.reader import Reader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.extensions import Positions  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
@@ -181,7 +181,7 @@ def readers(name: str) -> Reader:
 
     if name not in FAMILIES:
         return open_reader(name, dtype=torch.float32)
-    from ropewalk.readers.reader import Reader
+    from ropewalk.checkpoints.reader import Reader
 
     model = small_model(name, vocab_size=260, max_position_embeddings=256)
     return Reader(model, TextTokenizer.bytes(), name)

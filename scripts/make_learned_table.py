@@ -17,6 +17,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.training import (
     TextWindows,
@@ -26,7 +27,6 @@ from ropewalk.layers.training import (
     next_token_loss,
     split_text,
 )
-from ropewalk.readers.texts import read_text
 
 LENGTH, BATCH, VOCABULARY = 256, 16, 2048
 

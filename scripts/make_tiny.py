@@ -35,6 +35,7 @@ from typographic import typographic  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
 from ropewalk.checkpoints.load import save  # noqa: E402
+from ropewalk.checkpoints.texts import read_text  # noqa: E402
 from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.layers.training import (  # noqa: E402
     Batch,
@@ -45,7 +46,6 @@ from ropewalk.layers.training import (  # noqa: E402
     next_token_loss,
     split_text,
 )
-from ropewalk.readers.texts import read_text  # noqa: E402
 
 BOOKS = ("middlemarch", "bleak_house")
 STEPS, BATCH, LENGTH, SEED = 3000, 32, 256, 0

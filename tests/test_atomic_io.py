@@ -87,7 +87,7 @@ def test_files_are_read_by_the_guarded_reader():
     """JSON, TOML and text files are read by `atomic_io` alone; the others read files of the package, or their own."""
     reads = re.compile(r"json\.loads?\(|tomllib|\.read_text\(|\.read_bytes\(")
     own = {
-        "atomic_io.py", "optional.py", "ledger.py", "processes.py", "readers/texts.py",
+        "atomic_io.py", "imports.py", "ledger.py", "processes.py", "checkpoints/texts.py",
         "diagnosis/page.py", "figures/inline.py", "figures/explorer.py", "figures/explorer_model.py",
         "verification/golden.py", "verification/openai_engine.py", "checkpoints/tokenizer.py",
         "checkpoints/gguf_tokenizer.py", "figures/ropes.py",

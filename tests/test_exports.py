@@ -15,9 +15,9 @@ import grimp
 import pytest
 
 import ropewalk
-from ropewalk import optional
+from ropewalk import imports
 from ropewalk.errors import RopeError
-from ropewalk.optional import install_command, need
+from ropewalk.imports import install_command, need
 
 PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
@@ -184,7 +184,7 @@ PROJECT = '[project]\nname = "ropewalk"\n'
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the module in a site-packages folder, away from any checkout."""
-    place = tmp_path / "env" / "site-packages" / "ropewalk" / "optional.py"
+    place = tmp_path / "env" / "site-packages" / "ropewalk" / "imports.py"
     monkeypatch.setattr(optional, "__file__", str(place))
     return place
 
@@ -221,7 +221,7 @@ def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch, found: st
 def test_the_oldest_releases_are_those_of_the_project_file() -> None:
     """One number in three places: here, in pyproject.toml, and in the Makefile's environment for it."""
     root = Path(__file__).parents[1]
-    for package, numbers in optional.OLDEST.items():
+    for package, numbers in imports.OLDEST.items():
         oldest = ".".join(map(str, numbers))
         assert f'"{package}>={oldest}"' in (root / "pyproject.toml").read_text(encoding="utf-8")
         assert f"{package}=={oldest}." in (root / "Makefile").read_text(encoding="utf-8")

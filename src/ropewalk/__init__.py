@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.imports import lazy_names
 from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ropewalk.optional import need
+from ropewalk.imports import need
 
 CONFIDENCE = 0.95
 Interval = tuple[float, float] | None

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticC
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
+from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.live_model import cache_argument
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import DualChunk, LogN, Positions, ReRoPE, SelfExtend
 from ropewalk.rotation.backends import reference

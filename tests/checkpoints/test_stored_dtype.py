@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 import ropewalk as rw
 from ropewalk import serving
 from ropewalk.checkpoints.load import fast_dtype, load, save, stored_dtype
+from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
-from ropewalk.readers.loading import open_reader
-from tests.readers.random_models import folder_of, random_model
+from tests.checkpoints.random_models import folder_of, random_model
 
 SLOW = "bfloat16 products are slow on this CPU"
 PRODUCTS = ("mm", "matmul", "__matmul__", "__rmatmul__", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "linear",

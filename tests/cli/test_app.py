@@ -172,8 +172,8 @@ def test_what_runs_no_model_imports_no_measurement() -> None:
         "for words in (['inspect'], ['serve-config', '--engine', 'vllm', '--method', 'yarn']):\n"
         f"    try: main([*words, {config!r}])\n"
         "    except SystemExit as ended: assert not ended.code\n"
-        "print({name.split('.')[1] for name in sys.modules if name.startswith('ropewalk.')}\n"
-        "      & {'diagnosis', 'measure', 'readers'})\n"
+        "print({name.split('.', 1)[1] for name in sys.modules if name.startswith('ropewalk.')}\n"
+        "      & {'diagnosis', 'checkpoints.reader'})\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.stdout.endswith("set()\n"), ended.stdout + ended.stderr

@@ -12,8 +12,8 @@ import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.cli.verify import _cache
+from tests.checkpoints.prefixes import OurEngine
 from tests.cli.doctor_runs import run_command
-from tests.readers.prefixes import OurEngine
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
 from tests.verification.test_log import log_of

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.readers.loading import reader_of
-from ropewalk.readers.texts import novel
 from ropewalk.rope.config import RopeConfig
 
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)

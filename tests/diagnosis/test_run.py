@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import at_once
@@ -20,7 +21,6 @@ from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
-from ropewalk.readers.texts import novel
 from tests.diagnosis.models import ROPE, tiny_decoder
 
 TEXT = [("whale", novel(40_000, 60_000))]

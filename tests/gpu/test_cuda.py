@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.opening import reader_of
 from ropewalk.layers import attend as attend_module
-from ropewalk.readers.loading import reader_of
 from tests.layers.test_documents import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ropewalk as rw
-from ropewalk.readers.texts import read_text
+from ropewalk.checkpoints.texts import read_text
 from tests.launch.ranks import run_all
 
 SETTINGS = {"target": 512, "methods": ["yarn", "dca"]}

@@ -12,9 +12,9 @@ import transformers
 
 from ropewalk.checkpoints.decoder_config import config_to_hf
 from ropewalk.checkpoints.load import load, read_config, save
+from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import generate
-from ropewalk.readers.loading import load_gguf
 from tests.layers.families import CASES, input_ids, make
 from tests.layers.material import ROOT, data, smollm2
 

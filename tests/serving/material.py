@@ -11,10 +11,10 @@ import transformers
 
 from ropewalk.checkpoints.decoder_config import half_split
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach, method_named
-from ropewalk.readers.loading import reader_of
 from ropewalk.serving.applying import Exported
 from ropewalk.serving.applying import export as export_reader
 

@@ -11,9 +11,9 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.opening import open_reader
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
-from ropewalk.readers.loading import open_reader
 from ropewalk.serving import ApplySettings, apply
 from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from ropewalk.attachment import attachment_of
+from ropewalk.checkpoints.opening import open_reader
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.loading import open_reader
 from ropewalk.serving import apply
 from ropewalk.serving.engines import (
     CONVERTER,
@@ -32,9 +32,9 @@ from ropewalk.serving.engines import (
 )
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
+from tests.checkpoints.gguf_files import write_foreign
+from tests.checkpoints.random_models import folder_of, random_model
 from tests.layers.material import gguf_of
-from tests.readers.gguf_files import write_foreign
-from tests.readers.random_models import folder_of, random_model
 from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
 

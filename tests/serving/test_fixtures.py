@@ -30,7 +30,7 @@ from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import ServeConfig, serve_config
 from ropewalk.serving.served import Served
 from ropewalk.serving.writable import _with_former_keys
-from tests.readers.random_models import folder_of, random_model
+from tests.checkpoints.random_models import folder_of, random_model
 from tests.serving import engine_ropes
 from tests.serving.engine_ropes import Reading
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS
+from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.readers.loading import load_gguf
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.version import __version__
+from tests.checkpoints.gguf_files import write_foreign
+from tests.checkpoints.random_models import random_model
 from tests.layers.material import write_gguf
-from tests.readers.gguf_files import write_foreign
-from tests.readers.random_models import random_model
 from tests.serving.material import LENGTHS, TARGET, checkpoint, extended, token_ids
 
 KINDS = gguf.GGMLQuantizationType

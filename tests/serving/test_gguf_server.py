@@ -10,19 +10,19 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as KINDS
 
+from ropewalk.checkpoints.opening import open_reader
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.loading import open_reader
-from ropewalk.readers.texts import read_text
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.serve import serve_config
 from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Predictions
+from tests.checkpoints.random_models import folder_of
 from tests.layers.material import gguf_of, smollm2
-from tests.readers.random_models import folder_of
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 SAID = [name for name, method in METHODS.items() if method.config is not None and name != "dynamic"]

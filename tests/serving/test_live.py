@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropewalk import serving
+from ropewalk.checkpoints.opening import open_reader
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.loading import open_reader
-from ropewalk.readers.reader import Reader
 from ropewalk.serving.writable import in_dtype
-from tests.readers.random_models import folder_of, random_model
+from tests.checkpoints.random_models import folder_of, random_model
 
 IDS = torch.randint(3, 256, (1, 120), generator=torch.Generator().manual_seed(4))
 REACH = Reach(32, 128)

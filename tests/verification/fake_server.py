@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ropewalk.verification.engine import NextTokens
-from tests.readers.prefixes import OurEngine
+from tests.checkpoints.prefixes import OurEngine
 
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 Handler = Callable[[str, dict[str, Any], dict[str, str]], Reply | None]

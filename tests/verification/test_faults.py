@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.live_model import PreallocatedLayer
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.readers.live_model import PreallocatedLayer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
 from ropewalk.verification.faulty_positions import (
@@ -21,7 +21,7 @@ from ropewalk.verification.faulty_positions import (
 from ropewalk.verification.golden import Golden
 from ropewalk.verification.questions import STEPS
 from ropewalk.verification.verify import our_side
-from tests.readers.prefixes import OurEngine
+from tests.checkpoints.prefixes import OurEngine
 from tests.verification.conftest import model_of
 from tests.verification.test_verify import under
 
@@ -170,7 +170,7 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
 # families that transformers computes
 
 transformers = pytest.importorskip("transformers")
-from ropewalk.readers.reader import Reader  # noqa: E402
+from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
 from tests.attachment.families import small_model  # noqa: E402
 

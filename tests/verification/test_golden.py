@@ -11,7 +11,7 @@ from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.verification.faulty_positions import ClampedPositions
 from ropewalk.verification.golden import Golden, write_golden
-from tests.readers.prefixes import OurEngine
+from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 from tests.verification.test_faults import Decodes
 from tests.verification.test_verify import CASES, YARN, under

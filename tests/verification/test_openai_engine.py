@@ -17,7 +17,7 @@ from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.verification.engine import Engine, NextTokens, TooLong
 from ropewalk.verification.openai_engine import KEY, OpenAIEngine
-from tests.readers.prefixes import OurEngine
+from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
 

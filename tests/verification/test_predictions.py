@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 
 import ropewalk as rw
-from ropewalk.readers.loading import reader_of
-from ropewalk.readers.reader import Reader
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.faulty_positions import ClampedPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.predictions import Predictions
-from tests.readers.prefixes import OurEngine
+from tests.checkpoints.prefixes import OurEngine
 
 IDS = list(range(40, 100))
 

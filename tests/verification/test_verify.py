@@ -19,7 +19,7 @@ from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Prediction
 from ropewalk.verification.questions import DECODING
 from ropewalk.verification.verify import Check, our_side
-from tests.readers.prefixes import OurEngine
+from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
 

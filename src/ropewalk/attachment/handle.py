@@ -33,9 +33,9 @@ from ropewalk.attachment.rotary import (
 )
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind
+from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of
-from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole

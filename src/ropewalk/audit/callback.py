@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.live_check import check, raise_errors
-from ropewalk.optional import need
+from ropewalk.imports import need
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

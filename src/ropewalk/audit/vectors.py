@@ -20,7 +20,7 @@ import torch
 
 from ropewalk.atomic_io import as_path, check_output, finite, write_output
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.optional import need
+from ropewalk.imports import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies

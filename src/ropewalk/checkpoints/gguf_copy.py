@@ -22,8 +22,8 @@ from ropewalk.checkpoints.export import HubRope, alternatives, compared_lengths,
 from ropewalk.checkpoints.gguf import ROPE_TENSORS, USUAL_BETAS, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.errors import RopeError
+from ropewalk.imports import need
 from ropewalk.methods import Reach
-from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope

@@ -17,7 +17,7 @@ import torch
 
 from ropewalk.atomic_io import open_file
 from ropewalk.errors import RopeError
-from ropewalk.optional import need
+from ropewalk.imports import need
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9

@@ -26,12 +26,12 @@ from ropewalk.checkpoints.decoder_config import (
 from ropewalk.checkpoints.sources import find, no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError, check_kind
+from ropewalk.imports import need
 from ropewalk.layers.classifier import TextClassifier
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import is_slow, memory_for, name_of
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.optional import need
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rotation.backends.widened import slow_dtype
 
@@ -153,7 +153,7 @@ def _config_file(path: Path) -> Path:
         raise RopeError(
             "load: rw.Decoder reads folders, and this is a file.",
             facts={"file": str(path)},
-            cure="transformers computes it: ropewalk.readers.loading.load_gguf(path) returns its model and tokenizer.",
+            cure="transformers computes it: ropewalk.checkpoints.opening.load_gguf(path) returns model and tokenizer.",
         )
     return path if path.is_file() else path / "config.json"
 

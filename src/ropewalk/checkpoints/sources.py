@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ropewalk.atomic_io import as_path, read_json
 from ropewalk.errors import RopeError
-from ropewalk.optional import need
+from ropewalk.imports import need
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _WITHOUT_WEIGHTS = ("*.json", "tokenizer.model", "*.jinja", "merges.txt", "LICENSE*", "NOTICE*")

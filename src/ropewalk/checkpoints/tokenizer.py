@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ropewalk.atomic_io import read_json, read_text, write_json
 from ropewalk.errors import RopeError
-from ropewalk.optional import need
+from ropewalk.imports import need
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
-from ropewalk.optional import install_command
+from ropewalk.imports import install_command
 from ropewalk.processes import Launch, joined
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ropewalk.attachment import attachment_of
+from ropewalk.checkpoints.opening import fast_copy, reader_of
 from ropewalk.diagnosis.prepare import doctor
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.errors import RopeError
+from ropewalk.imports import need
 from ropewalk.methods import METHODS, Reach
-from ropewalk.optional import need
-from ropewalk.readers.loading import fast_copy, reader_of
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

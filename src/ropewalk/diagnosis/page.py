@@ -20,7 +20,7 @@ from ropewalk.diagnosis.plan import CROP
 from ropewalk.errors import RopeError
 from ropewalk.figures.inline import inline_svg, night_colors
 from ropewalk.figures.style import NARROW, WIDE, length_ticks, look_of, mark_trained_length, new_figure, render, style
-from ropewalk.optional import need
+from ropewalk.imports import need
 from ropewalk.statistics import binomial_interval
 
 if TYPE_CHECKING:

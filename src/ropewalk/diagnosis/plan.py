@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, main_rope, rope_parameters
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of

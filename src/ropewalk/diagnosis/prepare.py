@@ -16,6 +16,9 @@ import torch
 from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
+from ropewalk.checkpoints.reader import Reader
+from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import Window, choice
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Filled, Kind, Layout, Teller
 from ropewalk.diagnosis.plan import (
@@ -42,9 +45,6 @@ from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
-from ropewalk.readers.loading import fast_copy, open_reader, reader_of
-from ropewalk.readers.reader import Reader
-from ropewalk.readers.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ropewalk.checkpoints.reader import CHUNK, Advance, Losses, Reader
 from ropewalk.diagnosis.evidence import WindowReading
 from ropewalk.diagnosis.facts import GROUP, Filled, Layout
 from ropewalk.diagnosis.plan import CROP, PLAIN, Design, Job, Plan, Work
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
 
 MOST_CONTROLS = 24  # facts asked for at the trained length, of one window
 BROKEN = 1.0  # nats per token: a rise of the loss after which a reading is given up

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.checkpoints.reader import Advance, Reader
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Filled, Layout
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, config_of
@@ -33,7 +34,6 @@ from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
-from ropewalk.readers.reader import Advance, Reader
 from ropewalk.version import __version__
 
 SAFETY = 1.1  # of an estimate of time

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.plan import Design
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.progress import Progress, expect
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.statistics import mean_and_interval, signed
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Method, Reach
 from ropewalk.methods.ropes import trained_length_of
-from ropewalk.readers.texts import read_text
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import inverse_frequencies

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
-from ropewalk.readers.texts import read_text
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 

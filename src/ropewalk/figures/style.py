@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.imports import need
 from ropewalk.methods import METHODS, Look
-from ropewalk.optional import need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from ropewalk.optional import need
+from ropewalk.imports import need
 from ropewalk.rotation.backends.widened import fast_bfloat16, half_instructions, slow_dtype
 
 AUTO = "auto"

@@ -19,13 +19,13 @@ from ropewalk.checkpoints.gguf import PERMUTED, config_fields
 from ropewalk.checkpoints.gguf_copy import copy_gguf, gguf_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import fast_dtype, stored_dtype
+from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import dtype_named, slow_dtype_of
 from ropewalk.methods import METHODS, Reach, required_trained_length, settled_by_length
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.readers.loading import fast_copy, open_reader, reader_of
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope

@@ -301,7 +301,7 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
     load = f"model = AutoModelForCausalLM.from_pretrained({place})"
     if is_file:  # transformers ignores some of the file's keys
         load = f"model, tokenizer = load_gguf({place})"
-    source = "ropewalk.readers.loading import load_gguf" if is_file else "transformers import AutoModelForCausalLM"
+    source = "ropewalk.checkpoints.opening import load_gguf" if is_file else "transformers import AutoModelForCausalLM"
     imports += [f"from {source}"]
     settings = [] if target is None else [f"target={target}"]
     settings += [] if trained_length is None else [f"trained_length={trained_length}"]

@@ -12,10 +12,10 @@ import torch
 
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.layers.norm import HALF
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.reader import Reader
 from ropewalk.rotation.backends.widened import slow_dtype
 from ropewalk.serving.engines import flat_block
 
@@ -84,7 +84,7 @@ def write_checkpoint(
     **Returns:** the content of config.json, with the rope also under the keys of transformers 4.
     **Raises:** `RopeError` if transformers computes different logits from the folder.
     """
-    from ropewalk.readers.loading import quietly
+    from ropewalk.checkpoints.opening import quietly
 
     rounded = in_dtype(reader, dtype)
     with quietly():
@@ -127,7 +127,7 @@ def _write_companions(reader: Reader, folder: Path, source: Path | None, length:
 @torch.inference_mode()
 def _check(reader: Reader, folder: Path, length: int) -> None:
     """Raise `RopeError` unless transformers computes our logits from the folder, near both ends of `length`."""
-    from ropewalk.readers.loading import load_live
+    from ropewalk.checkpoints.opening import load_live
 
     theirs, _ = load_live(folder, reader.dtype, reader.device)
     half = _CHECKED // 2

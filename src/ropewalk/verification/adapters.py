@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ropewalk.checkpoints.load import fast_dtype_or_warn
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
+from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.optional import need
 from ropewalk.verification.engine import TOP, Engine, NextTokens, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
@@ -83,7 +83,7 @@ class TransformersEngine:
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
-        from ropewalk.readers.loading import load_live, quietly
+        from ropewalk.checkpoints.opening import load_live, quietly
 
         model, _ = load_live(path, fast_dtype_or_warn(path, "verify: the engine"), "cpu")
         with quietly():

@@ -400,7 +400,7 @@ def write_golden(
     **Numerics:** log-probabilities are rounded to 0.001 nats.
 
     >>> import tempfile
-    >>> from ropewalk.readers.loading import open_reader
+    >>> from ropewalk.checkpoints.opening import open_reader
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     golden = write_golden("tiny", Path(folder) / "golden.json", up_to=128)
     >>> golden.check(open_reader("tiny").model).outcome.kind

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.extensions import Positions
 from ropewalk.verification.faulty_positions import ShiftedPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
 
 if TYPE_CHECKING:
-    from ropewalk.readers.live_model import Top
+    from ropewalk.checkpoints.live_model import Top
 
 KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
 DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path
+from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
+from ropewalk.checkpoints.reader import Reader
+from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, say, shown
-from ropewalk.readers.loading import fast_copy, open_reader, reader_of
-from ropewalk.readers.reader import Reader
-from ropewalk.readers.texts import LEAST_BYTES, read_text
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
@@ -91,7 +91,7 @@ def verify(
     - `served_name`: the model's name on the server. Defaults to the first in the server's list.
     - `trained_length`: in tokens, if the config does not contain it.
     - `state`: a folder to save our own predictions for the next run. Defaults to none.
-    - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.readers.loading.open_reader`.
+    - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.checkpoints.opening.open_reader`.
     - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
 
     **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 undecided), `.to_json()`.

@@ -18,14 +18,14 @@ from ropewalk.checkpoints.decoder_config import NATIVE, half_split
 from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import fast_dtype_or_warn, hugging_face_form
+from ropewalk.checkpoints.reader import Reader, text_tokenizer
 from ropewalk.checkpoints.sources import display_name, find, no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.imports import need
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import is_slow, memory_for, name_of, slow_dtype_of
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.optional import need
-from ropewalk.readers.reader import Reader, text_tokenizer
 from ropewalk.rope.config import RopeConfig
 
 

@@ -10,15 +10,15 @@ import torch
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from ropewalk.attachment import attach, attachment_of
+from ropewalk.checkpoints.live_model import PreallocatedLayer, new_cache
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.live_model import PreallocatedLayer, new_cache
-from ropewalk.readers.loading import reader_of
-from ropewalk.readers.reader import Reader
-from tests.readers.prefixes import prefix_of, read
-from tests.readers.random_models import FAMILIES, random_model
+from tests.checkpoints.prefixes import prefix_of, read
+from tests.checkpoints.random_models import FAMILIES, random_model
 
 CLOSE = 2e-5  # of float32 logits of up to 10; our kernel rounds tanh of a softcap a little differently
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ropewalk.checkpoints import live_model as head
+from ropewalk.checkpoints.live_model import half_losses, wide_product
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers import live_model as head
-from ropewalk.readers.live_model import half_losses, wide_product
-from ropewalk.readers.loading import reader_of
-from ropewalk.readers.texts import read_text
 from tests.diagnosis.models import random_ids, tiny_decoder, window_losses
 
 

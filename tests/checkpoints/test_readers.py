@@ -12,17 +12,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.opening import fast_copy, reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.loading import fast_copy, reader_of
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.scaling import DynamicNTK
 from ropewalk.rotation.backends import widened
+from tests.checkpoints.prefixes import prefix_of, read
+from tests.checkpoints.random_models import random_model
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
-from tests.readers.prefixes import prefix_of, read
-from tests.readers.random_models import random_model
 
 METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "log-n", "drope"]
 

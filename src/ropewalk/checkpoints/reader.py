@@ -19,14 +19,14 @@ from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.checkpoints.tokenizer import TextTokenizer, ids_of
 from ropewalk.errors import RopeError
+from ropewalk.imports import need
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.methods import ConfigForm, trained_length_of
-from ropewalk.optional import need
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
 if TYPE_CHECKING:
-    from ropewalk.readers.live_model import LiveModel, Prefix, Top
+    from ropewalk.checkpoints.live_model import LiveModel, Prefix, Top
 
 CHUNK = 2048  # tokens of one forward: enough for large products, few enough for caches and memory
 TWINS = 4  # copies of a model at the frequencies of fixed lengths that are kept
@@ -54,7 +54,7 @@ class Reader:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
-        from ropewalk.readers.live_model import LiveModel
+        from ropewalk.checkpoints.live_model import LiveModel
 
         self.model = _twin(model)
         self._refused: RopeError | None = None
@@ -173,7 +173,7 @@ class Reader:
         **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
         **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
         """
-        from ropewalk.readers.live_model import ASK_TOKENS, Prefix, new_cache
+        from ropewalk.checkpoints.live_model import ASK_TOKENS, Prefix, new_cache
 
         if input_ids.ndim != 1 or not 1 <= first < len(input_ids) or chunk < 1:
             raise RopeError(
@@ -211,7 +211,7 @@ class Reader:
 
         Each has its log-probability in nats, the likeliest first, at the frequencies of `seq_len` tokens.
         """
-        from ropewalk.readers.live_model import likeliest, new_cache
+        from ropewalk.checkpoints.live_model import likeliest, new_cache
 
         live, cache, last = self._at(seq_len), new_cache(self.model.config, seq_len), lengths[-1]
         tops: list[Top] = []

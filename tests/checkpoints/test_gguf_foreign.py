@@ -11,12 +11,12 @@ import torch
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import foreign_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.opening import load_live, open_reader, reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.readers.loading import load_live, open_reader, reader_of
-from ropewalk.readers.reader import Reader
-from tests.readers.gguf_files import ARCHITECTURES, write_foreign
-from tests.readers.random_models import random_model
-from tests.readers.test_transformers import CLOSE, ids_of, log_probs
+from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
+from tests.checkpoints.random_models import random_model
+from tests.checkpoints.test_transformers import CLOSE, ids_of, log_probs
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHAPES: dict[str, dict[str, Any]] = {

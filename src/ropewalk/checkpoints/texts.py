@@ -73,7 +73,7 @@ def novel(start: int = 0, length: int | None = None) -> str:
 
     **Raises:** `RopeError` if the text does not contain these characters.
 
-    >>> from ropewalk.readers.texts import novel
+    >>> from ropewalk.checkpoints.texts import novel
     >>> novel(27_214, 16)
     'Call me Ishmael.'
     """

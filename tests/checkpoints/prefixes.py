@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from ropewalk.checkpoints.live_model import ASK_TOKENS, Prefix, likeliest, new_cache
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.reader import CHUNK, Reader
 from ropewalk.layers.decoder import Decoder
-from ropewalk.readers.live_model import ASK_TOKENS, Prefix, likeliest, new_cache
-from ropewalk.readers.loading import reader_of
-from ropewalk.readers.reader import CHUNK, Reader
 from ropewalk.verification.engine import TOP, NextTokens
 
 

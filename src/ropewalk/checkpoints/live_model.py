@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.live_attention import calls_with
 from ropewalk.errors import RopeError
+from ropewalk.imports import need
 from ropewalk.layers.masks import Branches, TokenLayout
 from ropewalk.layers.norm import HALF
 from ropewalk.layers.precision import to_float64
-from ropewalk.optional import need
 from ropewalk.rotation.backends.widened import slow_dtype
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropewalk.readers import live_model
-from ropewalk.readers.live_model import LiveModel, cache_argument
-from tests.readers.random_models import random_model
+from ropewalk.checkpoints import live_model
+from ropewalk.checkpoints.live_model import LiveModel, cache_argument
+from tests.checkpoints.random_models import random_model
 
 TYPES = (torch.bfloat16, torch.float16)
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from ropewalk.attachment import attach
+from ropewalk.checkpoints.live_model import Prefix, QuestionIds, likeliest, new_cache
 from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.layers.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
-from ropewalk.readers.live_model import Prefix, QuestionIds, likeliest, new_cache
-from ropewalk.readers.loading import reader_of
-from ropewalk.readers.reader import Reader
 from ropewalk.rope.scaling import YaRN
-from tests.readers.prefixes import prefix_of, read
-from tests.readers.random_models import random_model
+from tests.checkpoints.prefixes import prefix_of, read
+from tests.checkpoints.random_models import random_model
 
 IDS = torch.randint(3, 256, (120,), generator=torch.Generator().manual_seed(4)).tolist()
 TEXT, LENGTH = IDS[:45], 64
@@ -79,7 +79,7 @@ def test_answers_are_those_of_whole_forwards(family: str, kernels: bool, monkeyp
     prefix, found, forwards = asked(reader, monkeypatch)
     assert forwards == 1
     assert found == pytest.approx(alone(model), abs=1e-4)
-    monkeypatch.setattr("ropewalk.readers.live_model.ASK_TOKENS", 10)
+    monkeypatch.setattr("ropewalk.checkpoints.live_model.ASK_TOKENS", 10)
     again, few, forwards = asked(reader, monkeypatch)
     assert forwards > 1
     assert few == pytest.approx(found, abs=1e-4)

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.checkpoints.opening import open_reader, reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
-from ropewalk.readers.loading import open_reader, reader_of
-from ropewalk.readers.reader import Reader
-from tests.readers.random_models import folder_of
-from tests.readers.test_transformers import CLOSE, ids_of, log_probs
+from tests.checkpoints.random_models import folder_of
+from tests.checkpoints.test_transformers import CLOSE, ids_of, log_probs
 
 
 @pytest.fixture(scope="module")

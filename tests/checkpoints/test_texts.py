@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ropewalk.checkpoints.texts import STRETCHES, default_texts, novel, read_text, read_texts, text_files
 from ropewalk.errors import RopeError
-from ropewalk.readers.texts import STRETCHES, default_texts, novel, read_text, read_texts, text_files
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,12 +1,15 @@
-"""Imports of optional packages on first use, with the command that installs a missing or an old one."""
+"""Imports on first use: of a package's own names, and of optional packages, with the command that installs them."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +19,33 @@ from ropewalk.errors import RopeError
 
 OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
 """The oldest release of a package that is supported; pyproject.toml states the same."""
+
+
+def lazy_names(package: str, homes: Mapping[str, str], modules: Collection[str] = ()) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, which imports a name on first use and keeps it as a plain attribute.
+
+    Arguments:
+    - `package`: Its `__name__`. Its subpackages are attributes, too.
+    - `homes`: The module that defines each name.
+    - `modules`: The names that are modules themselves, under the path in `homes`.
+
+    >>> names = lazy_names("ropewalk", {"RopeError": "ropewalk.errors"})
+    >>> names("RopeError").__name__
+    'RopeError'
+    """
+
+    def name_of(name: str) -> Any:
+        if name in homes:
+            module = import_module(homes[name])
+            value = module if name in modules else getattr(module, name)
+        elif not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            value = import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return name_of
 
 
 def need(module: str, extra: str = "hf") -> Any:
