@@ -185,14 +185,14 @@ PROJECT = '[project]\nname = "ropewalk"\n'
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the module in a site-packages folder, away from any checkout."""
     place = tmp_path / "env" / "site-packages" / "ropewalk" / "imports.py"
-    monkeypatch.setattr(optional, "__file__", str(place))
+    monkeypatch.setattr(imports, "__file__", str(place))
     return place
 
 
 def come_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
     """Let pip have recorded `origin` in direct_url.json; None: an index, which records nothing."""
     written = None if origin is None else json.dumps(origin)
-    monkeypatch.setattr(optional, "distribution", lambda _: SimpleNamespace(read_text=lambda _: written))
+    monkeypatch.setattr(imports, "distribution", lambda _: SimpleNamespace(read_text=lambda _: written))
 
 
 def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +208,8 @@ def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: 
 @pytest.mark.parametrize(("found", "old"), [("4.57.6", True), ("5.16.1", True), ("5.17.0", False), ("6.0.0", False)])
 def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch, found: str, old: bool) -> None:
     """Before anything of it is imported, so that its own failures do not come first."""
-    monkeypatch.setattr(optional, "version", lambda _: found)
-    monkeypatch.setattr(optional, "import_module", lambda name: name)
+    monkeypatch.setattr(imports, "version", lambda _: found)
+    monkeypatch.setattr(imports, "import_module", lambda name: name)
     if not old:
         assert need("transformers.cache_utils") == "transformers.cache_utils"
         return
