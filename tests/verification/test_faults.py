@@ -97,10 +97,12 @@ class Decodes(OurEngine):
 
     def __init__(self, model, rule):
         super().__init__(model)
-        self.model, self.rule = model, rule
+        self.rule = rule
 
     def generate(self, input_ids, tokens):
-        return OurEngine(self.model.with_positions(extension=self.rule(len(input_ids)))).generate(input_ids, tokens)
+        own = self.reader.positions
+        rules = (self.rule(len(input_ids)),) * own.num_layers
+        return OurEngine(self.reader.under(dataclasses.replace(own, extensions=rules))).generate(input_ids, tokens)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,20 @@ def test_what_agrees_for_a_prompt_is_read_once(small, reads):
     assert reads[2:] == [[20, 60]]
 
 
+def test_one_copy_of_the_model_for_each_rope(small):
+    """Positions that are equal share it, and only one of the copies that remap positions is checked at length."""
+    reader = reader_of(small)
+    predictions = Predictions(reader)
+    yarn, held = hypothesis(small, rule=YaRN(4.0, 256)), hypothesis(small, extension=ClampedPositions(50))
+    copies = [predictions.under(one.positions) for one in (yarn, yarn, held, hypothesis(small, rule=YaRN(2.0, 256)))]
+    assert copies[0] is copies[1]
+    assert len({id(copy.model) for copy in copies}) == 3
+    forwards = []
+    reader.model.register_forward_pre_hook(lambda *_: forwards.append(1))  # each copy has the hook, too
+    reader.under(hypothesis(small, extension=ClampedPositions(60)).positions)
+    assert len(forwards) == 1, "that the layers call it; the features that it rotates are known"
+
+
 def test_they_are_kept_for_the_next_run(small, reads, tmp_path):
     """The same bits come back; another weight is another model."""
     first = Predictions(reader_of(small), tmp_path).of(hypothesis(small), IDS, [30])[30]

@@ -183,6 +183,10 @@ class Attachment:
             self._install(before)
             raise
 
+    def share_checks(self, other: Attachment) -> None:
+        """Keep what the short forwards of a copy of this model showed: the rotated features, and the rounding noise."""
+        self._slice, self._noise = other._slice, other._noise
+
     def rope_fields(self) -> dict[str, Any]:
         """Return the config's keys for the current ropes; empty if they are the config's own.
 

@@ -135,6 +135,7 @@ class Reader:
             ) from self._refused
         model = _twin(self.model)
         _handle(model).set_positions(positions)
+        _handle(self.model).share_checks(_handle(model))
         return self.with_model(model)
 
     def with_model(self, model: Any) -> Reader:

@@ -71,6 +71,7 @@ class Predictions:
         self.ledger = Ledger(None if folder is None else folder / key, kind="verify", key=key)
         self.ledger.resume()
         self._known = {key: top for saved in self.ledger.results.values() for key, top in saved.items()}
+        self._readers: dict[Positions, Reader] = {}
 
     def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
         """Return the prediction after the first n of these ids, for each n in `lengths`, under a hypothesis."""
@@ -85,8 +86,25 @@ class Predictions:
 
     def losses(self, hypothesis: Hypothesis, input_ids: Sequence[int], *, seq_len: int) -> Values:
         """Return the loss in nats of each token but the first, under a hypothesis."""
-        under = under_positions(self.reader, hypothesis.positions)
-        return under.window_losses(torch.tensor(input_ids), seq_len=seq_len)
+        return self.under(hypothesis.positions).window_losses(torch.tensor(input_ids), seq_len=seq_len)
+
+    def under(self, positions: Positions) -> Reader:
+        """Return the reader under these positions; a copy of the model for each is kept, and shares its weights.
+
+        transformers' layers have one pairing and width. For others, our own attention rotates under an extension that
+        does not change positions; layers with a window do not support it.
+
+        **Raises:** `RopeError` if the reader supports neither.
+        """
+        if positions not in self._readers:
+            try:
+                self._readers[positions] = self.reader.under(positions)
+            except RopeError:
+                if any(positions.extensions):
+                    raise
+                neutral = tuple(None if rope is None else ShiftedPositions(1, 0) for rope in positions.ropes)
+                self._readers[positions] = self.reader.under(replace(positions, extensions=neutral))
+        return self._readers[positions]
 
     @staticmethod
     def _key(hypothesis: Hypothesis, input_ids: Sequence[int]) -> str:
@@ -98,7 +116,7 @@ class Predictions:
 
         **Raises:** `RopeError` if the model returns no finite numbers.
         """
-        under = under_positions(self.reader, hypothesis.positions)
+        under = self.under(hypothesis.positions)
         passes = [[length] for length in lengths] if hypothesis.positions.needs_seq_len else [lengths]
         tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
         if not all(math.isfinite(nats) for top in tops for _, nats in top):
@@ -108,23 +126,6 @@ class Predictions:
                 cure="Check the checkpoint's weights.",
             )
         return tops
-
-
-def under_positions(reader: Reader, positions: Positions) -> Reader:
-    """Return the reader under these positions.
-
-    transformers' layers have one pairing and width. For others, our own attention rotates under an extension that does
-    not change positions; layers with a window do not support it.
-
-    **Raises:** `RopeError` if the reader supports neither.
-    """
-    try:
-        return reader.under(positions)
-    except RopeError:
-        if any(positions.extensions):
-            raise
-        neutral = tuple(None if rope is None else ShiftedPositions(1, 0) for rope in positions.ropes)
-        return reader.under(replace(positions, extensions=neutral))
 
 
 def _packed(top: Top) -> str:

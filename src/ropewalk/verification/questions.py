@@ -23,7 +23,7 @@ from ropewalk.verification.hypotheses import (
     in_decoding,
     length_to_verify,
 )
-from ropewalk.verification.predictions import Prediction, Predictions, candidates, choose, stretch, under_positions
+from ropewalk.verification.predictions import Prediction, Predictions, candidates, choose, stretch
 
 QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 CONFIRMING = 4  # prompts of the length that a verdict covers
@@ -124,7 +124,7 @@ class OurSide:
     def _supports(self, hypothesis: Hypothesis) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
         try:
-            under_positions(self.predictions.reader, hypothesis.positions)
+            self.predictions.under(hypothesis.positions)
         except RopeError:
             return False
         return True
