@@ -25,7 +25,6 @@ FORGETS = "†"  # the mark of baselines in the table
 
 def served(name: str) -> list[str]:
     """Return for each engine of TITLES whether it runs a method: yes, yes with a caveat of its own (\\*), or no."""
-    from ropewalk.checkpoints.export import hub_rope
     from ropewalk.checkpoints.gguf_copy import gguf_rope
     from ropewalk.errors import RopeError
     from ropewalk.methods import METHODS, Reach
@@ -40,7 +39,7 @@ def served(name: str) -> list[str]:
             settings = serve_config("tiny", engine, method=name, target=reach.target if method.extends else None)
             if engine in READS_GGUF and method.extends:
                 rope = method.rope(RopeConfig(64, interleaved=False, max_position_embeddings=256), reach)
-                gguf_rope(hub_rope((rope,), name, reach), "llama", name, reach)
+                gguf_rope(rope, "llama", name, reach)
         except RopeError:
             cells.append("no")
             continue

@@ -11,12 +11,12 @@ import torch
 import transformers
 
 from ropewalk import RopeConfig, load
-from ropewalk.checkpoints.export import hub_rope
 from ropewalk.errors import RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+from ropewalk.serving import applying, writable
 from ropewalk.serving.applying import apply, check_out
 from ropewalk.serving.settings import ApplySettings
 from tests.serving.material import (
@@ -194,11 +194,12 @@ def test_tiny_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
     assert furthest(found.folder, exact, (50, 256, 257, 600)) < 1e-3
 
 
-def test_shards_and_dtype(tmp_path: Path) -> None:
+def test_shards_and_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several files and an index, in bfloat16: both sides read them as one file's weights."""
     source = checkpoint(tmp_path / "source")
     model = extended(source, "pi")
-    found = export(model, tmp_path / "out", method="pi", source=source, dtype=torch.bfloat16, shard_bytes=9000, **HOW)
+    monkeypatch.setattr(writable, "SHARD_BYTES", 9000)
+    found = export(model, tmp_path / "out", method="pi", source=source, dtype=torch.bfloat16, **HOW)
     assert len(list(found.folder.glob("model-*-of-*.safetensors"))) > 2
     assert not (found.folder / "model.safetensors").exists()
     index = json.loads((found.folder / "model.safetensors.index.json").read_text())
@@ -220,41 +221,11 @@ def test_a_length_is_stated_for_what_is_scaled_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", sorted(INEXPRESSIBLE))
-def test_what_no_config_can_say_is_refused(method: str) -> None:
+def test_what_no_config_can_say_is_refused(method: str, tmp_path: Path) -> None:
     """The reason, the nearest that can be exported, and the way out."""
-    rope = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
     with pytest.raises(RopeError, match=f"`{method}` cannot be exported: .*") as caught:
-        hub_rope((rope, rope), method, **HOW)
+        apply("tiny", tmp_path / "out", ApplySettings(method=method))
     assert caught.value.facts["nearest that can be"] in EXPORTABLE
-
-
-def test_ropes_that_no_block_says_are_refused() -> None:
-    """Layers that differ, a factor that follows the length, an extension in attention."""
-    plain = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
-    ones = (1.0, 1.0, 1.0, 1.0)
-    with pytest.raises(RopeError, match="one rope for all layers"):
-        hub_rope((plain, dataclasses.replace(plain, theta=5e5)), "mixed", **HOW)
-    follows = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, short_mscale=1.0, long_mscale=1.2))
-    with pytest.raises(RopeError, match="depend on the length"):
-        hub_rope((follows,), "phimoe", **HOW)
-    with pytest.raises(RopeError, match="no layer has a rope"):
-        hub_rope((None, None), "none", **HOW)
-
-
-def test_a_block_that_reads_back_otherwise_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were `to_hf` wrong about a rule, its frequencies would tell: divisors are written in its place."""
-    rope = RopeConfig(8, interleaved=False, scaling=Linear(4.0), max_position_embeddings=TRAINED)
-    monkeypatch.setattr(RopeConfig, "to_hf", lambda self: {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.001})
-    found = hub_rope((rope,), "pi", **HOW)
-    assert found.parameters["rope_type"] == "longrope"
-    assert found.parameters["long_factor"] == pytest.approx([4.0] * 4)
-
-
-def test_a_stated_trained_length_does_not_change_an_unchanged_config() -> None:
-    """`as-is` keeps the config's own number; `plain` writes the trained length."""
-    rope = RopeConfig(8, interleaved=False, max_position_embeddings=2 * TRAINED)
-    stated = [hub_rope((rope,), method, **HOW).max_position_embeddings for method in ("as-is", "plain")]
-    assert stated == [2 * TRAINED, TRAINED]
 
 
 def test_an_extension_in_attention_is_refused(tmp_path: Path) -> None:
@@ -279,14 +250,16 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     """Refused when not empty, when foreign, when it is the source; with overwrite an earlier export is replaced."""
     source = checkpoint(tmp_path / "source")
     model = extended(source, "pi")
-    export(model, tmp_path / "out", method="pi", source=source, card=lambda _: "by `ropewalk extend`", **HOW)
+    export(model, tmp_path / "out", method="pi", source=source, **HOW)
     with pytest.raises(RopeError, match="not empty"):
         export(model, tmp_path / "out", method="pi", source=source, **HOW)
     found = export(extended(source, "yarn"), tmp_path / "out", method="yarn", source=source, overwrite=True, **HOW)
     assert json.loads((found.folder / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
+    card = (tmp_path / "out" / "README.md").read_text()
+    (tmp_path / "out" / "README.md").unlink()
     with pytest.raises(RopeError, match="files that are not from an export"):
-        check_out(tmp_path / "out", overwrite=True)  # it has no README.md now, as a checkpoint of others
-    (tmp_path / "out" / "README.md").write_text("by `ropewalk extend`")
+        check_out(tmp_path / "out", overwrite=True)  # as a checkpoint of others
+    (tmp_path / "out" / "README.md").write_text(card)
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(RopeError, match="files that are not from an export"):
         check_out(tmp_path / "out", overwrite=True)
@@ -296,13 +269,14 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
         check_out(source / "config.json", overwrite=True)
 
 
-def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while files are written: neither the folder nor its temporary one stays."""
     source = checkpoint(tmp_path / "source")
 
-    def stop(found: object) -> str:
+    def stop(*_: object) -> str:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(applying, "card", stop)
     with pytest.raises(KeyboardInterrupt):
-        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, card=stop, **HOW)
+        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, **HOW)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ import transformers
 
 from ropewalk import serving
 from ropewalk.attachment import attach
-from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf import PERMUTED
-from ropewalk.checkpoints.gguf_copy import gguf_rope
+from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
@@ -223,30 +222,23 @@ def test_every_cure_works(method: str, folder: Path) -> None:
     indirect=True,
 )
 def test_every_cure_of_an_export_works(folder: Path) -> None:
-    """Of the blocks and of the keys of a .gguf file of our own decoder."""
+    """Of the keys of a .gguf file."""
     source = Served.open(folder, None)
     reach = Reach(source.trained, 4 * source.trained)
 
-    def exported(method: str) -> HubRope:
-        return hub_rope((METHODS[method].rope(source.rope, reach),), method, reach)
+    def written(method: str, arch: str) -> GGUFRope:
+        rope = dataclasses.replace(source.rope, interleaved=False)
+        return gguf_rope(METHODS[method].rope(rope, reach), arch, method, reach)
 
-    def named(call: Callable[[], object], method: str) -> list[str]:
-        try:
-            call()
-        except RopeError as error:
-            found = re.findall(r"--method (\S+?)[;.,]", error.cure)
-            assert method not in found
-            return found
-        return []
-
-    for method in EXTENDS if source.rope.can_be_extended else ():
+    for method, arch in itertools.product(EXTENDS if source.rope.can_be_extended else (), PERMUTED):
         if METHODS[method].config is None or METHODS[method].needs_tuning:
             continue
-        others = named(lambda: exported(method), method)  # noqa: B023
-        assert all(exported(other) for other in others)
-        for arch in () if others else PERMUTED:
-            others = named(lambda: gguf_rope(exported(method), arch, method, reach), method)  # noqa: B023
-            assert all(gguf_rope(exported(other), arch, other, reach) for other in others)
+        try:
+            written(method, arch)
+        except RopeError as error:
+            others = re.findall(r"--method (\S+?)[;.,]", error.cure)
+            assert method not in others
+            assert all(written(other, arch) for other in others)
 
 
 PHI_4 = {

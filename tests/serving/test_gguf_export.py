@@ -11,16 +11,18 @@ import gguf
 import pytest
 import torch
 
-from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS
+from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS, gguf_rope
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import Linear
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.version import __version__
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import random_model
 from tests.layers.material import write_gguf
-from tests.serving.material import LENGTHS, TARGET, checkpoint, extended, token_ids
+from tests.serving.material import LENGTHS, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 
 KINDS = gguf.GGMLQuantizationType
 SAID = [name for name, method in METHODS.items() if method.config is not None and name != "dynamic"]
@@ -140,6 +142,14 @@ def test_longrope_with_two_lists(tmp_path: Path) -> None:
     keys = fields(tmp_path / "longer.gguf")
     assert (keys["llama.rope.scaling.type"], keys["llama.rope.scaling.original_context_length"]) == ("longrope", 8)
     assert keys["llama.rope.scaling.finetuned"] is True
+
+
+def test_keys_that_read_back_otherwise_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were `to_hf` wrong about a rule, its frequencies would tell: divisors are written in its place."""
+    rope = RopeConfig(8, interleaved=False, scaling=Linear(4.0), max_position_embeddings=TRAINED)
+    assert gguf_rope(rope, "llama", "pi", REACH).divisors == {}
+    monkeypatch.setattr(RopeConfig, "to_hf", lambda self: {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.001})
+    assert gguf_rope(rope, "llama", "pi", REACH).divisors == {"rope_freqs": pytest.approx([4.0] * 4)}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -77,6 +77,7 @@ class Attachment:
 
     - `positions`: each layer's current rope, extension and window. `own`: those of the model's config.
     - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
+    - `length`: tokens, which a written config.json states instead of the target; None: the target.
     - `kernels`: whether ropewalk's attention kernel runs for supported calls.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
       device and nothing was compared.
@@ -98,6 +99,7 @@ class Attachment:
     positions: Positions
     method: Method | None = None
     target: int | None = None
+    length: int | None = None
     kernels: bool = False
     difference: float | None = None
     saves_config: bool = True
@@ -204,8 +206,9 @@ class Attachment:
             return True
 
         fields = rope_fields(
-            config.to_dict(), self.labels, self.own, self.positions, method=method, target=self.target, accepts=accepts
-        )
+            config.to_dict(), self.labels, self.own, self.positions, method=method, target=self.target,
+            length=self.length, accepts=accepts,
+        )  # fmt: skip
         if isinstance(fields, dict):
             return fields
         raise RopeError(

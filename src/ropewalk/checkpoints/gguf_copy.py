@@ -3,14 +3,15 @@
 llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also applies one divisor for each
 pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. It ignores YaRN's betas
 in a file for all written architectures: betas other than 32 and 1 become divisors, or raise with the server's flags.
-The rope of the keys is compared with the original, as in `export`. Source: llama.cpp's
+The rope of the keys is compared with the original. Source: llama.cpp's
 src/llama-context.cpp and src/models/.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from ropewalk.atomic_io import whole_file
-from ropewalk.checkpoints.export import HubRope, alternatives, compared_lengths, read_block
-from ropewalk.checkpoints.gguf import ROPE_TENSORS, USUAL_BETAS, rope_parameters
+from ropewalk.checkpoints.gguf import ROPE_TENSORS, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.methods import Reach
+from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
-from ropewalk.rope.scaling.yarn import yarn_mscale
+from ropewalk.rope.scaling import Linear
+from ropewalk.rope.scaling.yarn import YaRN, yarn_mscale
 from ropewalk.version import __version__
 
 WITH_DIVISORS = ("llama",)
@@ -50,92 +51,115 @@ class GGUFRope:
     divisors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: bool = False) -> GGUFRope:
-    """Return the keys and divisors for the rope of a `rope_parameters` block.
+def compared_lengths(reach: Reach) -> list[int]:
+    """Return lengths in tokens for comparing two ropes: below, at and beyond both ends of the extension."""
+    trained, target = reach.trained, reach.target
+    return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
 
-    **Arguments:** `arch`: llama.cpp's architecture. `finetuned`: whether the model was trained with its scaling.
+
+def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length: int | None = None) -> GGUFRope:
+    """Return the keys and divisors for a half-split rope.
+
+    **Arguments:**
+    - `rope`: with the method applied. `method`: its name, or a name for given factors.
+    - `arch`: llama.cpp's architecture. `length`: tokens, stated instead of the target.
+
     **Raises:** `RopeError` if llama.cpp cannot express the rope, or `arch` ignores the keys.
 
-    >>> from ropewalk.checkpoints.export import hub_rope
     >>> from ropewalk.methods import METHODS
     >>> rope = METHODS["pi"].rope(RopeConfig(8, interleaved=False), Reach(16, 64))
-    >>> gguf_rope(hub_rope((rope,), "pi", Reach(16, 64)), "llama", "pi", Reach(16, 64)).keys["rope.scaling.factor"]
+    >>> gguf_rope(rope, "llama", "pi", Reach(16, 64)).keys["rope.scaling.factor"]
     4.0
     """
-    rope = hub.rope
-    scaling = _scaling_keys(hub, arch, reach)
-    if scaling is None:
-        reason = (
-            "its frequencies depend on the length, but llama.cpp fixes them when it starts"
-            if hub.parameters["rope_type"] == "dynamic"
-            else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
-        )
-        others = alternatives(hub.wanted, method, reach, lambda other: _scaling_keys(other, arch, reach) is not None)
-        raise RopeError(
-            f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
-            facts={"rope": rope, "nearest that can be": f"--method {others[0]}" if others else "none"},
-            cure=(f"Pass --method {others[0]}, or apply" if others else "Apply") + " it to the model's folder.",
-        )
-    keys, divisors = scaling
-    stated = {
-        "context_length": hub.max_position_embeddings,
-        "rope.freq_base": math.nan if isinstance(rope.theta, tuple) else float(rope.theta),
-        **keys,
-        **({"rope.scaling.finetuned": finetuned} if rope.scaling is not None else {}),
-    }
-    block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
-    read = read_block(block, rope, hub.max_position_embeddings)
-    lengths = compared_lengths(reach)
-    if read is None or not same_rope(read, rope, lengths, relative=CLOSE, absolute=_NEGLIGIBLE):
-        raise RopeError(
-            f"extend: `{method}` cannot be written as a GGUF file: its keys cannot express these frequencies.",
-            facts={"rope": rope, "keys": stated},
-            cure="Apply it to the model's folder.",
-        )
-    return GGUFRope(stated, divisors)
-
-
-def _scaling_keys(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]] | None:
-    """Return the scaling keys and the divisors, by the block's type; None if none express it."""
-    block, rope = hub.parameters, hub.rope
-    own = None if rope.scaling is None else rope.scaling.original_length
-    original = {"rope.scaling.original_context_length": own or reach.trained}
-    kind = block["rope_type"]
-    if kind == "default":
-        return {}, {}
-    if kind == "linear":
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(block["factor"]), **original}, {}
-    if kind == "yarn" and block.get("truncate", True) and _usual_betas(block):
-        return {"rope.scaling.type": "yarn", **_yarn(block, rope), **original}, {}
-    if arch not in WITH_DIVISORS or kind == "dynamic":
-        return None
-    switch = rope.switch_length
-    plain = columns_of(RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta))
-    factor = attention_factor_of(rope, (switch or 1) + 1)  # `gguf_rope` rejects one that depends on the length
-    attention = {} if factor == 1.0 else {"rope.scaling.attn_factor": factor}
-    if switch is None or columns_of(rope, switch) == columns_of(rope, switch + 1):
-        return {**attention, **original}, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
-    return (
-        {"rope.scaling.type": "longrope", **attention, **original},
-        {
-            "rope_factors_short": _divisors(plain, columns_of(rope, switch)),
-            "rope_factors_long": _divisors(plain, columns_of(rope, switch + 1)),
-        },
+    found = _expressed(rope, arch, method, reach, length)
+    if found is not None:
+        return found
+    reason = (
+        "its frequencies depend on the length, but llama.cpp fixes them when it starts"
+        if rope.needs_seq_len and rope.switch_length is None
+        else "its keys cannot express these frequencies"
+        if arch in WITH_DIVISORS
+        else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
+    )
+    others = []
+    for name in ("yarn", "ntk"):
+        with suppress(RopeError):  # the rope cannot be extended
+            expressed = name != method and _expressed(METHODS[name].rope(rope, reach), arch, name, reach, None)
+            others += [f"--method {name}"] if expressed else []
+    raise RopeError(
+        f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
+        facts={"rope": rope, "nearest that can be": others[0] if others else "none"},
+        cure=(f"Pass {others[0]}, or apply" if others else "Apply") + " it to the model's folder.",
     )
 
 
-def _yarn(block: Mapping[str, Any], rope: RopeConfig) -> dict[str, float]:
+def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: int | None) -> GGUFRope | None:
+    """Return the keys and divisors that read back as the rope, or None."""
+    record, scaled = METHODS.get(method), rope.scaling is not None
+    unchanged = record is not None and (record.keeps_own or (record.scaling is None and scaled))
+    own = (rope.max_position_embeddings if unchanged else None) or reach.trained
+    context = (length or reach.target) if scaled and not unchanged else own
+    with suppress(RopeError):
+        for theta, keys, divisors in _scalings(rope, arch, reach, context):
+            stated = {"context_length": context, "rope.freq_base": theta, **keys}
+            block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
+            read = _of_llama(rope, block, context)
+            if same_rope(read, rope, compared_lengths(reach), relative=CLOSE, absolute=_NEGLIGIBLE):
+                return GGUFRope(stated, divisors)
+    return None
+
+
+def _of_llama(rope: RopeConfig, block: Mapping[str, Any], length: int) -> RopeConfig:
+    """Return the rope of a Llama with this block and heads of the rope's size."""
+    return RopeConfig.from_hf({
+        "model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1,
+        "max_position_embeddings": length, "rope_parameters": block,
+    })  # fmt: skip
+
+
+def _scalings(
+    rope: RopeConfig, arch: str, reach: Reach, context: int
+) -> Iterator[tuple[float, dict[str, Any], dict[str, tuple[float, ...]]]]:
+    """Yield theta, the scaling keys and the divisors that may express a rope: by its rule, then by divisors."""
+    original = {
+        "rope.scaling.original_context_length": (rope.scaling and rope.scaling.original_length) or reach.trained
+    }
+    trained = {"rope.scaling.finetuned": rope.scaling_is_trained is True}
+    with suppress(RopeError):  # rules without a name, of which some are a different theta
+        named = _of_llama(rope, rope.to_hf(), rope.max_position_embeddings or context)
+        scaling, theta = named.scaling, float(named.theta)  # type: ignore[arg-type]  # no block has several
+        if scaling is None:
+            yield theta, {}, {}
+        if isinstance(scaling, Linear):
+            linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
+            yield theta, linear | original | trained, {}
+        if isinstance(scaling, YaRN):
+            yield theta, {"rope.scaling.type": "yarn", **_yarn(scaling, rope), **original, **trained}, {}
+    switch = rope.switch_length
+    if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
+        return
+    own_theta = math.nan if isinstance(rope.theta, tuple) else float(rope.theta)
+    plain = columns_of(RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta))
+    factor = attention_factor_of(rope, (switch or 1) + 1)  # one that depends on the length does not read back
+    keys = ({} if factor == 1.0 else {"rope.scaling.attn_factor": factor}) | original | trained
+    if switch is None or columns_of(rope, switch) == columns_of(rope, switch + 1):
+        yield own_theta, keys, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
+        return
+    lists = {
+        "rope_factors_short": _divisors(plain, columns_of(rope, switch)),
+        "rope_factors_long": _divisors(plain, columns_of(rope, switch + 1)),
+    }
+    chosen = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": switch}
+    yield own_theta, keys | chosen, lists
+
+
+def _yarn(scaling: YaRN, rope: RopeConfig) -> dict[str, float]:
     """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
-    factor = float(getattr(rope.scaling, "factor", block["factor"]))
-    keys = {"rope.scaling.factor": factor}
-    attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
+    keys = {"rope.scaling.factor": float(scaling.factor)}
+    attention = attention_factor_of(rope) / yarn_mscale(scaling.factor, 1.0)
     if not math.isclose(attention, 1.0, rel_tol=1e-9):
         keys["rope.scaling.attn_factor"] = attention
     return keys
-
-
-def _usual_betas(block: Mapping[str, Any]) -> bool:
-    return all(block.get(key) in (None, usual) for key, usual in USUAL_BETAS.items())
 
 
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:

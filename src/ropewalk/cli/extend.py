@@ -35,7 +35,6 @@ def print_exported(done: Exported) -> None:
 
 def apply(
     *,
-    context: typer.Context,
     model: Annotated[str, MODEL],
     out: Annotated[Path, OUT],
     settings: ApplySettings,
@@ -53,14 +52,7 @@ def apply(
     """
     from ropewalk.progress import shown
     from ropewalk.serving import apply as run
-    from ropewalk.serving.applying import CHOSEN, refuse_beside_a_record
 
-    sources = {name: context.get_parameter_source(name) for name in CHOSEN}
-    typed = {
-        name: getattr(settings, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"
-    }
-    if record is not None and typed:
-        refuse_beside_a_record(typed)
     with shown("extend", lines=True) as progress:
         done = run(model, out, settings, record=record, overwrite=overwrite, progress=progress)
     print_exported(done)

@@ -6,15 +6,14 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ropewalk.atomic_io import as_path, may_replace, whole_folder, write_json
-from ropewalk.checkpoints.export import check_length, compared_lengths, hub_rope, refuse_inexpressible
+from ropewalk.atomic_io import as_path, may_replace, whole_folder
 from ropewalk.checkpoints.gguf import PERMUTED, config_fields
 from ropewalk.checkpoints.gguf_copy import copy_gguf, gguf_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
@@ -26,13 +25,12 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.precision import dtype_named, slow_dtype_of
 from ropewalk.methods import METHODS, Reach, required_trained_length, settled_by_length
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
-from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied
 from ropewalk.serving.recorded import Recorded
-from ropewalk.serving.settings import ApplySettings
-from ropewalk.serving.writable import COMPANIONS, SHARD_BYTES, check_writable, in_dtype, write_checkpoint
+from ropewalk.serving.settings import ApplySettings, check_length, refuse_inexpressible
+from ropewalk.serving.writable import COMPANIONS, check_writable, in_dtype, write_checkpoint
 
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 CHOSEN = ("method", "target", "length", "trained_length")
@@ -58,10 +56,14 @@ class Exported:
 
 def _over(record: Recorded, settings: ApplySettings) -> ApplySettings:
     """Return the settings with the record's method and lengths; raise `RopeError` if they contain one of these."""
-    fields = ApplySettings.__dataclass_fields__
-    given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
+    given = {f"--{name.replace('_', '-')}": getattr(settings, name) for name in CHOSEN}
+    given = {option: value for option, value in given.items() if value is not None}
     if given:
-        refuse_beside_a_record(given)
+        raise RopeError(
+            "extend: --from and these options are mutually exclusive; the record contains the method and the lengths.",
+            facts=given,
+            cure="Leave out these options, or --from.",
+        )
     lengths = {name: getattr(record, name) for name in CHOSEN if name != "method"}
     return dataclasses.replace(settings, method=record.recommended("extend"), **lengths)
 
@@ -75,15 +77,6 @@ def _check_model(record: Recorded, reader: Reader, name: str) -> None:
             facts={"model": f"{name}, digest {digest}", "record": f"{record.model}, digest {record.digest}"},
             cure="Pass the model of the record, or measure this one.",
         )
-
-
-def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
-    """Raise `RopeError` for settings that the record also contains."""
-    raise RopeError(
-        "extend: --from and these options are mutually exclusive; the record contains the method and the lengths.",
-        facts={f"--{name.replace('_', '-')}": value for name, value in given.items()},
-        cure="Leave out these options, or --from.",
-    )
 
 
 def apply(
@@ -116,41 +109,35 @@ def apply(
     choice = None if record is None else Recorded.read(record)
     chosen = settings or ApplySettings()
     chosen = chosen if choice is None else _over(choice, chosen)
+    method = chosen.method or "yarn"
+    refuse_inexpressible(method)
     if as_path(out, "extend").suffix == ".gguf":
-        return apply_gguf(model, out, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress())
-    is_path = isinstance(model, str | os.PathLike)
-    place = check_out(out, source=model if is_path else None, overwrite=overwrite)
-    stored, reach, adapted = _adapted(model, chosen, choice)
-
-    def readme(exported: Exported) -> str:
-        return card(adapted.name, chosen.method, exported.config)
-
+        return apply_gguf(
+            model, out, method, chosen, choice, overwrite=overwrite, progress=progress or SilentProgress()
+        )
+    source = model if isinstance(model, str | os.PathLike) else None
+    place = check_out(out, source=source, overwrite=overwrite)
+    reader, stored = opened(model, chosen.trained_length)
+    if choice is not None:
+        _check_model(choice, reader, reader.name)
+    reach = reach_of(reader.positions, chosen)
+    check_length(chosen.length, method, reach)
     return export(
-        adapted,
+        reader.under(METHODS[method].positions(reader.positions, reach)),
         place,
-        method=chosen.method,
+        method=method,
         reach=reach,
-        source=model if is_path else None,
+        source=source,
         dtype=stored if chosen.dtype is None else dtype_named(chosen.dtype),
         overwrite=overwrite,
         length=chosen.length,
-        card=readme,
     )
-
-
-def _adapted(model: Model, settings: ApplySettings, choice: Recorded | None) -> tuple[torch.dtype, Reach, Reader]:
-    """Return the stored dtype, the lengths, and the model under its method; raise `RopeError` if it does not apply."""
-    reader, stored = opened(model, settings.trained_length)
-    if choice is not None:
-        _check_model(choice, reader, reader.name)
-    reach = reach_of(reader.positions, settings)
-    check_length(settings.length, settings.method, reach)
-    return stored, reach, reader.under(METHODS[settings.method].positions(reader.positions, reach))
 
 
 def apply_gguf(
     model: Model,
     out: str | os.PathLike[str],
+    method: str,
     settings: ApplySettings,
     choice: Recorded | None,
     *,
@@ -171,7 +158,6 @@ def apply_gguf(
             facts={"dtype": settings.dtype},
             cure="Leave it out, or write a folder with --out DIR.",
         )
-    refuse_inexpressible(settings.method)
     path = find(model) if isinstance(model, str | os.PathLike) else None
     if path is None or not path.is_file():
         raise RopeError(
@@ -203,11 +189,9 @@ def apply_gguf(
     one_layer = Positions((RopeConfig.from_hf(config_fields(file)),), (None,), (None,))  # all that rotate are alike
     own = settled_by_length(one_layer, settings.trained_length)
     reach = reach_of(own, settings)
-    check_length(settings.length, settings.method, reach)
-    changed = METHODS[settings.method].positions(own, reach)
-    hub = hub_rope(changed.ropes, settings.method, reach, length=settings.length)
-    finetuned = any(one.scaling_is_trained is True for one in changed.present_ropes)
-    rope = gguf_rope(hub, arch, settings.method, reach, finetuned=finetuned)
+    check_length(settings.length, method, reach)
+    changed = METHODS[method].positions(own, reach)
+    rope = gguf_rope(changed.present_ropes[0], arch, method, reach, length=settings.length)
     copy_gguf(file, place, None if changed == own else rope, progress)
     written: dict[str, Any] = {f"{arch}.{key}": value for key, value in rope.keys.items()}
     written |= {f"{name}.weight": list(divisors) for name, divisors in rope.divisors.items()}
@@ -290,8 +274,6 @@ def export(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
     length: int | None = None,
-    card: Callable[[Exported], str] | None = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
     """Write a model as a Hugging Face folder for transformers, with the same logits.
 
@@ -301,8 +283,6 @@ def export(
     - `source`: the model's path or name. Its other files are copied from a folder.
     - `dtype`: of the weights; defaults to the model's own.
     - `length`: the stated length in tokens, instead of the target; the frequencies are those of the target.
-    - `card`: called with the result; returns the content of README.md.
-    - `shard_bytes`: largest size of a weight file; larger weights are split into several files with an index.
 
     **Returns:** an `Exported`.
     **Raises:** `RopeError` if no config of transformers expresses the method or the model, and as `check_out`.
@@ -310,8 +290,7 @@ def export(
     The folder is written under a temporary name and then renamed, so it is either complete or absent.
     """
     place = check_out(out, source=source, overwrite=overwrite)
-    refuse_inexpressible(method)
-    check_writable(reader, method, reach)
+    check_writable(reader, method, reach, length)
     chosen = reader.dtype if dtype is None else dtype
     names = {str(path.name) for path in place.iterdir()} if place.is_dir() else set()
     with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
@@ -321,33 +300,9 @@ def export(
             length=length or reach.target,
             dtype=chosen,
             source=None if source is None else find(source),
-            shard_bytes=shard_bytes,
         )
-        if length is not None:
-            written = _stating(written, length, reach)
-        exported = Exported(folder=place, config=written, dtype=chosen)
-        if card is not None:
-            (staging / CARD).write_text(card(exported), encoding="utf-8")
-        write_json(staging / "config.json", written)
-    return exported
-
-
-def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, Any]:
-    """Return a config with `length` instead of the target; raise `RopeError` if this changes its ropes."""
-    inner = config.get("text_config", config)
-    if inner.get("max_position_embeddings") != reach.target:
-        return dict(config)
-    shorter = {**inner, "max_position_embeddings": length}
-    after = ropes_of_layer_types(shorter)
-    for label, rope in ropes_of_layer_types(inner).items():
-        other = after.get(label)
-        if rope != other and not (rope and other and same_rope(other, rope, compared_lengths(reach))):
-            raise RopeError(
-                "extend: this family computes its frequencies from the stated length, so it must be the target.",
-                facts={"length": length, "target": reach.target},
-                cure="Leave out the length, and pass the model at most this many tokens.",
-            )
-    return {**config, "text_config": shorter} if "text_config" in config else shorter
+        (staging / CARD).write_text(card(reader.name, method, written), encoding="utf-8")
+    return Exported(folder=place, config=written, dtype=chosen)
 
 
 def card(model: str, method: str, config: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE
-from ropewalk.checkpoints.export import check_length
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
@@ -34,6 +33,7 @@ from ropewalk.serving.engines import (
 )
 from ropewalk.serving.recorded import Cost, Recorded
 from ropewalk.serving.served import Served
+from ropewalk.serving.settings import check_length
 
 CONVERTED, LONGER = "model.gguf", "longer.gguf"
 

@@ -7,10 +7,13 @@ quick.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import check_whole
+
+if TYPE_CHECKING:
+    from ropewalk.methods import Reach
 
 METHOD, OUTPUT = "Method", "Output"
 """The headings of the options."""
@@ -43,7 +46,9 @@ class ApplySettings:
         "Trained length in tokens [default: from the config or its family].", default=None, unit="tokens", group=METHOD
     )
     dtype: str | None = setting("Dtype of the written weights [default: as in the source].", default=None, group=OUTPUT)
-    method: str = setting("Extension method, with the name used by `ropewalk doctor`.", default="yarn", group=METHOD)
+    method: str | None = setting(
+        "Extension method, with the name used by `ropewalk doctor` [default: yarn].", default=None, group=METHOD
+    )
     length: int | None = setting(
         "Length to state in the config, if it is less than the target [default: the target].",
         default=None,
@@ -59,4 +64,45 @@ class ApplySettings:
             raise RopeError(
                 "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
-        method_named(self.method)
+        if self.method is not None:
+            method_named(self.method)
+
+
+def refuse_inexpressible(method: str) -> None:
+    """Raise `RopeError` for a method that config.json cannot express, with the reason and the closest one it can.
+
+    >>> refuse_inexpressible("yarn")
+    >>> refuse_inexpressible("rerope")
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: extend: `rerope` cannot be exported: it clips or regroups positions inside attention...
+    """
+    from ropewalk.methods import METHODS
+
+    record = METHODS.get(method)
+    if record is not None and record.config is None:
+        raise RopeError(
+            f"extend: `{method}` cannot be exported: {record.not_in_config}.",
+            facts={"method": method, "nearest that can be": record.nearest},
+            cure=f"Export --method {record.nearest}.",
+        )
+
+
+def check_length(length: int | None, method: str, reach: Reach) -> None:
+    """Raise `RopeError` for a stated length outside of the extension, or one without effect."""
+    from ropewalk.methods import METHODS
+
+    if length is None:
+        return
+    if not METHODS[method].extends:
+        raise RopeError(
+            f"extend: `{method}` does not extend, so the length would be ignored.",
+            facts={"length": length},
+            cure="Omit it.",
+        )
+    if not reach.trained < length <= reach.target:
+        raise RopeError(
+            "extend: the length must be above the trained length and at most the target.",
+            facts={"length": length, "trained length": reach.trained, "target": reach.target},
+            cure="Pass a length in between, or omit it for the target.",
+        )

@@ -51,7 +51,7 @@ def check_writable(reader: Reader, method: str, reach: Reach, length: int | None
             facts={"library": reader.library},
             cure="Write the keys printed by `ropewalk doctor` into config.json yourself.",
         )
-    handle.method, handle.target = METHODS.get(method), reach.target
+    handle.method, handle.target, handle.length = METHODS.get(method), reach.target, length
     try:
         handle.rope_fields()
     except RopeError as error:
@@ -73,12 +73,12 @@ def in_dtype(reader: Reader, dtype: torch.dtype) -> Reader:
 
 
 def write_checkpoint(
-    reader: Reader, folder: Path, *, length: int, dtype: torch.dtype, source: Path | None = None, shard_bytes: int
+    reader: Reader, folder: Path, *, length: int, dtype: torch.dtype, source: Path | None = None
 ) -> dict[str, Any]:
     """Write the checkpoint with transformers' own writer, load it again, and compare logits.
 
     **Arguments:**
-    - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
+    - `folder`: exists and is empty. `dtype`: of the weights.
     - `length`: the intended length in tokens. `source`: the original checkpoint, whose other files are copied.
 
     **Returns:** the content of config.json, with the rope also under the keys of transformers 4.
@@ -88,7 +88,7 @@ def write_checkpoint(
 
     rounded = in_dtype(reader, dtype)
     with quietly():
-        rounded.model.save_pretrained(folder, max_shard_size=shard_bytes)
+        rounded.model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
     written = {key: value for key, value in read_json(folder / "config.json").items() if key not in _STALE}
     written = _with_former_keys(written)
     write_json(folder / "config.json", written)
