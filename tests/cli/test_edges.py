@@ -82,7 +82,7 @@ def test_a_command_replaces_what_it_has_written(command: str, name: str, tmp_pat
         "serve-config tiny --engine vllm --from= ", "serve-config tiny --engine vllm --json= ",
         "verify = --engine transformers", "verify tiny --engine= ", "verify tiny --engine transformers --text= ",
         "verify tiny --engine transformers --state= ", "verify tiny --engine transformers --json= ",
-        "verify tiny --from-log= ", "verify tiny --write= ", "verify --engine transformers --golden= ", "vectors = ",
+        "verify tiny --write= ", "verify --engine transformers --golden= ", "vectors = ",
         "vectors tiny --out= ", "report = --out x", "report record.json --out= ", "explore = ", "explore --out= ",
     ],
 )  # fmt: skip

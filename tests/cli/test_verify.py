@@ -16,7 +16,6 @@ from tests.checkpoints.prefixes import OurEngine
 from tests.cli.doctor_runs import run_command
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
-from tests.verification.test_log import log_of
 
 LISTED = {"data": [{"id": "m"}]}
 
@@ -100,10 +99,6 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
         (["--engine", "http://localhost:1"], "pass a model, or a file"),
         (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write needs a model"),
         (["--write", "g.json"], "--write needs a model"),
-        (["tiny", "--from-log", "a.jsonl", "--engine", "http://localhost:1"], "--from-log needs a model"),
-        (["--from-log", "a.jsonl"], "--from-log needs a model"),
-        (["tiny", "--write", "g.json", "--from-log", "a.jsonl"], "excludes --engine, --golden, --write"),
-        (["tiny", "--from-log", "missing.jsonl"], '{"input_ids": [5, 8], "logprobs": [null, -1.25]}'),
         *(
             (
                 ["--golden", name, "--engine", "http://localhost:1"],
@@ -137,14 +132,6 @@ def test_the_next_command_decides(small, tmp_path, capsys):  # noqa: F811
         assert command[1:3] == ["ropewalk", "verify"]
         assert run(*command[3:]) == 0
     assert "Next: " not in capsys.readouterr().out
-
-
-def test_a_log_is_checked(small, tmp_path, capsys):  # noqa: F811
-    """The verdict and the exit status, without an engine."""
-    save(small, tmp_path / "small")
-    log = log_of(small, tmp_path / "log.jsonl")
-    assert run(tmp_path / "small", "--from-log", log) == 0
-    assert "small in the log: As expected" in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_golden_file(tmp_path, capsys):

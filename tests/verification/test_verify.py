@@ -12,7 +12,7 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
-from ropewalk.verification.engine import NextTokens, NoAnswer, NoEngine, TooLong
+from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.faulty_positions import ClampedPositions, RestartedPositions
 from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.outcome import Probe
@@ -199,7 +199,7 @@ def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
 )
 def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other, kind):
     """Answers with an error of 0.1 nats around a hypothesis so far from the expected one, which they also fit."""
-    check = Check(our_side(small, expect=expect), NoEngine("noisy"))
+    check = Check(our_side(small, expect=expect))
     first = check.first.name
     check.alive = {name: check.all[name] for name in (first, other)}
     generator = torch.Generator().manual_seed(0)

@@ -37,9 +37,6 @@ def verify(
     golden: Annotated[
         Path | None, typer.Option(help="Check the engine with the predictions of this file, without a model.")
     ] = None,
-    from_log: Annotated[
-        Path | None, typer.Option(help="Check log-probabilities that a trainer or a server has written, as JSON lines.")
-    ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the model's predictions to this file for --golden, without an engine.")
     ] = None,
@@ -85,17 +82,15 @@ def verify(
     Sends a few prompts for one token each, and compares the log-probabilities with our own under each hypothesis. The
     exit status is 0 as expected, 1 other than expected, 2 undecided. The variable OPENAI_API_KEY may contain a key.
     --write only writes our predictions to a file; --golden checks engines with this file, without the weights.
-    --from-log checks the log-probabilities of a file, without an engine.
     """
     from rich.console import Console
 
     from ropewalk.atomic_io import check_output, write_output
     from ropewalk.progress import shown
     from ropewalk.verification.golden import Golden, write_golden
-    from ropewalk.verification.log import verify_log
     from ropewalk.verification.verify import verify as run
 
-    check_modes(model, engine, golden, write, from_log)
+    check_modes(model, engine, golden, write)
     for file in (write, json_file):
         if file is not None:
             check_output(file)
@@ -109,9 +104,6 @@ def verify(
             begun = time.monotonic()
             written = write_golden(str(model), write, progress=progress, **predicting)
             seconds = time.monotonic() - begun
-        elif from_log is not None:
-            most = predicting.pop("up_to") or max_tokens
-            verification = verify_log(model, from_log, max_tokens=most, progress=progress, **predicting)
         elif golden is not None:
             verification = Golden.read(golden).check(engine, model=model, **asking)
         else:
@@ -129,26 +121,22 @@ def verify(
     raise typer.Exit(verification.exit_status)
 
 
-def check_modes(
-    model: str | None, engine: str | None, golden: Path | None, write: Path | None, from_log: Path | None = None
-) -> None:
-    """Raise `RopeError` unless the options select one of the four uses."""
-    alone = [f"--{name}" for name, file in (("write", write), ("from-log", from_log)) if file is not None]
-    if alone and (model is None or engine is not None or golden is not None or len(alone) > 1):
-        rule = f"verify: {alone[0]} needs a model, and excludes --engine, --golden, --write and --from-log."
-    elif alone:
-        return
+def check_modes(model: str | None, engine: str | None, golden: Path | None, write: Path | None) -> None:
+    """Raise `RopeError` unless the options select one of the three uses."""
+    if write is not None:
+        if model is not None and engine is None and golden is None:
+            return
+        rule = "verify: --write needs a model, and excludes --engine and --golden."
     elif engine is None:
-        rule = "verify: pass an engine to check as --engine, a file to write as --write, or a log as --from-log."
+        rule = "verify: pass an engine to check as --engine, or a file to write as --write."
     elif model is None and golden is None:
         rule = "verify: pass a model, or a file of golden predictions as --golden."
     else:
         return
     raise RopeError(
         rule,
-        facts={"model": model, "engine": engine, "golden": golden, "write": write, "from_log": from_log},
-        cure="Run ropewalk verify MODEL --engine URL, MODEL --write FILE, MODEL --from-log FILE, or --golden FILE "
-        "--engine URL.",
+        facts={"model": model, "engine": engine, "golden": golden, "write": write},
+        cure="Run ropewalk verify MODEL --engine URL, MODEL --write FILE, or --golden FILE --engine URL.",
     )
 
 

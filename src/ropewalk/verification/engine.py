@@ -73,20 +73,6 @@ class Generates(Protocol):
         """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops."""
 
 
-@dataclass(frozen=True)
-class NoEngine:
-    """The engine of a check that sends no prompts."""
-
-    name: str
-
-    def token_ids(self, text: str) -> None:
-        """Return None."""
-
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Raise: such a check sends no prompts."""
-        raise AssertionError("this check sends no prompts")
-
-
 class TokenTexts(Protocol):
     """The texts of tokens, for engines that return text instead of ids."""
 

@@ -25,7 +25,7 @@ from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_o
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import NextTokens, NoEngine, TokenizerTexts
+from ropewalk.verification.engine import NextTokens, TokenizerTexts
 from ropewalk.verification.hypotheses import HORIZON, Hypothesis
 from ropewalk.verification.outcome import Verification
 from ropewalk.verification.predictions import Prediction, distance
@@ -220,7 +220,7 @@ class Golden:
             open_engine(engine, model or "", self, served_name=served_name) as opened,
             shown("verify", progress) as bar,
         ):
-            verification = Check(self, opened, max_tokens=max_tokens, progress=bar).run()
+            verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)
         return replace(verification, seconds=time.monotonic() - begun)
 
     @cached_property
@@ -309,7 +309,7 @@ class _Writer:
         """Yield each question with its predictions."""
         side, progress = self.side, self.progress
         yield from self._written("single", 0, side.single(progress))
-        check = Check(side, NoEngine("none"), max_tokens=max(side.up_to, 2), progress=progress)
+        check = Check(side, max_tokens=max(side.up_to, 2), progress=progress)
         first, done, names = side.first.name, 0, list(side.all)
         for number, span in enumerate(check.rounds()):
             if span[1] <= done:

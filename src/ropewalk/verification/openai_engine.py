@@ -179,7 +179,7 @@ class OpenAIEngine:
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
-                cure="Use an engine with `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang), or --from-log FILE.",
+                cure="Use an engine with `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
         return content
 
@@ -323,7 +323,7 @@ class OpenAIEngine:
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
             404: "Pass the model's name on this server as --served-name; its /v1/models lists them. A server that only "
-            "chats applies a template: use one with /v1/completions, or --from-log.",
+            "chats applies a template: use one with /v1/completions.",
         } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
         cure = cures.get(answer.status, "See the server's own log.")
         if answer.status in RETRIED and answer.retry_after:

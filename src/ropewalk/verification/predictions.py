@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
@@ -83,10 +82,6 @@ class Predictions:
             self.ledger.add(fingerprint(*new), new)
             self._known |= new
         return {length: Prediction(_unpacked(self._known[key])) for length, key in keys.items()}
-
-    def losses(self, hypothesis: Hypothesis, input_ids: Sequence[int], *, seq_len: int) -> Values:
-        """Return the loss in nats of each token but the first, under a hypothesis."""
-        return self.under(hypothesis.positions).window_losses(torch.tensor(input_ids), seq_len=seq_len)
 
     def under(self, positions: Positions) -> Reader:
         """Return the reader under these positions; a copy of the model for each is kept, and shares its weights.

@@ -112,7 +112,7 @@ def verify(
     source = model if isinstance(model, str | Path) else side.model
     token_texts = TokenizerTexts(side.tokenizer)
     with open_engine(engine, source, token_texts, served_name=served_name) as opened, shown("verify", progress) as bar:
-        verification = Check(side, opened, max_tokens=max_tokens, progress=bar).run()
+        verification = Check(side, max_tokens=max_tokens, progress=bar).run(opened)
     return dataclasses.replace(verification, seconds=time.monotonic() - begun)
 
 
@@ -163,11 +163,10 @@ def our_side(
 class Check:
     """One run of `verify`, with resolved arguments: the answers, and the remaining hypotheses."""
 
-    def __init__(
-        self, side: Side, engine: Engine, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None
-    ) -> None:
-        self.progress = progress or SilentProgress()
-        self.side, self.engine = side, engine
+    engine: Engine
+
+    def __init__(self, side: Side, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None) -> None:
+        self.progress, self.side = progress or SilentProgress(), side
         self.expected, self.trained, self.up_to = side.expected, side.trained, side.up_to
         self.all = side.all
         self.first = next(iter(self.all.values()))
@@ -179,8 +178,9 @@ class Check:
         self.repeated: float | None = None
         self.limit = max_tokens
 
-    def run(self) -> Verification:
+    def run(self, engine: Engine) -> Verification:
         """Send prompts until the expected rope is distinguished from all others, or refuted."""
+        self.engine = engine
         few = QUESTIONS + ONE_TOKEN + 2  # the tokens, and a repeated request
         most = few + (ROUNDS - 1) * LATER_QUESTIONS + CONFIRMING
         known = "" if self.side.rounds is not None else f", {few} to {most} requests"  # without generated tokens
