@@ -12,12 +12,7 @@ from ropewalk.checkpoints.live_model import PreallocatedLayer
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
-from ropewalk.verification.faulty_positions import (
-    ClampedPositions,
-    RestartedPositions,
-    RoundedPositions,
-    ShiftedPositions,
-)
+from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.golden import Golden
 from ropewalk.verification.questions import STEPS
 from ropewalk.verification.verify import our_side
@@ -79,11 +74,11 @@ def test_a_wrong_rope(name, verify):
 @pytest.mark.parametrize(
     ("rule", "name"),
     [
-        (ShiftedPositions(256, 1), "positions one too far after 256"),
-        pytest.param(ShiftedPositions(256, -1), "positions one too few after 256", marks=MORE),
-        pytest.param(RestartedPositions(512), "positions begun again after 512", marks=MORE),
-        pytest.param(ClampedPositions(512), "positions held at 512", marks=MORE),
-        (RoundedPositions(), "positions in bfloat16"),
+        (FaultyPositions("shifted", 256, 1), "positions one too far after 256"),
+        pytest.param(FaultyPositions("shifted", 256, -1), "positions one too few after 256", marks=MORE),
+        pytest.param(FaultyPositions("restarted", 512), "positions begun again after 512", marks=MORE),
+        pytest.param(FaultyPositions("held", 512), "positions held at 512", marks=MORE),
+        (FaultyPositions("rounded", 256), "positions in bfloat16"),
     ],
 )
 def test_wrong_positions_of_long_prompts(small, rule, name, verify):
@@ -108,11 +103,11 @@ class Decodes(OurEngine):
 @pytest.mark.parametrize(
     ("rule", "name"),
     [
-        (lambda tokens: ShiftedPositions(tokens, 1), "positions one too far in decoding"),
-        (lambda tokens: ShiftedPositions(tokens, -1), "positions one too few in decoding"),
-        (lambda tokens: ShiftedPositions(tokens, -tokens), "positions begun again in decoding"),
-        (ClampedPositions, "positions held in decoding"),
-        (lambda tokens: ClampedPositions(tokens + 1), "positions held after the first generated token"),
+        (lambda tokens: FaultyPositions("shifted", tokens, 1), "positions one too far in decoding"),
+        (lambda tokens: FaultyPositions("shifted", tokens, -1), "positions one too few in decoding"),
+        (lambda tokens: FaultyPositions("shifted", tokens, -tokens), "positions begun again in decoding"),
+        (lambda tokens: FaultyPositions("held", tokens), "positions held in decoding"),
+        (lambda tokens: FaultyPositions("held", tokens + 1), "positions held after the first generated token"),
     ],
 )
 def test_wrong_positions_of_generated_tokens(small, rule, name, verify):
@@ -125,14 +120,14 @@ def test_wrong_positions_of_generated_tokens(small, rule, name, verify):
 def test_wrong_positions_from_a_later_generated_token_on(start, verify):
     """No hypothesis says so: the verdict is that the answers after generated tokens are missed."""
     model = rw.load("tiny").float()
-    found = verify(model, Decodes(model, lambda tokens: ShiftedPositions(tokens + start, 1)))
+    found = verify(model, Decodes(model, lambda tokens: FaultyPositions("shifted", tokens + start, 1)))
     assert found.outcome.kind == "none", found.outcome.sentence
     assert "misses the answers after generated tokens" in str(found)
 
 
 def test_wrong_positions_of_a_token_generated_after_chunks(small, verify):
     """Right in every prompt, and in decoding after prompts of one chunk of 512 tokens."""
-    engine = Decodes(small, lambda tokens: ShiftedPositions(tokens, -512 if tokens > 512 else 0))
+    engine = Decodes(small, lambda tokens: FaultyPositions("shifted", tokens, -512 if tokens > 512 else 0))
     found = verify(small, engine, up_to=540)
     assert found.outcome.kind == "none", found.outcome.sentence
     assert "misses the answers after tokens generated after long prompts" in str(found)

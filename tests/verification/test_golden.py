@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
-from ropewalk.verification.faulty_positions import ClampedPositions
+from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.golden import Golden, write_golden
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
@@ -84,7 +84,7 @@ def test_an_expected_scaling_is_in_the_file(small, tmp_path):
 
 def test_a_position_that_stops_is_found_from_the_file(golden, small):
     """The file has the answers after each generated token."""
-    found = golden.check(Decodes(small, lambda tokens: ClampedPositions(tokens + 1)))
+    found = golden.check(Decodes(small, lambda tokens: FaultyPositions("held", tokens + 1)))
     assert found.outcome.applied == ("positions held after the first generated token",), found.outcome.sentence
 
 

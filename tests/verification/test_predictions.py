@@ -10,7 +10,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
-from ropewalk.verification.faulty_positions import ClampedPositions
+from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.predictions import Predictions
 from tests.checkpoints.prefixes import OurEngine
@@ -44,7 +44,7 @@ def test_what_agrees_for_a_prompt_is_read_once(small, reads):
     """Positions held at 50 are plain up to there; dynamic NTK is read at each length on its own."""
     predictions = Predictions(reader_of(small))
     plain = predictions.of(hypothesis(small), IDS, [20, 40, 60])
-    held = hypothesis(small, extension=ClampedPositions(50), unchanged_below=50)
+    held = hypothesis(small, extension=FaultyPositions("held", 50), unchanged_below=50)
     found = predictions.of(held, IDS, [20, 40, 60])
     assert reads == [[20, 40, 60], [60]]
     assert found[40].values == plain[40].values

@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
-from ropewalk.verification.faulty_positions import ClampedPositions, RestartedPositions
+from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Prediction
@@ -99,8 +99,8 @@ def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, ver
 @pytest.mark.parametrize(
     ("rule", "name"),
     [
-        (ClampedPositions(256), "positions held at 256"),
-        pytest.param(RestartedPositions(256), "positions begun again after 256", marks=MORE),
+        (FaultyPositions("held", 256), "positions held at 256"),
+        pytest.param(FaultyPositions("restarted", 256), "positions begun again after 256", marks=MORE),
     ],
 )
 def test_positions_that_end_at_a_length(small, rule, name, verify):

@@ -15,17 +15,11 @@ from ropewalk.atomic_io import parse_object
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension, Positions
+from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
-from ropewalk.verification.faulty_positions import (
-    ClampedPositions,
-    RestartedPositions,
-    RoundedPositions,
-    ScaledLogits,
-    ShiftedPositions,
-)
+from ropewalk.verification.faulty_positions import FaultyPositions, ScaledLogits
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
 FACTORS = (2.0, 4.0, 8.0, 16.0)
@@ -162,62 +156,70 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
     scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
     if not scaled:
         return
-
-    def with_rule(name: str, change: Callable[[RopeConfig, Scaling], Scaling | None]) -> Iterator[Hypothesis]:
-        def changed(rope: RopeConfig) -> RopeConfig:
-            rule = None if rope.scaling is None else change(rope, rope.scaling)
-            return rope if rule is None else dataclasses.replace(rope, scaling=rule)
-
-        positions = _mapped(expected, changed)
+    rope, scaling = scaled[0], scaled[0].scaling
+    for name, change in _rules(rope):
+        positions = _mapped(expected, partial(_with_rule, change=change))
         if positions != expected:
             yield Hypothesis(name, positions)
-
-    yield from with_rule("scaling twice", _twice)
-    rule = scaled[0].scaling.rope_type if scaled[0].scaling else ""
-    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
-        yield from with_rule(f"{rule} {name}", partial(_attention, power=power))
-    for length, times in _lengths(scaled[0]):
-        yield from with_rule(f"{rule} with {TRAINED_KEY} {length}", partial(_original, times=times))
-    for times in NEAR:
-        factor = getattr(scaled[0].scaling, "factor", None)
-        if isinstance(factor, int | float) and factor * times > 1.0:
-            yield from with_rule(
-                f"{rule} with factor {factor * times:g}", partial(_with_field, field="factor", value=factor * times)
-            )
-    yield from with_rule(f"{rule} with default betas", _default_betas)
-    for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
-        for times in (0.5, 2.0):
-            yield from with_rule(f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times))
-    yield from with_rule(f"{rule} by the paper's formula", partial(_with_field, field="variant", value="paper"))
-    yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
-    yield from with_rule("the short factors at every length", lambda rope, rule: _one_list(rule, "short_factor"))
-    yield from with_rule("the long factors at every length", lambda rope, rule: _one_list(rule, "long_factor"))
+    rule = scaling.rope_type if scaling else ""
     for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
         extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
         if any(extensions):
             yield Hypothesis(f"{rule} {name}", dataclasses.replace(expected, extensions=extensions))
     yield from _some_layers(expected)
-    rope, scaling = scaled[0], scaled[0].scaling  # dynamic NTK: its frequencies change with every further token
+    # dynamic NTK: its frequencies change with every further token
     if scaling is not None and scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
         for times in (1.5, *FACTORS):
             length = int(times * rope.original_length)
             yield Hypothesis(f"dynamic scaling fixed at {length} tokens", _mapped(expected, _fixed_at(length)))
 
 
-def _twice(rope: RopeConfig, rule: Scaling) -> Scaling | None:
+Change = Callable[[RopeConfig, Any], Scaling]
+"""From a rope and its rule to a faulty rule; raises if this rule has no such field, or no such number is valid."""
+
+
+def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change]]:
+    """Yield the name of each faulty rule, for a rope with a scaling, and the change that makes it."""
+    rule, factor = rope.scaling.rope_type if rope.scaling else "", getattr(rope.scaling, "factor", None)
+    yield "scaling twice", lambda rope, rule: Stacked(rule.written_out(rope.max_position_embeddings), rule)
+    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
+        yield f"{rule} {name}", partial(_attention, power=power)
+    for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
+        yield f"{rule} with {TRAINED_KEY} {length}", partial(_times, field=TRAINED_KEY, times=times)
+    for times in NEAR:
+        if isinstance(factor, int | float) and factor * times > 1.0:
+            yield f"{rule} with factor {factor * times:g}", partial(_times, field="factor", times=times)
+    yield f"{rule} with default betas", partial(_replaced, beta_fast=32.0, beta_slow=1.0)  # llama.cpp's, for most files
+    for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+        for times in (0.5, 2.0):
+            yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times)
+    yield f"{rule} by the paper's formula", partial(_replaced, variant="paper")
+    yield f"{rule} without rounded bounds", partial(_replaced, truncate=False)
+    yield "the short factors at every length", lambda rope, rule: _replaced(rope, rule, long_factor=rule.short_factor)
+    yield "the long factors at every length", lambda rope, rule: _replaced(rope, rule, short_factor=rule.long_factor)
+
+
+def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
+    """Return the rope with a faulty rule; the rope itself if its rule cannot have this fault."""
     try:
-        return Stacked(rule.written_out(rope.max_position_embeddings), rule)
-    except RopeError:
-        return None
+        return rope if rope.scaling is None else dataclasses.replace(rope, scaling=change(rope, rope.scaling))
+    except (RopeError, TypeError, AttributeError):
+        return rope
 
 
-def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
-    if not _states(rule, "attention_factor"):
-        return None
-    now = attention_factor_of(rope, HORIZON)
-    if now == 1.0:
-        return None
-    return dataclasses.replace(rule, attention_factor=now**power)  # type: ignore[type-var]
+def _replaced(rope: RopeConfig, rule: Any, **fields: object) -> Scaling:
+    changed: Scaling = dataclasses.replace(rule, **fields)
+    return changed
+
+
+def _times(rope: RopeConfig, rule: Any, field: str, times: float) -> Scaling:
+    """Return the rule with a field multiplied; a length is rounded to tokens."""
+    value = getattr(rule, field) * times
+    return _replaced(rope, rule, **{field: max(1, round(value)) if field == TRAINED_KEY else value})
+
+
+def _attention(rope: RopeConfig, rule: Any, power: int) -> Scaling:
+    return _replaced(rope, rule, attention_factor=attention_factor_of(rope, HORIZON) ** power)
 
 
 def _softmax_mscale(rope: RopeConfig | None, power: int) -> ScaledLogits | None:
@@ -233,49 +235,6 @@ def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
     if before and after and after != before:
         ratios = dict.fromkeys((after / before, before / after, 2.0, 0.5))
         yield from ((max(1, round(before * times)), times) for times in ratios)
-
-
-def _original(rope: RopeConfig, rule: Scaling, times: float) -> Scaling | None:
-    if not _states(rule, TRAINED_KEY) or _states(rule, "long_factor"):
-        return None
-    length = max(1, round(getattr(rule, TRAINED_KEY) * times))
-    return dataclasses.replace(rule, **{TRAINED_KEY: length})  # type: ignore[type-var]
-
-
-def _with_field(rope: RopeConfig, rule: Scaling, field: str, value: object) -> Scaling | None:
-    return dataclasses.replace(rule, **{field: value}) if _states(rule, field) else None  # type: ignore[type-var]
-
-
-def _times(rope: RopeConfig, rule: Scaling, field: str, times: float) -> Scaling | None:
-    """Return the rule with a field of its ramp multiplied; None without the field, or if it would be invalid."""
-    value = getattr(rule, field, None)
-    if not isinstance(value, int | float) or not _states(rule, field):
-        return None
-    try:
-        changed = _with_field(rope, rule, field, value * times)
-        dataclasses.replace(rope, scaling=changed)
-    except RopeError:
-        return None
-    return changed
-
-
-def _default_betas(rope: RopeConfig, rule: Scaling) -> Scaling | None:
-    """Return YaRN with betas 32 and 1, as llama.cpp computes it from most files."""
-    if not _states(rule, "beta_fast"):
-        return None
-    return dataclasses.replace(rule, beta_fast=32.0, beta_slow=1.0)  # type: ignore[type-var]
-
-
-def _one_list(rule: Scaling, name: str) -> Scaling | None:
-    if not _states(rule, "long_factor"):
-        return None
-    one = getattr(rule, name)
-    return dataclasses.replace(rule, short_factor=one, long_factor=one)  # type: ignore[type-var]
-
-
-def _states(rule: Scaling, field: str) -> bool:
-    """Return whether the rule has a field of this name."""
-    return field in (one.name for one in dataclasses.fields(rule))  # type: ignore[arg-type]
 
 
 def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
@@ -411,48 +370,37 @@ def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
 
 
 def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
-    """Yield positions that stop or restart at a length, for models without sliding layers and extensions."""
-    if any(window is not None for window in expected.sliding_windows) or not expected.present_ropes:
-        return
-    if any(extension is not None for extension in expected.extensions):
-        return
+    """Yield positions that stop, restart or are off by one after a length, and rounded ones."""
     known = {rope.original_length for rope in expected.present_ropes} | {trained}
     known |= {rope.scaled_length for rope in expected.present_ropes}
     for length in sorted({*CHUNKS, *(length for length in known if length)}):
-        for name, rule in (
-            ("positions held at", ClampedPositions(length)),
-            ("positions begun again after", RestartedPositions(length)),
-            ("positions one too far after", ShiftedPositions(length, 1)),
-            ("positions one too few after", ShiftedPositions(length, -1)),
-        ):
-            yield Hypothesis(f"{name} {length}", _extended(expected, rule), length)
-    yield Hypothesis("positions in bfloat16", _extended(expected, RoundedPositions()), 256)
-
-
-def _extended(expected: Positions, rule: Extension) -> Positions:
-    """Return the positions with an extension on every layer that rotates."""
-    return dataclasses.replace(expected, extensions=tuple(rule if rope else None for rope in expected.ropes))
+        yield from _faulty(
+            expected,
+            (f"held at {length}", FaultyPositions("held", length)),
+            (f"begun again after {length}", FaultyPositions("restarted", length)),
+            (f"one too far after {length}", FaultyPositions("shifted", length, 1)),
+            (f"one too few after {length}", FaultyPositions("shifted", length, -1)),
+        )
+    yield from _faulty(expected, ("in bfloat16", FaultyPositions("rounded", 256)))
 
 
 def in_decoding(expected: Positions, prompt: int) -> list[Hypothesis]:
-    """Return hypotheses about the positions of tokens that follow a prompt of `prompt` tokens, processed one by one.
+    """Return hypotheses about the positions of tokens that follow a prompt of `prompt` tokens, processed one by one."""
+    return _faulty(
+        expected,
+        ("one too far in decoding", FaultyPositions("shifted", prompt, 1)),
+        ("one too few in decoding", FaultyPositions("shifted", prompt, -1)),
+        ("begun again in decoding", FaultyPositions("shifted", prompt, -prompt)),
+        ("held in decoding", FaultyPositions("held", prompt)),
+        ("held after the first generated token", FaultyPositions("held", prompt + 1)),
+    )
 
-    Empty for models with sliding layers or with extensions.
-    """
-    if any(window is not None for window in expected.sliding_windows) or not expected.present_ropes:
+
+def _faulty(expected: Positions, *faults: tuple[str, FaultyPositions]) -> list[Hypothesis]:
+    """Return a hypothesis for each fault; none for models with sliding layers or extensions, or without a rope."""
+    if any((*expected.sliding_windows, *expected.extensions)) or not expected.present_ropes:
         return []
-    if any(extension is not None for extension in expected.extensions):
-        return []
-    return [
-        Hypothesis(f"positions {name}", _extended(expected, rule), first)
-        for name, rule, first in (
-            ("one too far in decoding", ShiftedPositions(prompt, 1), prompt),
-            ("one too few in decoding", ShiftedPositions(prompt, -1), prompt),
-            ("begun again in decoding", ShiftedPositions(prompt, -prompt), prompt),
-            ("held in decoding", ClampedPositions(prompt), prompt),
-            ("held after the first generated token", ClampedPositions(prompt + 1), prompt + 1),
-        )
-    ]
+    return [Hypothesis(f"positions {name}", expected.with_extension(rule), rule.start) for name, rule in faults]
 
 
 def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:

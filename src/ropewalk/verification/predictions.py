@@ -16,7 +16,7 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.rope.extensions import Positions
-from ropewalk.verification.faulty_positions import ShiftedPositions
+from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
 
@@ -97,7 +97,7 @@ class Predictions:
             except RopeError:
                 if any(positions.extensions):
                     raise
-                neutral = tuple(None if rope is None else ShiftedPositions(1, 0) for rope in positions.ropes)
+                neutral = tuple(None if rope is None else FaultyPositions("shifted", 1) for rope in positions.ropes)
                 self._readers[positions] = self.reader.under(replace(positions, extensions=neutral))
         return self._readers[positions]
 
