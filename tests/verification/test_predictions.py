@@ -59,13 +59,13 @@ def test_one_copy_of_the_model_for_each_rope(small):
     """Positions that are equal share it, and only one of the copies that remap positions is checked at length."""
     reader = reader_of(small)
     predictions = Predictions(reader)
-    yarn, held = hypothesis(small, rule=YaRN(4.0, 256)), hypothesis(small, extension=ClampedPositions(50))
+    yarn, held = hypothesis(small, rule=YaRN(4.0, 256)), hypothesis(small, extension=FaultyPositions("held", 50))
     copies = [predictions.under(one.positions) for one in (yarn, yarn, held, hypothesis(small, rule=YaRN(2.0, 256)))]
     assert copies[0] is copies[1]
     assert len({id(copy.model) for copy in copies}) == 3
     forwards = []
     reader.model.register_forward_pre_hook(lambda *_: forwards.append(1))  # each copy has the hook, too
-    reader.under(hypothesis(small, extension=ClampedPositions(60)).positions)
+    reader.under(hypothesis(small, extension=FaultyPositions("held", 60)).positions)
     assert len(forwards) == 1, "that the layers call it; the features that it rotates are known"
 
 
