@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, Literal
 
 from ropewalk.errors import RopeError
@@ -135,9 +136,13 @@ class Block:
                 return float(value)
         return None
 
-    def finding(self, code: str, severity: Severity, message: str, cure: str) -> Finding:
+    def finding(self, severity: Severity, code: str, message: str, cure: str) -> Finding:
         """Return a finding about this block."""
         return Finding(code=code, severity=severity, message=message, cure=cure, layer_type=self.layer_type)
+
+    error = partialmethod(finding, "error")
+    warning = partialmethod(finding, "warning")
+    note = partialmethod(finding, "note")
 
 
 Trap = Callable[[Block], Finding | None]

@@ -24,9 +24,8 @@ def original_missing(block: Block) -> Finding | None:
     """Report a rule without its required trained length."""
     if block.rope_type not in LENGTH_RULES or block.number("original_max_position_embeddings"):
         return None
-    return block.finding(
+    return block.error(
         "original-max-missing",
-        "error",
         f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently uses "
         "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
         "Write `original_max_position_embeddings`: the trained length before the extension.",
@@ -47,22 +46,19 @@ def factor_against_lengths(block: Block) -> Finding | None:
         f"{original:,.0f} = {ratio:g}."
     )
     if block.is_trained:
-        return block.finding(
+        return block.note(
             "factor-vs-lengths",
-            "note",
             f"{numbers} The model was trained with the written factor, and transformers uses it.",
             "Keep it. Programs that use the ratio of the lengths compute different angles.",
         )
     if factor > ratio:
-        return block.finding(
+        return block.note(
             "factor-vs-lengths",
-            "note",
             f"{numbers} transformers uses the written `factor`: the scaling reaches {factor * original:,.0f} tokens.",
             "Keep it. Programs that stop at max_position_embeddings process fewer tokens.",
         )
-    return block.finding(
+    return block.warning(
         "factor-vs-lengths",
-        "warning",
         f"{numbers} transformers uses the written `factor` (it only warns).",
         f"Process at most {factor * original:,.0f} tokens, or make the three numbers agree.",
     )
@@ -78,15 +74,13 @@ def stated_length(block: Block) -> Finding | None:
         return None
     what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens"
     if stated < trained:
-        return block.finding(
+        return block.note(
             "stated-length",
-            "note",
             f"{what}.",
             "Programs that stop at the stated length use only a part of the trained length.",
         )
-    return block.finding(
+    return block.note(
         "stated-length",
-        "note",
         f"{what}. Longer texts are an extrapolation.",
         "`ropewalk doctor` measures the context length that the model uses.",
     )
@@ -97,9 +91,8 @@ def dynamic_original(block: Block) -> Finding | None:
     longest, original = block.number("max_position_embeddings"), block.number("original_max_position_embeddings")
     if block.rope_type != "dynamic" or original is None or longest is None or longest == original:
         return None
-    return block.finding(
+    return block.warning(
         "dynamic-original-ignored",
-        "warning",
         f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
         f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
         "Set max_position_embeddings to the trained length.",
@@ -115,9 +108,8 @@ def dynamic_factor(block: Block) -> Finding | None:
     factor = block.number("factor")
     if block.rope_type != "dynamic" or "alpha" in block.written or factor is None or factor == 1:
         return None
-    return block.finding(
+    return block.note(
         "dynamic-factor",
-        "note",
         f"dynamic with factor {factor:g} stretches by {factor:g} * ratio - {factor - 1:g}: at twice the trained "
         f"length by {factor + 1:g}, where the paper's formula gives 2.",
         "Factor 1 is the paper's dynamic NTK.",
@@ -128,9 +120,8 @@ def dynamic_cache(block: Block) -> Finding | None:
     """Report that transformers' dynamic NTK does not update cached keys."""
     if block.rope_type != "dynamic" or "alpha" in block.written:
         return None
-    return block.finding(
+    return block.warning(
         "dynamic-cache",
-        "warning",
         "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row of a "
         "batch changes every other row (huggingface/transformers#25104).",
         "Fix the length: ropewalk's caches have one seq_len; elsewhere use a static theta for the longest text.",
@@ -151,17 +142,15 @@ def attention_factor(block: Block) -> Finding | None:
     elif factor is not None and original and original > 1:
         usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
     if usual is not None and not math.isclose(given, usual, rel_tol=1e-3):
-        return block.finding(
+        return block.note(
             "attention-factor",
-            "note",
             f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
             "multiplies queries and keys, so logits by its square.",
             "Keep it: it belongs to the model." if block.is_trained else "Keep it if the checkpoint was tuned with it.",
         )
     if isinstance(block.written.get("attention_factor"), int):
-        return block.finding(
+        return block.note(
             "attention-factor",
-            "note",
             "`attention_factor` is an integer: transformers warns, and computes the same.",
             f"With {given:.1f} there is no warning.",
         )
@@ -174,9 +163,8 @@ def mscale_one_sided(block: Block) -> Finding | None:
     if block.rope_type != "yarn" or bool(one) == bool(other):
         return None
     present = "mscale" if one else "mscale_all_dim"
-    return block.finding(
+    return block.warning(
         "mscale-one-sided",
-        "warning",
         f"Only `{present}` is set (the other is absent or 0): transformers then ignores it for cos and sin and "
         "uses 0.1 ln(factor) + 1.",
         "Set both, or neither.",
@@ -191,9 +179,8 @@ def softmax_mscale(block: Block) -> Finding | None:
     if block.model_type not in SOFTMAX_MSCALE_FAMILIES:
         return None
     extra = yarn_mscale(factor, all_dim) ** 2
-    return block.finding(
+    return block.note(
         "softmax-mscale",
-        "note",
         f"{block.model_type} also multiplies its softmax scale by {extra:.3f} (mscale_all_dim {all_dim:g} at factor "
         f"{factor:g}); cos and sin do not contain it.",
         "Apply it to the softmax in a port: equal tables do not prove equal attention.",
@@ -212,15 +199,13 @@ def longrope_switch(block: Block) -> Finding | None:
         "(huggingface/transformers#33129)"
     )
     if block.model_type in RESETS_ITS_CACHE:
-        return block.finding(
+        return block.note(
             "longrope-switch",
-            "note",
             f"{fact}; this family's `generate` in transformers recomputes its cache there.",
             "Recompute the cache at the switch in your own loop, as ropewalk's generate does.",
         )
-    return block.finding(
+    return block.warning(
         "longrope-switch",
-        "warning",
         f"{fact}, and transformers does not recompute the cache of {block.model_type or 'this model'}.",
         "Recompute the cache at the switch, as ropewalk's generate does, or fix seq_len from the start.",
     )
@@ -230,9 +215,8 @@ def longrope_mscales(block: Block) -> Finding | None:
     """Report PhiMoE's mscales, which transformers does not switch together with the frequencies."""
     if block.number("short_mscale") is None and block.number("long_mscale") is None:
         return None
-    return block.finding(
+    return block.note(
         "longrope-mscales",
-        "note",
         "`short_mscale` and `long_mscale`: transformers' PhiMoE applies long_mscale beyond the trained length but "
         "keeps the short frequencies there.",
         "ropewalk switches both together, as in the checkpoint's own code: expect a difference beyond it.",
@@ -249,9 +233,8 @@ def partial_attention_factor(block: Block) -> Finding | None:
         return None
     if math.isclose(rope.scaling.attention_factor_at(None, None), 1.0):
         return None
-    return block.finding(
+    return block.note(
         "partial-attention-factor",
-        "note",
         f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
         "temperature is not uniform over a logit.",
         "Do the same in a port: the model was trained this way."
@@ -270,9 +253,8 @@ def yarn_variants(block: Block) -> Finding | None:
     apart = float(np.exp(np.abs(np.log(code / paper)).max()))
     if apart < 1.01:
         return None
-    return block.finding(
+    return block.note(
         "yarn-variants",
-        "note",
         f"The paper's YaRN and the common code differ by up to {apart:.1f}x in frequency here (a different ramp).",
         "Checkpoints use the code's formula; YaRN(variant=\"paper\") is the paper's.",
     )
@@ -290,9 +272,8 @@ def low_precision_cast(block: Block) -> Finding | None:
     cast = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
     positions = np.arange(max(0, trained - 1024), trained, dtype=np.float64)
     error = float(np.abs(np.cos(np.outer(positions, cast)) - np.cos(np.outer(positions, exact))).max())
-    return block.finding(
+    return block.note(
         "low-precision-cast",
-        "note",
         f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos then has an "
         f"error of up to {error:.2g} near position {trained:,}.",
         f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
@@ -307,9 +288,8 @@ def float32_angles(block: Block) -> Finding | None:
     error = float32_cos_error(frequencies, block.target)
     if error <= BFLOAT16_ROUNDING:
         return None
-    return block.finding(
+    return block.note(
         "float32-angles",
-        "note",
         f"At {block.target:,} tokens, angles in float32 (as in transformers) give cos an error of {error:.1e}, more "
         "than a table in bfloat16 (2.0e-03).",
         "Compute angles in float64 before cos and sin, as ropewalk does.",
@@ -332,27 +312,16 @@ def theta_small(block: Block) -> Finding | None:
         f"than 1/{share} of it."
     )
     if block.theta_is_written:
-        return block.finding(
+        return block.note(
             "theta-small",
-            "note",
             f"theta {rope.theta:,.0f} is unusually small {reason}",
             "Keep it if the model was trained with it; a converter may also have lost the key.",
         )
-    return block.finding(
+    return block.warning(
         "theta-small",
-        "warning",
         f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}",
         "Compare with the original config.json: the key may be lost.",
     )
-
-
-TRAPS_OF_FREQUENCIES: tuple[Trap, ...] = (
-    partial_attention_factor,
-    yarn_variants,
-    low_precision_cast,
-    float32_angles,
-    theta_small,
-)
 
 
 def old_spelling(block: Block) -> Finding | None:
@@ -360,17 +329,15 @@ def old_spelling(block: Block) -> Finding | None:
     if "type" not in block.written:
         return None
     if "rope_type" in block.written and block.written["rope_type"] != block.written["type"]:
-        return block.finding(
+        return block.warning(
             "old-spelling",
-            "warning",
             f"`type` is {block.written['type']!r} but `rope_type` is {block.written['rope_type']!r}.",
             "Remove `type`: programs differ in which one they use.",
         )
     if "rope_type" in block.written or block.written["type"] in ("su", "mrope"):  # see renamed_type
         return None
-    return block.finding(
+    return block.note(
         "old-spelling",
-        "note",
         "The rule's key is `type`, the spelling before transformers 4.43, which every release still supports.",
         "Write both: programs that only support `rope_type` may ignore the block.",
     )
@@ -388,9 +355,8 @@ def renamed_type(block: Block) -> Finding | None:
         meaning = "NTK with a fixed theta * alpha^(d/(d-2))"
     if meaning is None:
         return None
-    return block.finding(
+    return block.note(
         "renamed-type",
-        "note",
         f"Rope type {given!r} of {family or 'this model'} means {meaning}.",
         "Programs without support for this name reject the config, or ignore the block.",
     )
@@ -401,9 +367,8 @@ def both_blocks(block: Block) -> Finding | None:
     old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
     if not old or not new or old == new:
         return None
-    return block.finding(
+    return block.warning(
         "two-blocks",
-        "warning",
         "The config contains both `rope_scaling` and `rope_parameters`, and they differ.",
         "Keep one: transformers 5 uses `rope_parameters`, older releases `rope_scaling`.",
     )
@@ -415,9 +380,8 @@ def theta_missing(block: Block) -> Finding | None:
     if block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed):
         return None
     taken = 10_000.0 if block.rope is None else block.rope.theta
-    return block.finding(
+    return block.note(
         "theta-missing",
-        "note",
         f"There is no `rope_theta`: the default of this model's class applies, {taken:,.0f}.",
         "Keep it if the config was published without it; programs with a different default need the key.",
     )
@@ -428,9 +392,8 @@ def theta_null(block: Block) -> Finding | None:
     null = block.written.get("rope_theta", 0) is None or ("rope_theta" in block.config and not block.theta_is_written)
     if not null or block.rope is not None:
         return None
-    return block.finding(
+    return block.error(
         "theta-null",
-        "error",
         "`rope_theta` is null: transformers writes this after `config.rope_scaling = {...}`, and then refuses it.",
         "Write the theta that the model was trained with.",
     )
@@ -444,9 +407,8 @@ def partial_ignored(block: Block) -> Finding | None:
     family = FAMILIES.get(block.model_type)
     if family is not None and (family.partial is not None or family.mla):
         return None
-    return block.finding(
+    return block.warning(
         "partial-ignored",
-        "warning",
         f"`partial_rotary_factor` is {partial:g}, but transformers' rope for {block.model_type} ignores it: the whole "
         "head rotates.",
         "Compare logits with the original code before you trust either one.",
@@ -459,9 +421,8 @@ def head_dim_null(block: Block) -> Finding | None:
         return None
     if "head_dim" not in block.config or block.config["head_dim"] is not None:
         return None
-    return block.finding(
+    return block.warning(
         "head-dim-null",
-        "warning",
         f"`head_dim` is null: transformers' {block.rope_type} then fails with a TypeError.",
         "Remove the key or write hidden_size / num_attention_heads.",
     )
@@ -475,25 +436,23 @@ def local_layers_scaled(block: Block) -> Finding | None:
     if not {"sliding_attention", "full_attention"} <= set(types):
         return None
     if block.model_type == "olmo3":
-        return block.finding(
+        return block.note(
             "local-layers-scaled",
-            "note",
             f"The {block.rope_type} block is only for full_attention layers, as the model was trained; transformers "
             "5.0 to 5.12 applied it to sliding layers, too (huggingface/transformers#45945).",
             "Use a release before or after those.",
         )
     if block.is_trained:
         return None
-    return block.finding(
+    return block.note(
         "local-layers-scaled",
-        "note",
         f"One {block.rope_type} block applies to all layers, including sliding ones, which never attend beyond their "
         "window (Olmo 3 scales only full layers).",
         "If only full layers were trained with it, write one block for each layer type.",
     )
 
 
-TRAPS_OF_KEYS: tuple[Trap, ...] = (
+TRAPS: tuple[Trap, ...] = (
     original_missing,
     factor_against_lengths,
     stated_length,
@@ -517,10 +476,12 @@ TRAPS_OF_KEYS: tuple[Trap, ...] = (
     partial_ignored,
     head_dim_null,
     local_layers_scaled,
+    partial_attention_factor,
+    yarn_variants,
+    low_precision_cast,
+    float32_angles,
+    theta_small,
 )
-
-
-TRAPS = (*TRAPS_OF_KEYS, *TRAPS_OF_FREQUENCIES)
 
 
 def lint(

@@ -13,9 +13,8 @@ def original_overridden(block: Block) -> Finding | None:
     outer = block.config.get("original_max_position_embeddings", family.original_length if family else None)
     if block.nested or inner is None or outer is None or inner == outer:
         return None
-    return block.finding(
+    return block.warning(
         "original-max-overridden",
-        "warning",
         f"`original_max_position_embeddings` is {inner} in the rope block and {outer} outside it (or by the class's "
         "default).",
         "transformers uses the one outside the block: write it there, and only there.",
@@ -26,9 +25,8 @@ def truncate_nested(block: Block) -> Finding | None:
     """Report `truncate` in the block of one layer type, where transformers ignores it."""
     if not block.nested or "truncate" not in block.written or block.rope_type != "yarn":
         return None
-    return block.finding(
+    return block.warning(
         "truncate-nested",
-        "warning",
         f"`truncate: {str(block.written['truncate']).lower()}` is in the block of one layer type: transformers uses "
         "only `truncate` in the outer dict, so it has no effect there.",
         "Move it next to the blocks if the model was trained with it (some frequencies differ by up to 1.8x).",
@@ -45,18 +43,16 @@ def theta_elsewhere(block: Block) -> Finding | None:
     without = sorted(label for label, own in others.items() if label not in family.theta_keys and own != stated)
     other = family.theta_keys.get(block.layer_type or "full_attention", "rope_theta") != "rope_theta"
     if block.rope.theta == stated and without and not block.nested:
-        return block.finding(
+        return block.warning(
             "theta-elsewhere",
-            "warning",
             f"`rope_theta` is {stated:,.10g}, and transformers' {block.model_type} does not use it for "
             f"{', '.join(without)}.",
             "Write `rope_parameters` with a block for each layer type.",
         )
     if block.rope.theta == stated or (other and not without):
         return None
-    return block.finding(
+    return block.warning(
         "theta-elsewhere",
-        "warning",
         f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} uses "
         f"{block.rope.theta:,.10g}.",
         "Write the theta that the model was trained with into the rope block.",
