@@ -273,6 +273,26 @@ def test_strict_raises_errors_only() -> None:
         check(model, strict=True)
 
 
+def test_the_documented_callback_stops_a_training(tmp_path: Path) -> None:
+    """The Trainer passes its model to the class in docs/check.md before the first update."""
+    from transformers import Trainer, TrainingArguments
+
+    page = (Path(__file__).parents[2] / "docs/check.md").read_text()
+    names: dict[str, Any] = {"check": check}
+    exec(page.partition("## In a Trainer")[2].partition("```python\n")[2].partition("```")[0], names)
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to="none")
+    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}]
+    trainer = Trainer(small_model("llama").bfloat16(), arguments, train_dataset=rows, callbacks=[names["RopeCheck"]()])
+    with pytest.raises(RopeError, match=r"check: the rotary modules(.|\n)*dtype bfloat16"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_the_config_inside_a_wrapper_counts() -> None:
+    """As in data parallelism."""
+    assert check(nn.Sequential(small_model("llama"))) == ()
+
+
 def test_meta_tensors_are_a_note() -> None:
     """A model on the meta device is not checked, and says so."""
     with torch.device("meta"):

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.audit.callback import RopeCheck
     from ropewalk.audit.findings import Finding
     from ropewalk.audit.live_check import check
 
-__all__ = ["Finding", "RopeCheck", "check"]
+__all__ = ["Finding", "check"]
 
 _HOMES = {
     "Finding": "ropewalk.audit.findings",
-    "RopeCheck": "ropewalk.audit.callback",
     "check": "ropewalk.audit.live_check",
 }
 

@@ -66,20 +66,14 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
     if not seen:
         found.append(_nothing(ropes))
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    if strict:
-        raise_errors(found)
-    return tuple(found)
-
-
-def raise_errors(found: Sequence[Finding], where: str = "check") -> None:
-    """Raise `RopeError` if there is a finding of severity "error"."""
     errors = [finding for finding in found if finding.severity == "error"]
-    if errors:
+    if strict and errors:
         raise RopeError(
-            f"{where}: the rotary modules of this model differ from its config.",
+            "check: the rotary modules of this model differ from its config.",
             facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
             cure=errors[0].cure,
         )
+    return tuple(found)
 
 
 def _finding(problem: Problem, names: Sequence[str]) -> Finding:
