@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names, trained_length_of, with_mscales
-from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
+from ropewalk.methods import Method, Reach, longrope_block, main_rope, method_named, trained_length_of, with_mscales
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
@@ -45,16 +46,6 @@ def layer_types_of_config(config: Any) -> list[str | None]:
     stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
     labels: list[str | None] = list(stated)[:count] if stated else [None] * count
     return labels + [None] * (count - len(labels))
-
-
-def config_form_of(whole: Any, config: Any) -> ConfigForm:
-    """Return the place of a decoder's ropes in the config of the whole model; `config`: of the decoder."""
-    part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
-    ropes, nested = ropes_by_block(config)
-    if not nested:
-        return ConfigForm(part=part)
-    blocks = {str(label): rope for label, rope in ropes.items() if rope is not None}
-    return ConfigForm(names=labels_of(config), ropes=blocks, part=part)
 
 
 def attends(label: str | None) -> bool:
@@ -136,6 +127,46 @@ def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
 _KEPT = ("partial_rotary_factor",)
 
 
+def fields_under(
+    fields: Mapping[str, Any],
+    labels: Sequence[str | None],
+    own: Positions,
+    method: str,
+    reach: Reach,
+    length: int | None = None,
+) -> dict[str, Any] | str:
+    """Return the config's keys under a method, or the reason why there are none; arguments as for `rope_fields`.
+
+    `as-is`, and `plain` of an unscaled model, keep the model's own numbers.
+    """
+    record = method_named(method)
+    if not record.extends and (record.keeps_own or all(rope.as_trained() == rope for rope in own.present_ropes)):
+        blocks = {str(label): _block(rope) for label, rope in zip(labels, own.ropes, strict=True) if rope}
+        main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
+        if main is None:
+            return "the model has no rope"
+        nested = any(isinstance(block, Mapping) for block in stated.values())
+        unused = {key: dict(block) for key, block in stated.items() if nested and key not in map(str, labels)}
+        return {
+            "rope_parameters": unused | blocks if nested else next(iter(blocks.values())),
+            "max_position_embeddings": main.max_position_embeddings or reach.trained,
+        }
+    try:
+        changed = record.positions(own, reach)
+    except RopeError as error:
+        if record.extends and not reach.extends:
+            raise
+        return error.rule.rpartition(": ")[2].rstrip(".")
+    return rope_fields(fields, labels, own, changed, method=record, target=reach.target, length=length)
+
+
+def _block(rope: RopeConfig) -> dict[str, Any]:
+    """Return the block of a rope, or of no rule if transformers has none for its frequencies."""
+    with suppress(RopeError):
+        return rope.to_hf()
+    return {"rope_type": "default"}
+
+
 def attention_keys(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a block that a class reads in attention, whatever the rule: Ministral 3 scales its queries."""
     keys = ("llama_4_scaling_beta", TRAINED_KEY)
@@ -168,7 +199,7 @@ def rope_fields(
         return "no config.json describes a change of attention"
     if method is not None and method.extends and positions.ropes == tuple(r and r.as_trained() for r in own.ropes):
         return "every layer that rotates has a window within the trained length, so that it changes none"
-    wanted = ropes_of_names(labels, own.ropes, positions.ropes)
+    wanted = _ropes_of_names(labels, own.ropes, positions.ropes)
     if wanted is None:
         return "layers of one type have different ropes"
     stated = fields.get("rope_parameters")
@@ -205,6 +236,20 @@ def rope_fields(
             if accepts(changed) and _describes(changed, wanted, lengths):
                 return found
     return "loading such a config of this family gives different ropes"
+
+
+def _ropes_of_names(
+    names: Sequence[str | None], own: Sequence[RopeConfig | None], ropes: Sequence[RopeConfig | None]
+) -> dict[str | None, RopeConfig | None] | None:
+    """Return the rope of each block, or None if layers of one block have different ropes.
+
+    - `names`: of each layer's block. `own`: each layer's previous rope; a layer without one belongs to no block.
+    """
+    blocks: dict[str | None, RopeConfig | None] = {}
+    for name, before, rope in zip(names, own, ropes, strict=True):
+        if before is not None and blocks.setdefault(name, rope) != rope:
+            return None
+    return blocks
 
 
 def _named(rope: RopeConfig) -> dict[str, Any] | None:

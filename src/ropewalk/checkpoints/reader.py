@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.handle import attach_silently
-from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
+from ropewalk.attachment.layers import fields_under, labels_of, positions_of, text_config_of
 from ropewalk.checkpoints.tokenizer import TextTokenizer, ids_of
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.layers.prompts import Tokenizer
-from ropewalk.methods import ConfigForm, trained_length_of
+from ropewalk.methods import Reach, trained_length_of
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
@@ -79,10 +79,12 @@ class Reader:
         handle = attachment_of(self.model)
         return self._own if handle is None else handle.positions
 
-    @property
-    def config_form(self) -> ConfigForm:
-        """Return the places of the layers' ropes in the model's config.json."""
-        return config_form_of(self.model.config, text_config_of(self.model))
+    def config_under(self, method: str, reach: Reach) -> dict[str, Any] | None:
+        """Return the keys of config.json under a method, nested as there; None if none express it."""
+        whole, config = self.model.config, text_config_of(self.model)
+        fields = fields_under(config.to_dict(), labels_of(config), self.positions, method, reach)
+        part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
+        return None if isinstance(fields, str) else fields if part is None else {part: fields}
 
     @property
     def trained_length(self) -> int | None:

@@ -14,8 +14,7 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.layers.prompts import Tokenizer
 from ropewalk.ledger import Ledger, fingerprint
-from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, main_rope, rope_parameters
-from ropewalk.rope.config import RopeConfig
+from ropewalk.methods import METHODS, Reach, chosen_methods
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.values import MOST_SEED, check_whole
@@ -145,14 +144,14 @@ class Plan:
     """The methods of a run in order, the positions of each, and the methods that share numbers.
 
     - `same_as`: maps a method to an earlier one with equal frequencies at this length. `own`: the model's positions.
-    - `config_form`: the form of the ropes in the model's config.
+    - `configs`: the keys of config.json under each method; None if none express it.
     """
 
     design: Design
     own: Positions
     positions: Mapping[str, Positions]
     same_as: Mapping[str, str]
-    config_form: ConfigForm = dataclasses.field(default_factory=ConfigForm)
+    configs: Mapping[str, dict[str, Any] | None]
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -249,7 +248,8 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
             first = seen.setdefault((_angles(positions[name], reach.target), positions[name].extensions), name)
             if first != name:
                 same_as[name] = first
-    return Plan(design=design, own=own, positions=positions, same_as=same_as, config_form=reader.config_form)
+    configs = {name: None if METHODS[name].crops else reader.config_under(name, reach) for name in chosen}
+    return Plan(design=design, own=own, positions=positions, same_as=same_as, configs=configs)
 
 
 def _angles(positions: Positions, seq_len: int) -> object:
@@ -258,40 +258,3 @@ def _angles(positions: Positions, seq_len: int) -> object:
         rope: (columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in positions.present_ropes
     }
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)
-
-
-def config_of(method: str, plan: Plan) -> dict[str, Any] | None:
-    """Return the keys of config.json that make a checkpoint use a method; None if no config expresses it.
-
-    `max_position_embeddings` is the target, with these exceptions: the trained length if the rule starts from it
-    (dynamic), and for plain; the config's own length if the method keeps the scaling.
-    """
-    rope, record, block = main_rope(plan.positions[method].ropes), METHODS[method], block_under(method, plan)
-    if rope is None or block is None:
-        return None
-    length = plan.design.target
-    unchanged = record.scaling is None and (record.keeps_own or rope.scaling is not None)
-    if unchanged and rope.max_position_embeddings is not None:
-        length = rope.max_position_embeddings
-    elif record.scaling is None or (rope.scaling is not None and rope.scaling.starts_at_max_length):
-        length = plan.design.trained_length
-    return plan.config_form.whole({"rope_parameters": block, "max_position_embeddings": length})
-
-
-def block_under(method: str, plan: Plan) -> dict[str, Any] | None:
-    """Return the `rope_parameters` of a planned method, with a block for each layer type if the config has them.
-
-    None for methods in attention and crop, without a rope (drope), and if layers that share a block differ.
-    """
-    positions = plan.positions[method]
-    if any(positions.extensions) or METHODS[method].crops:
-        return None
-    return rope_parameters(plan.config_form, plan.own.ropes, positions.ropes, _block_of)
-
-
-def _block_of(rope: RopeConfig) -> dict[str, Any] | None:
-    """Return the block of a rope; None if there is none, as for a rule on top of a scaling used in training."""
-    try:
-        return rope.to_hf()
-    except RopeError:
-        return None

@@ -29,7 +29,6 @@ from ropewalk.diagnosis.plan import (
     Job,
     Plan,
     Text,
-    block_under,
     make_plan,
     most_windows,
 )
@@ -45,6 +44,7 @@ from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
+from ropewalk.rope.hugging_face import text_part
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
 
@@ -387,7 +387,7 @@ def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[s
 
     def refused(engine: str, name: str) -> bool:
         if source is None:
-            return why_not(engine, name, block_under(name, work)) is not None
+            return why_not(engine, name, text_part(work.configs[name] or {}).get("rope_parameters")) is not None
         return source.why_not(engine, name, reach) is not None
 
     return {name: tuple(engine for engine in ENGINES if not refused(engine, name)) for name in work.methods}

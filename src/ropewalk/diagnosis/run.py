@@ -16,7 +16,7 @@ import torch
 from ropewalk.checkpoints.reader import Advance, Reader
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
 from ropewalk.diagnosis.facts import Filled, Layout
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, config_of
+from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
 from ropewalk.diagnosis.rules import (
@@ -348,7 +348,7 @@ class DoctorRun(Planned):
 
     def _form(self, method: str) -> MethodForm:
         """Return how a method is set."""
-        config, call, design = config_of(method, self.plan), None, self.plan.design
+        config, call, design = self.plan.configs[method], None, self.plan.design
         if config is None and not METHODS[method].crops:
             if self.model is None:
                 call = attach_call(method, design.target, design.trained_length)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from ropewalk.methods.ropes import (
-    ConfigForm,
     Reach,
     extended,
     is_unsettled,
     longrope_block,
     main_rope,
     required_trained_length,
-    rope_parameters,
-    ropes_of_names,
     settle,
     settled,
     settled_by_length,
@@ -23,7 +20,6 @@ from ropewalk.methods.table import METHODS, Look, Method, chosen_methods, defaul
 
 __all__ = [
     "METHODS",
-    "ConfigForm",
     "Look",
     "Method",
     "Reach",
@@ -36,8 +32,6 @@ __all__ = [
     "method_named",
     "named_methods",
     "required_trained_length",
-    "rope_parameters",
-    "ropes_of_names",
     "settle",
     "settled",
     "settled_by_length",

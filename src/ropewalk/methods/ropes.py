@@ -1,11 +1,11 @@
-"""The ropes of a model before and after an extension, and their places in its config."""
+"""The ropes of a model before and after an extension."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ropewalk.errors import RopeError
@@ -46,74 +46,6 @@ class Reach:
     def extends(self) -> bool:
         """Return whether the target is longer than the trained length."""
         return self.target > self.trained
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigForm:
-    """The places of the layers' ropes in a config.
-
-    - `names`: of each layer's block, None for a layer without; None if one block describes all layers.
-    - `ropes`: of each named block, including blocks that no layer uses.
-    - `part`: the key of config.json that contains the language model's keys; None if they are at the top.
-    """
-
-    names: tuple[str | None, ...] | None = None
-    ropes: Mapping[str, RopeConfig] = field(default_factory=dict)
-    part: str | None = None
-
-    def whole(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keys of the language model nested as in config.json."""
-        return dict(keys) if self.part is None else {self.part: dict(keys)}
-
-
-def ropes_of_names(
-    names: Sequence[str | None], own: Sequence[RopeConfig | None], ropes: Sequence[RopeConfig | None]
-) -> dict[str | None, RopeConfig | None] | None:
-    """Return the rope of each block, or None if layers of one block have different ropes.
-
-    - `names`: of each layer's block. `own`: each layer's previous rope; a layer without one belongs to no block.
-
-    >>> rope = RopeConfig(8, interleaved=False)
-    >>> list(ropes_of_names(("full", "linear"), (rope, None), (rope, None)))
-    ['full']
-    """
-    blocks: dict[str | None, RopeConfig | None] = {}
-    for name, before, rope in zip(names, own, ropes, strict=True):
-        if before is not None and blocks.setdefault(name, rope) != rope:
-            return None
-    return blocks
-
-
-def rope_parameters(
-    form: ConfigForm,
-    own: Sequence[RopeConfig | None],
-    ropes: Sequence[RopeConfig | None],
-    block_of: Callable[[RopeConfig], Mapping[str, Any] | None],
-) -> dict[str, Any] | None:
-    """Return the `rope_parameters` for these ropes of the layers, or None if none can express them.
-
-    - `own`, `ropes`: of each layer, before and now. `block_of`: returns a rope's block, or None.
-
-    If each layer type has a block, the result has all of them, because transformers requires all blocks of DeepSeek-V4.
-
-    >>> rope, other = RopeConfig(8, interleaved=False), RopeConfig(8, interleaved=False, theta=100.0)
-    >>> rope_parameters(ConfigForm(), (rope, rope), (other, other), RopeConfig.to_hf)
-    {'rope_type': 'default', 'rope_theta': 100.0}
-    >>> both = ConfigForm(names=("near", "far"), ropes={"near": rope, "far": rope})
-    >>> rope_parameters(both, (rope, rope), (rope, other), RopeConfig.to_hf)["far"]
-    {'rope_type': 'default', 'rope_theta': 100.0}
-    >>> rope_parameters(ConfigForm(), (rope, rope), (rope, other), RopeConfig.to_hf)
-    """
-    wanted = ropes_of_names(form.names or (None,) * len(ropes), own, ropes)
-    if not wanted:
-        return None
-    for name, rope in form.ropes.items():
-        wanted.setdefault(name, rope)
-    blocks = {name: None if rope is None else block_of(rope) for name, rope in wanted.items()}
-    if None in blocks.values() or (form.names and None in blocks):
-        return None
-    written = {name: dict(block or {}) for name, block in blocks.items()}
-    return {str(name): block for name, block in written.items()} if form.names else written[None]
 
 
 def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> RopeConfig:

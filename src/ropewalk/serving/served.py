@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ropewalk.attachment.layers import attends, attention_keys, rope_fields
+from ropewalk.attachment.layers import attends, attention_keys, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settled_by_length
+from ropewalk.methods import Reach, is_unsettled, main_rope, settled_by_length
 from ropewalk.rope.config import RopeConfig, ropes_by_block
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import NESTED, text_part
@@ -149,32 +148,9 @@ class Served:
         return self.arch in PERMUTED and self.why_not("llama.cpp", method, reach) is None
 
     def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[dict[str, Any], int] | str:
-        """Return the block under a method, or one for each layer type, and `max_position_embeddings`; else the reason.
-
-        `as-is`, and `plain` of an unscaled model, keep the checkpoint's own numbers.
-        """
-        record = method_named(method)
-        if not record.extends and (record.keeps_own or not self.is_scaled):
-            blocks = {str(one): _block(rope) for one, rope in zip(self.labels, self.own.ropes, strict=True) if rope}
-            length = self.rope.max_position_embeddings or self.trained
-            return (blocks if self.nested else next(iter(blocks.values()))), length
-        try:
-            changed = record.positions(self.own, reach)
-        except RopeError as error:
-            if record.extends and not reach.extends:
-                raise
-            return error.rule.rpartition(": ")[2].rstrip(".")
-        fields = rope_fields(
-            self.fields, self.labels, self.own, changed, method=record, target=reach.target, length=length
-        )
+        """Return the block under a method, or one for each layer type, and the length to state; else the reason."""
+        fields = fields_under(self.fields, self.labels, self.own, method, reach, length)
         return fields if isinstance(fields, str) else (fields["rope_parameters"], fields["max_position_embeddings"])
-
-
-def _block(rope: RopeConfig) -> dict[str, Any]:
-    """Return the block of a rope, or of no rule if transformers has none for its frequencies."""
-    with suppress(RopeError):
-        return rope.to_hf()
-    return {"rope_type": "default"}
 
 
 def _parts(content: Mapping[str, Any]) -> tuple[str, ...]:
