@@ -131,31 +131,28 @@ class _Configs:
             return {None: self.rope}
         if self.attachment is not None and _is_attached(module):
             return _attached(self.attachment)
+        source = self._source(name, module)
+        if source is None:
+            return "the module has no config, and the model's config has several parts"
         try:
-            source = self._source(name, module)
             family = FAMILIES.get(family_name(_model_type(source)) or "")
             learned = None if family is None or family.learned is None else tensors_of(module).get(family.learned)
             return ropes_of_layer_types(source, alpha=learned)
         except RopeError as error:
             return f"ropewalk does not support the rope of its config: {str(error).splitlines()[0]}"
-        except _Unknown as error:
-            return str(error)
 
     def _source(self, name: str, module: nn.Module) -> Any:
+        """Return the config of a module; None if it is unknown which part of the model's config this is."""
         own = getattr(module, "config", None)
         model_type = getattr(own, "model_type", None)
         if not model_type:
             if len(self.parts) > 1 and any(word in name for word in ("vis", "audio", "tower")):
-                raise _Unknown("the module has no config, and the model's config has several parts")
+                return None
             return self.text
         same = [part for part in self.parts if _model_type(part) == model_type]
         if any(part is own for part in same) or len(same) > 1:
             return own
         return same[0] if same else self.text if model_type == self.own_text else own
-
-
-class _Unknown(Exception):
-    pass
 
 
 def _config_of(model: nn.Module) -> Any:

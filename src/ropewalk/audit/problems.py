@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -86,14 +86,11 @@ def compare_frequencies(
         yield Problem("stale-state", name, text, cure, label, "warning")
         return
     cause = None if as_set else cause_of(values, rope, ropes, max(tolerance, 1e-5))
-    if cause is None and (max(values) > 2 * math.pi or any(b > 1.001 * a for a, b in _neighbours(values, as_set))):
+    ascends = not as_set and any(b > 1.001 * a for a, b in itertools.pairwise(values))
+    if cause is None and (max(values) > 2 * math.pi or ascends):
         yield Problem("uninitialised", name, f"{text}: these are not frequencies, {_EMPTY}", _FILL, label)
     else:
         yield Problem("frequencies", name, text + (f": {cause}" if cause else ""), layer_type=label)
-
-
-def _neighbours(values: Sequence[float], ascending: bool) -> Iterable[tuple[float, float]]:
-    return () if ascending else itertools.pairwise(values)
 
 
 def _worst(values: Sequence[float], columns: Sequence[float]) -> int:

@@ -184,9 +184,9 @@ class Golden:
         return cls(read_json(as_path(path, "verify"), "verify", cure))
 
     @classmethod
-    def of(cls, side: OurSide, *, progress: Progress | None = None, **more: Any) -> Golden:
-        """Compute the predictions of a model for every hypothesis; `more` are further entries of the document."""
-        return cls(json.loads(json.dumps(_Writer(side, progress or SilentProgress()).document() | more)))
+    def of(cls, side: OurSide, *, progress: Progress | None = None) -> Golden:
+        """Compute the predictions of a model for every hypothesis."""
+        return cls(json.loads(json.dumps(_Writer(side, progress or SilentProgress()).document())))
 
     def write(self, path: str | Path) -> None:
         """Write the file, completely or not at all."""
@@ -242,13 +242,7 @@ class Golden:
     ) -> list[RecordedPrompt]:
         """Return the prompts of a round that are short enough, with the remaining hypotheses' predictions."""
         return [
-            RecordedPrompt(
-                question.input_ids,
-                {name: one for name, one in question.predictions.items() if name in alive},
-                (),
-                question.tokens,
-                question.clear,
-            )
+            replace(question, predictions={name: one for name, one in question.predictions.items() if name in alive})
             for question in self._of("round", number=number)
             if len(question.input_ids) <= span[1]
         ]

@@ -420,8 +420,7 @@ class Check:
 
     def _lean(self, one: str, other: str) -> Lean:
         """Return the lean of the answers to the questions for which the two hypotheses differ."""
-        telling = [question for question in self.questions if not self._same(one, other, question.tokens)]
-        return lean(telling, one, other, comparisons=max(1, len(self.all) - 1))
+        return lean(self._telling(one, other), one, other, comparisons=max(1, len(self.all) - 1))
 
     def _refuted(self, best: str, name: str) -> bool:
         """Return whether the answers lie nearer to the best, or the other misses them by at least twice as much."""
