@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -84,20 +85,17 @@ def _candidates(rope: RopeConfig, others: Ropes) -> Iterator[tuple[str, tuple[fl
 def _faults(rope: RopeConfig, others: Ropes) -> Iterator[tuple[str, Callable[[], RopeConfig]]]:
     """Yield the name of each fault and a function that returns the faulty rope, or raises."""
     rule, plain = rope.scaling, rope.unscaled()
-    yield "no scaling", lambda: plain
+    yield "no scaling", rope.unscaled
     for label, other in others.items():
         if other is not None and other != rope:
-            yield f"the rope of {label} layers", lambda other=other: other  # type: ignore[misc]
-    whole = {"rotary_dim": None, "axes": None}
-    yield (
-        f"the frequencies of all {rope.head_dim} features: the partial factor is ignored",
-        lambda: dataclasses.replace(rope, **whole),  # type: ignore[arg-type]
-    )
+            yield f"the rope of {label} layers", partial(dataclasses.replace, other)
+    name = f"the frequencies of all {rope.head_dim} features: the partial factor is ignored"
+    yield name, partial(dataclasses.replace, rope, rotary_dim=None, axes=None)
     own = rope.theta if isinstance(rope.theta, float) else math.nan
     for theta in sorted({*THETAS, 10 * own, own / 10} - {own}):
         for base, more in ((rope, ""), (plain, " and no scaling")):
             name = f"theta {theta:.0f} in place of {own:.0f}{more}"
-            yield name, lambda base=base, theta=theta: dataclasses.replace(base, theta=theta)  # type: ignore[misc]
+            yield name, partial(dataclasses.replace, base, theta=theta)
     if rule is not None and plain != rope:
         for name, changed in _rules(rope, rule):
             yield name, lambda changed=changed: dataclasses.replace(rope, scaling=changed())  # type: ignore[misc]

@@ -72,18 +72,12 @@ def stated_length(block: Block) -> Finding | None:
     trained, stated = rope.trained.length, rope.max_position_embeddings
     if trained == stated:
         return None
-    what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens"
+    what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens."
     if stated < trained:
-        return block.note(
-            "stated-length",
-            f"{what}.",
-            "Programs that stop at the stated length use only a part of the trained length.",
-        )
-    return block.note(
-        "stated-length",
-        f"{what}. Longer texts are an extrapolation.",
-        "`ropewalk doctor` measures the context length that the model uses.",
-    )
+        cure = "Programs that stop at the stated length use only a part of the trained length."
+        return block.note("stated-length", what, cure)
+    cure = "`ropewalk doctor` measures the context length that the model uses."
+    return block.note("stated-length", f"{what} Longer texts are an extrapolation.", cure)
 
 
 def dynamic_original(block: Block) -> Finding | None:
@@ -312,16 +306,10 @@ def theta_small(block: Block) -> Finding | None:
         f"than 1/{share} of it."
     )
     if block.theta_is_written:
-        return block.note(
-            "theta-small",
-            f"theta {rope.theta:,.0f} is unusually small {reason}",
-            "Keep it if the model was trained with it; a converter may also have lost the key.",
-        )
-    return block.warning(
-        "theta-small",
-        f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}",
-        "Compare with the original config.json: the key may be lost.",
-    )
+        cure = "Keep it if the model was trained with it; a converter may also have lost the key."
+        return block.note("theta-small", f"theta {rope.theta:,.0f} is unusually small {reason}", cure)
+    fact = f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}"
+    return block.warning("theta-small", fact, "Compare with the original config.json: the key may be lost.")
 
 
 def old_spelling(block: Block) -> Finding | None:
