@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.layers.training import fit
 from ropewalk.statistics import mean_and_interval
 

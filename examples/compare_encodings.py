@@ -22,7 +22,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.layers.training import (
     TextWindows,
     fit,

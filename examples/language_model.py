@@ -20,7 +20,7 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.layers.training import (
     TextWindows,
     fit,

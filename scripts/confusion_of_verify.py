@@ -50,8 +50,8 @@ from ropewalk.checkpoints.gguf_file import GGUFFile  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
-from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
+from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.extensions import Positions  # noqa: E402

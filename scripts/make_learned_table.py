@@ -18,7 +18,7 @@ import torch
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.layers.training import (
     TextWindows,
     fit,

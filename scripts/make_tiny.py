@@ -36,7 +36,7 @@ from typographic import typographic  # noqa: E402
 import ropewalk as rw  # noqa: E402
 from ropewalk.checkpoints.load import save  # noqa: E402
 from ropewalk.checkpoints.texts import read_text  # noqa: E402
-from ropewalk.checkpoints.tokenizer import TextTokenizer  # noqa: E402
+from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.layers.training import (  # noqa: E402
     Batch,
     TextWindows,

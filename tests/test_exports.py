@@ -47,7 +47,7 @@ def test_all_is_literal_sorted_and_true():
 
 
 LAZY = [
-    "ropewalk", "ropewalk.audit", "ropewalk.checkpoints", "ropewalk.serving", "ropewalk.figures", "ropewalk.layers",
+    "ropewalk", "ropewalk.audit", "ropewalk.serving", "ropewalk.figures", "ropewalk.layers",
     "ropewalk.rotation",
 ]  # fmt: skip
 """The packages that import their names when they are used."""

@@ -9,8 +9,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.audit import check
-from ropewalk.checkpoints import read_alpha
 from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.checkpoints.load import read_alpha
 from ropewalk.rope.scaling import LeRoPE, Stacked
 
 modeling = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")

@@ -18,10 +18,10 @@ import ropewalk as rw
 from ropewalk.checkpoints import sources
 from ropewalk.checkpoints.decoder_config import config_to_hf
 from ropewalk.checkpoints.load import load, read_config, save
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.tokenizer import TextTokenizer
 from tests.checkpoints.material import HALF, SIZES, logits, make
 from tests.layers.families import input_ids
 
@@ -182,7 +182,7 @@ def test_a_save_that_fails_leaves_the_old_model(folder: Path, monkeypatch: pytes
             raise OSError(28, "No space left on device")
         path.write_text("{}")
 
-    monkeypatch.setattr("ropewalk.checkpoints.tokenizer.write_json", full)
+    monkeypatch.setattr("ropewalk.layers.tokenizer.write_json", full)
     with pytest.raises(RopeError, match="No space left"):
         save(make(vocab_size=257), folder, tokenizer=TextTokenizer.bytes())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

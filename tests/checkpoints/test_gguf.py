@@ -21,11 +21,11 @@ from ropewalk.checkpoints.gguf import factors_as_rule, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.opening import load_gguf
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import generate
+from ropewalk.layers.tokenizer import TextTokenizer
 from tests.checkpoints.stories import read_model, tokenizer_metadata
 from tests.layers.families import input_ids, make
 from tests.layers.material import data, smollm2, write_gguf

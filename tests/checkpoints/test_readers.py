@@ -14,9 +14,9 @@ import ropewalk as rw
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import fast_copy, reader_of
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import DynamicNTK
 from ropewalk.rotation.backends import widened

@@ -18,8 +18,8 @@ import ropewalk as rw
 from ropewalk import serving
 from ropewalk.checkpoints.load import fast_dtype, load, save, stored_dtype
 from ropewalk.checkpoints.opening import open_reader
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
+from ropewalk.layers.tokenizer import TextTokenizer
 from tests.checkpoints.random_models import folder_of, random_model
 
 SLOW = "bfloat16 products are slow on this CPU"

@@ -13,9 +13,9 @@ from ropewalk.attachment import attach, attachment_of
 from ropewalk.checkpoints.live_model import PreallocatedLayer, new_cache
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from tests.checkpoints.prefixes import prefix_of, read
 from tests.checkpoints.random_models import FAMILIES, random_model

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ropewalk.checkpoints.load import save
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.app import main
+from ropewalk.layers.tokenizer import TextTokenizer
 from tests.diagnosis.models import tiny_decoder
 
 TEXT = "It was the best of times. It was the worst of times! " * 60

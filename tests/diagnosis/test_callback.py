@@ -12,10 +12,10 @@ import torch
 import transformers
 
 import ropewalk as rw
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.errors import RopeError
 from ropewalk.layers import SkipCollator
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.layers.training import held_out_windows
 from tests.prose import prose
 from tests.serving.material import checkpoint

@@ -107,7 +107,7 @@ def test_plain_holds_within_its_real_length(tmp_path: Path) -> None:
 
 def test_random_weights_are_unfit(tmp_path: Path) -> None:
     model = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=512), vocab_size=256, initializer_range=0.02)
-    from ropewalk.checkpoints.tokenizer import TextTokenizer
+    from ropewalk.layers.tokenizer import TextTokenizer
 
     model.tokenizer = TextTokenizer.bytes()
     found = rw.doctor(model, target=1024, text=SHORT, methods="yarn", state=tmp_path, progress=False)

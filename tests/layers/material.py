@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.checkpoints.sources import find
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 PROSE = (

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.encodings import ENCODINGS
+from ropewalk.layers.tokenizer import TextTokenizer
 
 NAMES = [name for name in (*ENCODINGS, "rope") if name != "xpos"]
 SEQ = 13

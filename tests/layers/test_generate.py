@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ropewalk import RopeConfig, RopeError
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers import generation as module
 from ropewalk.layers.cache import KVCache
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import draws_of, generate, sample
 from ropewalk.layers.prompts import token_lists
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
 

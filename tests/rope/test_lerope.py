@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints import read_alpha
+from ropewalk.checkpoints.load import read_alpha
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import columns_of, columns_of_lengths
 from ropewalk.rope.scaling import DynamicNTK, LeRoPE, Linear, Proportional, Stacked, YaRN, rule_from_dict
@@ -70,7 +70,7 @@ def test_it_is_what_transformers_computes(block):
 def test_without_alpha_nothing_is_assumed():
     """The config alone is refused, with the call that reads alpha; so is an alpha that would have no effect."""
     for read in (rw.RopeConfig.from_hf, ropes_of_layer_types):
-        with pytest.raises(rw.RopeError, match=r"ropewalk\.checkpoints\.read_alpha\(folder\)"):
+        with pytest.raises(rw.RopeError, match=r"ropewalk\.checkpoints\.load\.read_alpha\(folder\)"):
             read(CONFIG)
         with pytest.raises(rw.RopeError, match="no effect"):
             read({"model_type": "llama", "head_dim": 16}, alpha=ALPHA)

@@ -12,8 +12,8 @@ import transformers
 from ropewalk.checkpoints.decoder_config import half_split
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import reader_of
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.serving.applying import Exported
 from ropewalk.serving.applying import export as export_reader

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType as KINDS
 
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.serve import serve_config

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 
 

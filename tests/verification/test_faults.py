@@ -9,7 +9,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.live_model import PreallocatedLayer
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
 from ropewalk.verification.faulty_positions import FaultyPositions

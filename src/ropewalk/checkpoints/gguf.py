@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rope.scaling import Ladder, Llama3

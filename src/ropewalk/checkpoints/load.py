@@ -24,14 +24,13 @@ from ropewalk.checkpoints.decoder_config import (
     half_split,
 )
 from ropewalk.checkpoints.sources import find, no_safetensors
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.imports import need
 from ropewalk.layers.classifier import TextClassifier
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import is_slow, memory_for, name_of
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rotation.backends.widened import slow_dtype
 
@@ -116,7 +115,7 @@ def save(
     """
     place = as_path(folder, "save")
     check_kind("save", torch.nn.Module, "Pass the model first: save(model, folder).", model=model)
-    chosen: Tokenizer | None = model.tokenizer if tokenizer is None else tokenizer
+    chosen: TextTokenizer | None = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(model, TextClassifier):
         content, weights = classifier_to_json(model.config), model.state_dict()
     else:
@@ -158,7 +157,7 @@ def _config_file(path: Path) -> Path:
     return path if path.is_file() else path / "config.json"
 
 
-def hugging_face_form(model: Decoder, tokenizer: Tokenizer | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def hugging_face_form(model: Decoder, tokenizer: TextTokenizer | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the weights by their names in a file: of Llama if it can express the model.
 
     Interleaved heads are re-ordered to half-split for that. Special ids are null where there are none: transformers

@@ -20,12 +20,11 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.reader import Reader, text_tokenizer
 from ropewalk.checkpoints.sources import display_name, find, no_safetensors
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import is_slow, memory_for, name_of, slow_dtype_of
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 
 
@@ -145,7 +144,7 @@ def open_reader(
 
 def load_live(
     path: Path, dtype: torch.dtype | None, device: torch.device | str, **options: str
-) -> tuple[Any, Tokenizer | None]:
+) -> tuple[Any, TextTokenizer | None]:
     """Return the transformers model of a folder or a GGUF file in eval mode, and its tokenizer, or None.
 
     **Arguments:**
@@ -166,7 +165,7 @@ def load_live(
     return model if options else model.to(device), _tokenizer_of(path, model)
 
 
-def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> tuple[Any, Tokenizer | None]:
+def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> tuple[Any, TextTokenizer | None]:
     """Return the transformers model of a GGUF file in eval mode, with the file's rope, and its tokenizer, or None.
 
     Raises `RopeError` for an unknown architecture or metadata, and for missing or misshapen tensors.
@@ -179,7 +178,7 @@ def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     return model.eval(), gguf_tokenizer(file)
 
 
-def as_transformers(model: Decoder) -> tuple[Any, Tokenizer | None]:
+def as_transformers(model: Decoder) -> tuple[Any, TextTokenizer | None]:
     """Return a decoder as transformers' Llama, with the same weights, and its tokenizer.
 
     Positions that no config describes are left out: it has no extension, and one unscaled rope if layers differ.
@@ -271,7 +270,7 @@ def _loaded(
     return model
 
 
-def _tokenizer_of(folder: Path, model: Any) -> Tokenizer | None:
+def _tokenizer_of(folder: Path, model: Any) -> TextTokenizer | None:
     """Return the tokenizer of a folder: from its tokenizer.json, else converted by transformers, else None."""
     if (folder / "tokenizer.json").is_file():
         return TextTokenizer.from_folder(folder)

@@ -17,10 +17,9 @@ from torch import Tensor
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import fields_under, labels_of, positions_of, text_config_of
-from ropewalk.checkpoints.tokenizer import TextTokenizer, ids_of
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer, ids_of
 from ropewalk.methods import Reach, trained_length_of
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
@@ -259,12 +258,12 @@ def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
     return sorted({*range(chunk, tokens, chunk), *(stop for stop in stops if 0 < stop < tokens), tokens})
 
 
-def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
+def text_tokenizer(tokenizer: Any, model: Any) -> TextTokenizer | None:
     """Return a `TextTokenizer` from a tokenizer of transformers or `tokenizers`; return ours and None unchanged.
 
     Raises `RopeError` for a tokenizer of transformers without a fast backend.
     """
-    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+    if tokenizer is None or isinstance(tokenizer, TextTokenizer):
         return tokenizer
     kit = need("tokenizers").Tokenizer
     backend = tokenizer if isinstance(tokenizer, kit) else getattr(tokenizer, "backend_tokenizer", None)

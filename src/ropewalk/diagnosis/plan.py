@@ -12,7 +12,7 @@ import numpy as np
 
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
 from ropewalk.rope.extensions import Positions
@@ -37,7 +37,7 @@ class Text:
     tokens: Sequence[int]
 
     @classmethod
-    def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> tuple[Text, ...]:
+    def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: TextTokenizer) -> tuple[Text, ...]:
         """Tokenise texts, given as names and contents."""
         return tuple(cls(name, contents, tokenizer.encode(contents)) for name, contents in texts)
 

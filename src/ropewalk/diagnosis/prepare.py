@@ -39,7 +39,7 @@ from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.errors import RopeError
 from ropewalk.layers.precision import chosen_dtype
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
@@ -342,7 +342,7 @@ def _too_long(
     )
 
 
-def _kind(reader: Reader, tokenizer: Tokenizer, texts: tuple[Text, ...], trained: int, seed: int) -> Kind:
+def _kind(reader: Reader, tokenizer: TextTokenizer, texts: tuple[Text, ...], trained: int, seed: int) -> Kind:
     """Return the kind of facts: numbers if the model finds most of them in a short window, else what it finds best."""
     length, best = min(TRIED, trained, _longest(texts)), (-1.0, NUMBERS)
     for kind in KINDS.values():
@@ -360,7 +360,7 @@ def _kind(reader: Reader, tokenizer: Tokenizer, texts: tuple[Text, ...], trained
 
 
 def _share_found(
-    reader: Reader, tokenizer: Tokenizer, kind: Kind, text: Sequence[int], length: int, seed: int
+    reader: Reader, tokenizer: TextTokenizer, kind: Kind, text: Sequence[int], length: int, seed: int
 ) -> float:
     """Return the share of up to 16 facts of a kind that are found in a short window; -1 if it has no room for them."""
     try:

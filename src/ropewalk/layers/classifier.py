@@ -17,7 +17,7 @@ from ropewalk.layers.encodings import LearnedAbsolute
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import TokenLayout
 from ropewalk.layers.norm import RMSNorm, residual_stream
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.values import Float, Int, Shaped
 
@@ -132,7 +132,7 @@ class TextClassifier(nn.Module):
         super().__init__()
         check_kind("TextClassifier", TextClassifierConfig, "Pass its config.", config=config)
         self.config = config
-        self.tokenizer: Tokenizer | None = None
+        self.tokenizer: TextTokenizer | None = None
         shape = config.encoder
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding = shared_encoding(shape, causal=False)

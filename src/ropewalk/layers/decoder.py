@@ -20,7 +20,7 @@ from ropewalk.layers.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import SeqLen
 from ropewalk.layers.norm import RMSNorm, multiplied, projected, residual_stream
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import UNCHANGED, Extension, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -213,7 +213,7 @@ class Decoder(nn.Module):
         super().__init__()
         check_kind("Decoder", DecoderConfig, 'Pass its config, or load a model: rw.load("tiny").', config=config)
         self.config = config
-        self.tokenizer: Tokenizer | None = None
+        self.tokenizer: TextTokenizer | None = None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding = shared_encoding(config)
         self.layers = nn.ModuleList(

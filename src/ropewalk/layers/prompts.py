@@ -1,55 +1,21 @@
-"""The tokenizer interface of models, and checks of prompts and sampling arguments."""
+"""Checks of prompts and sampling arguments."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.values import as_whole, is_number
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """A map from text to token ids and back.
-
-    `bos_id` is the first id of a text, or None; generation stops after any of `eos_ids`. `tokenizer` is the underlying
-    `tokenizers.Tokenizer`.
-    """
-
-    tokenizer: Any
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of ids."""
-
-    @property
-    def prefix_ids(self) -> list[int]:
-        """Return the checkpoint's prefix ids of every text."""
-
-    def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """Return the ids of a text to continue; see `TextTokenizer.encode_prompt`."""
-
-    def encode(self, text: str, add_special: bool = False) -> list[int]:
-        """Return the ids of `text`."""
-
-    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Return the text of `ids`."""
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the tokenizer into `folder`."""
-
 
 Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
 
-def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
+def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: int) -> list[list[int]]:
     """Return the prompts as one list of ids per row; raise `RopeError` for empty ones and for unknown ids."""
     rows: list[Any]
     if isinstance(prompts, Tensor):

@@ -378,7 +378,7 @@ class RopeConfig:
           model_type of transformers 5, such as "qwen2_vl_vision".
         - `layer_type`: chooses a layer type if the model rotates them differently, for example "sliding_attention".
         - `alpha`: `[pairs]`, the learned logarithms of factors of the frequencies (LeRoPE: Mistral Large 4), which no
-          config contains. `ropewalk.checkpoints.read_alpha(folder)` loads them; a live model has them in
+          config contains. `ropewalk.checkpoints.load.read_alpha(folder)` loads them; a live model has them in
           `rotary_emb.alpha`.
 
         Every `rope_type` is supported, in the old spelling (`rope_scaling`, `rope_theta`) and the new

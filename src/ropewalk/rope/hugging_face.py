@@ -95,7 +95,7 @@ def _learned(scaling: Scaling | None, family: Family, name: str, alpha: Any) -> 
         raise RopeError(
             f"from_hf: each frequency of {name} has a learned factor, which only the checkpoint contains (LeRoPE).",
             facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.learned}"},
-            cure="Pass alpha=ropewalk.checkpoints.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
+            cure="Pass alpha=ropewalk.checkpoints.load.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
         )
     numbers = alpha.tolist() if isinstance(alpha, Tensor) and not alpha.is_meta else alpha
     return LeRoPE(tuple(numbers) if isinstance(numbers, list) else numbers, of=scaling)

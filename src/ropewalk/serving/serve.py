@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
@@ -280,20 +278,7 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
     """Return the lines of Python that load a model and apply a method to `model`."""
     path = None if is_hub_name(model) and not Path(model).exists() else find(model)
     is_file = path is not None and path.is_file()
-    native = path is not None and not is_file and read_json(path / "config.json").get("model_type") == NATIVE
     imports, applied = ["import ropewalk as rw"], target is not None or method == "plain"
-    if native:
-        load = f"model = rw.load({model!r})"
-        use = []
-        if applied:
-            trained = trained_length or Served.open(model, None).trained
-            lengths = f"Reach({trained}, {target or trained})"
-            imports += ["from ropewalk.methods import METHODS, Reach"]
-            use = [
-                f"changed = METHODS[{method!r}].positions(model.config.positions, {lengths})",
-                "model = model.with_positions(rope=changed.ropes, extension=changed.extensions)",
-            ]
-        return "\n".join([*imports, load, *use])
     place = repr(str(path or model))
     if path is not None and not Path(model).exists():  # in the package: its folder differs between machines
         imports += ["from importlib.resources import files"]

@@ -15,7 +15,7 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.verification.engine import TOP, Engine, NextTokens, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
@@ -23,7 +23,7 @@ CONTEXT = 8192  # tokens of a llama.cpp server's context
 
 
 def open_engine(
-    engine: object, model: str | Path, token_texts: TokenTexts | Tokenizer, *, served_name: str | None = None
+    engine: object, model: str | Path, token_texts: TokenTexts | TextTokenizer, *, served_name: str | None = None
 ) -> AbstractContextManager[Engine]:
     """Open an engine for a `with` block.
 
@@ -134,7 +134,7 @@ def _likeliest(logits: Tensor) -> dict[int, float]:
 @contextmanager
 def llama_cpp_server(
     source: str | Path,
-    token_texts: TokenTexts | Tokenizer,
+    token_texts: TokenTexts | TextTokenizer,
     *,
     context: int = CONTEXT,
     threads: int | None = None,

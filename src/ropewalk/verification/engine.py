@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
 LEAST, MOST = -1e6, 1.0  # nats: vLLM writes -9999 for minus infinity; rounding and noise may lead above 0
@@ -84,7 +84,7 @@ class TokenTexts(Protocol):
 class TokenizerTexts:
     """The texts of a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
 
     @cached_property

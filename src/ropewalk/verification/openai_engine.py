@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, TokenizerTexts, TokenTexts, TooLong
 from ropewalk.version import __version__
 
@@ -66,7 +66,7 @@ class OpenAIEngine:
     def __init__(
         self,
         url: str,
-        token_texts: TokenTexts | Tokenizer,
+        token_texts: TokenTexts | TextTokenizer,
         *,
         model: str | None = None,
         timeout: float = SECONDS,
@@ -88,7 +88,7 @@ class OpenAIEngine:
         self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
         self._path = quote(path, safe="/%~:@!$&'()*+,;=")
         self._connection = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        self.token_texts = TokenizerTexts(token_texts) if isinstance(token_texts, Tokenizer) else token_texts
+        self.token_texts = TokenizerTexts(token_texts) if isinstance(token_texts, TextTokenizer) else token_texts
         self._model, self._name, self._timeout = model, name, timeout
         self._key = (os.environ.get(KEY, "") if key is None else key).strip()
         if not all("!" <= character <= "~" for character in self._key):

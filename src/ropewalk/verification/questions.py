@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.prompts import Tokenizer
+from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.progress import Progress, say
 from ropewalk.progress import expect as begin_stage
 from ropewalk.rope.extensions import Positions
@@ -105,7 +105,7 @@ class OurSide:
     """
 
     predictions: Predictions
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     text: str
     positions: Positions
     trained: int

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.layers.tokenizer import TextTokenizer
 from tests.layers.material import PROSE, data, smollm2
 
 ODD = "héllo — 你好 🦜🎉 naïve ﬁ\u00a0x\u200d \r\n\t  ½ ² Ⅷ ١٢٣ we'll IT'S 1234567 \n\n\n   end  "
