@@ -71,7 +71,7 @@ class SavePretrained:
                 setattr(config, name, value)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Attachment:
     """The handle of an attached model, returned by `attach`; a `with` block detaches the model at its end.
 
@@ -414,7 +414,10 @@ def attach_silently(
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
     labels = labels_of(config)
-    handle = Attachment(model, own, own, chosen, target, kernels, _modules=modules, labels=labels, _config=config)
+    handle = Attachment(
+        model=model, own=own, positions=own, method=chosen, target=target, kernels=kernels, labels=labels,
+        _modules=modules, _config=config,
+    )  # fmt: skip
     wanted, length = _under(own, chosen, target, trained_length)
     try:
         handle.difference = _checked(handle)
