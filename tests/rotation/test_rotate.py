@@ -127,6 +127,17 @@ def test_a_patch_on_the_diagonal_is_no_doubled_table(monkeypatch):
     rope.rotate(x, torch.tensor([[1, 1], [2, 2], [3, 3]]))  # its own tables are not in doubt
 
 
+def test_an_output_beside_its_input_is_apart():
+    """Neighbours in one buffer share no byte; a shift by one element does, and the input itself is no overlap."""
+    memory = torch.zeros(3 * 16)
+    x, before, behind, shifted = (memory[start : start + 16].view(1, 2, 2, 4) for start in (16, 0, 32, 17))
+    assert not checks.overlap(x, before)
+    assert not checks.overlap(x, behind)
+    assert not checks.overlap(x, x)
+    assert checks.overlap(x, shifted)
+    assert checks.overlap(x, x.transpose(1, 2))
+
+
 def test_the_design_message():
     """The message holds the rule, the facts and the cure, as the design shows them."""
     with pytest.raises(rw.RopeError) as caught:
