@@ -208,8 +208,10 @@ def test_gather() -> None:
     assert yarn.half.tokens is None  # it finds them to the end
     assert found.frequencies == pytest.approx(-1.0)
     more = found.rivals["yarn", "plain"]
-    assert more.value == 1.0
-    assert more.low > 0
+    less = found.rivals["plain", "yarn"]
+    assert (more.value, less.value) == (1.0, -1.0)
+    assert 0 < more.low < 1 < more.high < 2
+    assert (less.low, less.high) == pytest.approx((-more.high, -more.low))
 
 
 def test_a_reading_that_was_given_up() -> None:
