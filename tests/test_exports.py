@@ -102,17 +102,36 @@ def test_importing_the_package_imports_no_torch():
     assert done.stdout == "f: no.\n  x  [1]\nDo this.\n", done.stderr
 
 
-def test_no_compiler_is_imported_where_nothing_is_compiled():
-    """All public names, a loaded model and its tokens come without dynamo, which takes longer to import than torch."""
+def test_what_is_not_imported_where_it_is_not_needed():
+    """One process, step by step: what each step does without.
+
+    The core needs no package of an extra and none for developers. `inspect` and `serve-config` start quickly, and a
+    fault of the doctor cannot break them. All public names, a loaded model and its tokens come without dynamo, which
+    takes longer to import than torch.
+    """
+    blocked = ["safetensors", "tokenizers", "gguf", "typer", "rich", "matplotlib", "transformers", "jaxtyping", "scipy"]
+    config = str(Path(__file__).parent / "fixtures" / "configs" / "llama_3_1_8b.json")
     code = (
-        "import sys\n"
+        "import contextlib, io, sys, warnings\n"
+        f"for name in {blocked!r}: sys.modules[name] = None\n"
+        "import torch, ropewalk as rw\n"
+        "x = rw.apply_rotary_pos_emb(torch.ones(1, 3, 2, 8), torch.arange(3))\n"
+        "print(tuple(x.shape))\n"
+        f"for name in {blocked!r}: del sys.modules[name]\n"
+        "warnings.simplefilter('ignore')\n"
+        "from ropewalk.cli.app import main\n"
+        "for words in (['inspect'], ['serve-config', '--engine', 'vllm', '--method', 'yarn']):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"        try: main([*words, {config!r}])\n"
+        "        except SystemExit as ended: assert not ended.code\n"
+        "print({'ropewalk.diagnosis', 'ropewalk.checkpoints.reader'} & set(sys.modules))\n"
         "from ropewalk import *\n"
         "generate(load('tiny'), 'The sea', max_new_tokens=2)\n"
         "slow = {'torch._dynamo', 'torch._inductor', 'triton', 'sympy', 'scipy', 'transformers', 'matplotlib'}\n"
         "print(sorted(slow & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "(1, 3, 2, 8)\nset()\n[]\n", done.stdout + done.stderr
 
 
 def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():
@@ -136,20 +155,6 @@ def test_every_public_name_is_documented():
 
 def _documentation(value: object) -> str:
     return value.__doc__ or ""
-
-
-def test_the_core_imports_without_extras():
-    """`import ropewalk` needs neither an extra nor a development package."""
-    blocked = ["safetensors", "tokenizers", "gguf", "typer", "rich", "matplotlib", "transformers", "jaxtyping", "scipy"]
-    code = (
-        "import sys\n"
-        f"for name in {blocked!r}: sys.modules[name] = None\n"
-        "import torch, ropewalk as rw\n"
-        "x = rw.apply_rotary_pos_emb(torch.ones(1, 3, 2, 8), torch.arange(3))\n"
-        "print(tuple(x.shape))\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "(1, 3, 2, 8)\n", done.stderr
 
 
 PACKAGE = Path(ropewalk.__file__).parent

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.processes import Launch, current, from_all, from_first, joined, share_of
-from tests.launch.ranks import environment, free_port, run_all
+from tests.launch.ranks import run_all
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
@@ -81,23 +78,23 @@ def test_two_processes_share_work(tmp_path, folder):
     assert sorted(files) == [2, 3]
 
 
+FAILS = """
+import io, sys
+from ropewalk.cli.app import main
+sys.stderr = io.StringIO()
+try:
+    main()
+except SystemExit as end:
+    print(end.code)
+print(sys.stderr.getvalue(), end="")
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "message"), [(["inspect", "tiny"], "runs in one process"), (["doctor", "x/y/z"], "x/y/z")]
 )
 def test_an_error_of_all_ranks_is_printed_once(words, message, tmp_path):
     """A command that cannot be divided, and a model that does not exist: one message, status 2 on both ranks."""
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ropewalk", *words],
-            env=environment(rank, 2, port, tmp_path),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [2, 2]
-    assert errors[1] == ""
-    assert errors[0].count(message) == 1
+    for rank, out in enumerate(run_all(FAILS, 2, tmp_path, *words)):
+        status, _, error = out.partition("\n")
+        assert (status, error.count(message), bool(error)) == ("2", rank == 0, rank == 0)

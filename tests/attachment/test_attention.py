@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticCache
 
 import ropewalk as rw
@@ -337,9 +338,10 @@ def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers'
-def test_flex_attention_chosen_after_attaching_is_refused():
+def test_flex_attention_chosen_after_attaching_is_refused(monkeypatch):
     """Its masks are no tensors."""
+    uncompiled = lambda *given, _compile, **options: create_block_mask(*given, **options)  # noqa: E731
+    monkeypatch.setattr("transformers.masking_utils.create_block_mask", uncompiled)
     model = small_model("llama")
     with rw.attach(model, "log-n", target=256):
         model.set_attn_implementation("flex_attention")

@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import typer
@@ -22,32 +23,36 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "ma
 COMMAND = [sys.executable, "-c", "from ropewalk.cli.app import main; main()"]
 
 
-def into_closed_pipe(stream: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with one stream ("stdout" or "stderr") into a pipe whose reader has gone, as `| true` does."""
+@pytest.fixture
+def closed_pipe() -> Iterator[TextIO]:
+    """A stream into a pipe whose reader has gone, as `| true` leaves it."""
     reading, writing = os.pipe()
     os.close(reading)
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writing}
-    try:
-        return subprocess.run([*COMMAND, *arguments], **streams, text=True, check=False)
-    finally:
-        os.close(writing)
+    with open(writing, "w", buffering=1) as stream:
+        yield stream
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["inspect", "config.json"]], ids=lambda arguments: arguments[0])
-def test_a_closed_pipe_ends_the_command_quietly(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_pipe_ends_the_process_quietly(closed_pipe: TextIO) -> None:
     """`ropewalk ... | head -1`: no traceback, no message, and the status that a shell reports of `cat` then."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    ended = into_closed_pipe("stdout", *arguments)
+    ended = subprocess.run([*COMMAND, "--version"], stdout=closed_pipe, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-def test_a_closed_standard_error_is_quiet_too(tmp_path: Path) -> None:
-    """`ropewalk ... 2>&1 | true`: an error that nobody reads."""
-    arguments = ["inspect", str(tmp_path / "nowhere.json")]
-    assert into_closed_pipe("stderr", *arguments).returncode == 141
+@pytest.mark.parametrize(("stream", "name"), [("stdout", "config.json"), ("stderr", "nowhere.json")])
+def test_a_closed_pipe_ends_a_command_quietly(
+    stream: str,
+    name: str,
+    closed_pipe: TextIO,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same where rich prints, and for an error that nobody reads."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, stream, closed_pipe)
+        assert run_command("inspect", tmp_path / name) == 141
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_full_disk_is_an_error() -> None:
@@ -96,16 +101,15 @@ def test_an_unexpected_exception_is_a_sentence_and_70(
 def test_sigterm_stops_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     """What it is writing is cleaned up, and the status is a shell's for SIGTERM; afterwards SIGTERM kills again."""
     code = (
-        "import os, signal, sys, ropewalk.checkpoints.checkpoint as opened\n"
+        "import os, signal, sys, ropewalk.cli.app as app\n"
         "from pathlib import Path\n"
         "from ropewalk.atomic_io import whole_folder\n"
-        "from ropewalk.cli.app import main\n"
-        "def work(*_):\n"
+        "def work(**_):\n"
         "    with whole_folder(Path(sys.argv[1]) / 'model', frozenset()):\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        signal.pause()\n"
-        "opened.Checkpoint.open = work\n"
-        "try: main(['inspect', 'config.json'])\n"
+        "app.build = lambda _: work\n"
+        "try: app.main(['inspect', 'config.json'])\n"
         "except SystemExit as end: print(end.code, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
     )
@@ -161,22 +165,6 @@ def test_help_and_version_import_no_torch() -> None:
     assert (ended.stdout + ended.stderr).count("Usage: ropewalk") == len(asked) - 1, ended.stderr
     assert all(f"Usage: ropewalk {command} " in ended.stdout for command in [*COMMANDS, *SUBCOMMANDS])
     assert all(f"  {name} " in ended.stdout for name in COMMANDS)
-
-
-def test_what_runs_no_model_imports_no_measurement() -> None:
-    """`inspect` and `serve-config` start quickly, and a fault of the doctor cannot break them."""
-    config = str(Path(__file__).parents[1] / "fixtures" / "configs" / "llama_3_1_8b.json")
-    code = (
-        "import sys\n"
-        "from ropewalk.cli.app import main\n"
-        "for words in (['inspect'], ['serve-config', '--engine', 'vllm', '--method', 'yarn']):\n"
-        f"    try: main([*words, {config!r}])\n"
-        "    except SystemExit as ended: assert not ended.code\n"
-        "print({name.split('.', 1)[1] for name in sys.modules if name.startswith('ropewalk.')}\n"
-        "      & {'diagnosis', 'checkpoints.reader'})\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.stdout.endswith("set()\n"), ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("group", ["extend"])

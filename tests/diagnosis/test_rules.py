@@ -259,13 +259,13 @@ def test_half_is_recovered(level: float) -> None:
     """From the same curve with 20 windows: within 6 % of the target, and inside its interval in most runs."""
     random, covered, errors = np.random.default_rng(2), 0, []
     distances = np.tile(np.linspace(50, 1000, 24).astype(int), 20)
-    for _ in range(30):
+    for _ in range(15):
         share = 0.25 + (level - 0.25) / (1 + np.exp((distances - 600) / 40))
         found = Half.fit(distances.tolist(), (random.random(len(distances)) < share).tolist(), 1000)
         errors.append(abs(found.tokens - 600))
         covered += found.low <= 600 <= (found.high or 1000)
     assert np.median(errors) < 60
-    assert covered >= 26
+    assert covered >= 13
 
 
 def test_half_at_the_ends() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
 from ropewalk.diagnosis.prepare import prepare
@@ -25,13 +26,14 @@ from tests.diagnosis.models import ROPE, tiny_decoder
 
 TEXT = [("whale", novel(40_000, 60_000))]
 SHORT = [("whale", novel(40_000, 4_500))]
+ANSWERED = {"text": TEXT, "target": 512, "methods": "dca", "engine": "python"}
 
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     """What the doctor says about `tiny` on a stretch of Moby-Dick, of which it has seen nothing."""
     state = tmp_path_factory.mktemp("state")
-    return rw.doctor("tiny", text=TEXT, methods="yarn,dca", engine="python", state=state, progress=False)
+    return rw.doctor("tiny", **ANSWERED, state=state, progress=False)
 
 
 def test_the_answer(answer: Diagnosis) -> None:
@@ -44,7 +46,7 @@ def test_the_answer(answer: Diagnosis) -> None:
     assert [look.windows for look in answer.looks] == [1, 2, 4, 8][: len(answer.looks)]
     assert answer.environment["library"].startswith("transformers")
     assert "whale" in answer.verdict.sentence
-    assert answer.next_command().splitlines()[-1] == "rw.attach(model, 'dca', target=1024)"
+    assert answer.next_command().splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
 
 
 def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_a_changed_record_is_refused(answer: Diagnosis, change: Any) -> None:
 
 def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: Path) -> None:
     """Ctrl-C in the second window: the answer so far; the same command goes on, to the same numbers."""
-    settings = DoctorSettings(text=TEXT, methods="yarn,dca", engine="python", state=tmp_path)
+    settings = DoctorSettings(**ANSWERED, state=tmp_path)
 
     class Stop:
         def __init__(self) -> None:
@@ -78,7 +80,7 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
 
         def begin(self, description: str, tokens: int) -> None:
             self.begun += 1
-            if self.begun == 6:
+            if self.begun == 5:
                 raise KeyboardInterrupt
 
         def advance(self, tokens: int) -> None:
@@ -124,17 +126,17 @@ def test_within_the_trained_length(tmp_path: Path) -> None:
     assert "finds beyond" not in found.table()
 
 
-def test_the_next_method_follows_if_one_fails(tmp_path: Path) -> None:
-    """Without named methods, llama3 follows yarn, which costs `tiny` too much within its trained length."""
-    found = rw.doctor("tiny", engine="vllm", text=TEXT, state=tmp_path, progress=False, windows=8)
-    assert {"yarn", "dca"} <= set(found.readings)  # the built-in model's own two
-    from ropewalk.checkpoints.sources import find
+def test_the_built_in_model_is_measured_under_its_own_two_methods(tmp_path: Path) -> None:
+    run = prepare("tiny", DoctorSettings(text=TEXT, target=512, engine="vllm", state=tmp_path), False)
+    assert run.first == (PLAIN, "yarn", "dca", CROP)
 
-    folder = find("tiny")
-    again = rw.doctor(str(folder), engine="vllm", text=TEXT, state=tmp_path / "b", progress=False, windows=8)
-    assert list(again.readings)[:2] == [PLAIN, "yarn"]
-    assert CROP in again.readings
-    assert "dca" not in again.readings
+
+def test_the_next_method_follows_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without named methods, one after the other that the engine runs: after yarn, llama3 and ntk, but not dca."""
+    monkeypatch.setattr("ropewalk.diagnosis.run.fails", lambda standing: True)
+    folder, options = str(find("tiny")), {"target": 512, "windows": 1, "state": tmp_path, "progress": False}
+    found = rw.doctor(folder, engine="vllm", text=TEXT, **options)
+    assert list(found.readings) == [PLAIN, "yarn", "llama3", "ntk", CROP]
 
 
 def test_the_minutes(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def write_golden(
     >>> import tempfile
     >>> from ropewalk.checkpoints.opening import open_reader
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     golden = write_golden("tiny", Path(folder) / "golden.json", up_to=128)
+    ...     golden = write_golden("tiny", Path(folder) / "golden.json", up_to=64)
     >>> golden.check(open_reader("tiny").model).outcome.kind
     'as expected'
     """

@@ -100,7 +100,7 @@ def verify(
     refuted if Student's interval over prompts is nearer to the best. The error is estimated from the answers, so 4-bit
     engines work.
 
-    >>> found = verify("tiny", open_reader("tiny").model)
+    >>> found = verify("tiny", open_reader("tiny").model, up_to=64)
     >>> found.outcome.kind, found.exit_status
     ('as expected', 0)
     """
