@@ -132,11 +132,12 @@ def test_the_built_in_model_is_measured_under_its_own_two_methods(tmp_path: Path
 
 
 def test_the_next_method_follows_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without named methods, one after the other that the engine runs: after yarn, llama3 and ntk, but not dca."""
-    monkeypatch.setattr("ropewalk.diagnosis.run.fails", lambda standing: True)
-    folder, options = str(find("tiny")), {"target": 512, "windows": 1, "state": tmp_path, "progress": False}
-    found = rw.doctor(folder, engine="vllm", text=TEXT, **options)
-    assert list(found.readings) == [PLAIN, "yarn", "llama3", "ntk", CROP]
+    """Without named methods, those that the engine runs are tried one after the other: llama3 follows yarn."""
+    monkeypatch.setattr("ropewalk.diagnosis.run.fails", lambda standing: standing.method == "yarn")
+    settings = DoctorSettings(text=TEXT, target=512, engine="vllm", windows=1, state=tmp_path)
+    run = prepare(str(find("tiny")), settings, False)
+    assert run.plan.distinct == (PLAIN, "yarn", "llama3", "ntk", CROP)
+    assert list(run.measure(False).readings) == [PLAIN, "yarn", "llama3", CROP]
 
 
 def test_the_minutes(tmp_path: Path) -> None:
