@@ -119,10 +119,10 @@ def test_the_record_of_random_configs() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_configs(part: int) -> None:
-    """Two configs of each family, the same on every run; `make parity` draws more."""
-    rows = [run(name, 31, 2) for name in list(drawn_families())[part::4]]
+    """A config of each family, the same on every run; `make parity` draws more."""
+    rows = [run(name, 31, 1) for name in list(drawn_families())[part::4]]
     assert [row["differs"] for row in rows if "differs" in row] == []
-    assert sum(sum(row["sides"].values()) for row in rows) > 200
+    assert sum(sum(row["sides"].values()) for row in rows) > 100
 
 
 def test_a_difference_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
