@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
-import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -222,26 +222,23 @@ def test_it_never_breaks_vllm(
     assert "the rotary layers are not checked" in messages(caplog, logging.ERROR)[1]
 
 
-def test_the_layers_are_not_imported_early(tmp_path: Path) -> None:
+def test_the_layers_are_not_imported_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where vLLM has not imported its layers, they are wrapped when it does, and other imports work."""
     folder = tmp_path.joinpath(*LAYERS.split("."))
     folder.mkdir(parents=True)
     for part in (folder, *list(folder.parents)[:3]):
         (part / "__init__.py").touch()
     (folder / "__init__.py").write_text("def get_rope(head_size, max_position):\n    return None\n")
-    code = (
-        "import sys\n"
-        "from ropewalk.serving.vllm_plugin import LAYERS, register\n"
-        "register(); register()\n"
-        "assert not any(name.startswith('vllm') for name in sys.modules)\n"
-        "from vllm.model_executor.layers.rotary_embedding import get_rope\n"
-        "assert get_rope.ropewalk_checks and get_rope(16, 256) is None\n"
-        "assert not any('Watcher' in type(finder).__name__ for finder in sys.meta_path)\n"
-    )
-    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2] / "src")])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    with patch.dict(sys.modules):
+        register()
+        register()
+        assert not any(name.startswith("vllm") for name in sys.modules)
+        get_rope = importlib.import_module(LAYERS).get_rope
+        assert get_rope.ropewalk_checks
+        assert get_rope(16, 256) is None
+        assert not any("Watcher" in type(finder).__name__ for finder in sys.meta_path)
 
 
 def test_a_rule_of_vllm_only_is_a_note(vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
