@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -250,11 +251,13 @@ REACH_SHOWN = {  # all features turn, all layers rotate and see everything, and 
 TOLD = ("Make ", "Change ", "Set ", "Remove ", "Use factor", "Check ")  # what would change a checkpoint
 
 
+@cache
 def source(name: str) -> Checkpoint:
     """A published configuration."""
     return Checkpoint.open(CONFIGS / f"{name}.json")
 
 
+@cache
 def audits(name: str) -> list[Audit]:
     """The audit of each of its ropes."""
     return audits_of(source(name))
@@ -263,8 +266,7 @@ def audits(name: str) -> list[Audit]:
 @pytest.mark.parametrize("name", fixture_names())
 def test_warnings_of_published_configurations(name: str) -> None:
     """These, and no others; no error anywhere."""
-    read = source(name)
-    found = findings_of(read, audits_of(read)[0].target)
+    found = findings_of(source(name), audits(name)[0].target)
     assert {finding.code for finding in found if finding.severity == "warning"} == set(WARNINGS.get(name, {}))
     assert not [finding for finding in found if finding.severity == "error"]
 
