@@ -129,6 +129,8 @@ arm: $(READY)
 
 # Build the release into dist: the source archive, a wheel built from it, and that wheel checked and named for every Linux
 # that can run it. For other machines use `cibuildwheel`, which reads pyproject.toml.
+# The files of a wheel have the time of the commit, so that two builds of it are equal byte for byte.
+dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct 2> /dev/null || date +%s)
 dist: $(VENV)/.dist
 	rm -rf dist build/dist
 	env -u PIP_CONSTRAINT $(BIN)/python -m build --outdir build/dist
