@@ -7,6 +7,7 @@ import json
 import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.sources import find
-from ropewalk.checkpoints.texts import novel
+from ropewalk.checkpoints.texts import default_texts, novel, read_text
+from ropewalk.diagnosis import prepare as prepare_module
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import at_once
@@ -47,6 +49,14 @@ def test_the_answer(answer: Diagnosis) -> None:
     assert answer.environment["library"].startswith("transformers")
     assert "whale" in answer.verdict.sentence
     assert answer.next_command().splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
+
+
+@pytest.mark.parametrize("model", ["tiny", "some-folder", object()])
+def test_the_texts_without_text(model: object) -> None:
+    """Passages of five texts; for `tiny`, which has read some of them, the novel that it has not."""
+    reader = SimpleNamespace(tokenizer=SimpleNamespace(encode=len), trained_length=256)
+    texts = [(text.name, text.contents) for text in prepare_module._texts(model, DoctorSettings(), reader)]
+    assert texts == ([read_text(None)] if model == "tiny" else list(default_texts()))
 
 
 def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:

@@ -69,7 +69,13 @@ def test_the_integer_phase_needs_no_float64(theta):
     assert (np.abs(sin.double().numpy() - np.sin(angle)) <= bound).all()
 
 
-FREQUENCIES = (*rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True)).inv_freq[0].tolist(), 3.0, 2.0**100, 0.0)
+FREQUENCIES = (
+    *rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True)).inv_freq[0].tolist(),
+    3.0,
+    4.0,
+    2.0**100,
+    0.0,
+)
 
 
 def test_turns_per_token_are_the_nearest_integers():
