@@ -257,6 +257,11 @@ def test_what_is_refused() -> None:
             generate(model, prompts, **how)
     with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
         generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
+    model = make(None)
+    with pytest.raises(RopeError, match="`seq_len` is less"):
+        generate(model, [[1, 2]], max_new_tokens=2, seq_len=0)
+    same = [generate(model, [[1, 2]], max_new_tokens=2, seq_len=seq_len) for seq_len in (1, None)]
+    assert same[0] == same[1], "frequencies that depend on no length"
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])
