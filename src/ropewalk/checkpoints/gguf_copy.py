@@ -27,8 +27,7 @@ from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
-from ropewalk.rope.scaling import Linear
-from ropewalk.rope.scaling.yarn import YaRN, yarn_mscale
+from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.version import __version__
 
 WITH_DIVISORS = ("llama",)
@@ -126,15 +125,16 @@ def _scalings(
     }
     trained = {"rope.scaling.finetuned": rope.scaling_is_trained is True}
     with suppress(RopeError):  # rules without a name, of which some are a different theta
-        named = _of_llama(rope, rope.to_hf(), rope.max_position_embeddings or context)
-        scaling, theta = named.scaling, float(named.theta)  # type: ignore[arg-type]  # no block has several
-        if scaling is None:
+        named = _of_llama(rope, rope.to_hf(), rope.max_position_embeddings or context).to_hf()
+        kind, theta = named["rope_type"], float(named["rope_theta"])
+        if kind == "default":
             yield theta, {}, {}
-        if isinstance(scaling, Linear):
-            linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
+        if kind == "linear":
+            linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(named["factor"])}
             yield theta, linear | original | trained, {}
-        if isinstance(scaling, YaRN):
-            yield theta, {"rope.scaling.type": "yarn", **_yarn(scaling, rope), **original, **trained}, {}
+        if kind == "yarn":
+            yarn = {"rope.scaling.type": "yarn", **_yarn(float(named["factor"]), rope)}
+            yield theta, yarn | original | trained, {}
     switch = rope.switch_length
     if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
         return
@@ -153,10 +153,10 @@ def _scalings(
     yield own_theta, keys | chosen, lists
 
 
-def _yarn(scaling: YaRN, rope: RopeConfig) -> dict[str, float]:
+def _yarn(factor: float, rope: RopeConfig) -> dict[str, float]:
     """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
-    keys = {"rope.scaling.factor": float(scaling.factor)}
-    attention = attention_factor_of(rope) / yarn_mscale(scaling.factor, 1.0)
+    keys = {"rope.scaling.factor": factor}
+    attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
     if not math.isclose(attention, 1.0, rel_tol=1e-9):
         keys["rope.scaling.attn_factor"] = attention
     return keys
