@@ -24,6 +24,7 @@ from timing import Clock, Timed, interleave
 from torch import Tensor
 
 from ropewalk.checkpoints.load import load, save
+from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.layers.decoder import Decoder
 
@@ -111,11 +112,16 @@ def measure(
 
 def prepare(model: str, tokens: int, folder: Path) -> Tensor:
     """Write the model in transformers' form; return the tokens of the built-in novel, int64 `[1, tokens + 1]`."""
-    source = load(model)
-    if source.tokenizer is None:
+    if model.endswith(".gguf"):
+        source, tokenizer = load_gguf(model)
+        source.save_pretrained(folder)
+    else:
+        source = load(model)
+        tokenizer = source.tokenizer
+        save(source, folder)
+    if tokenizer is None:
         raise SystemExit("the model has no tokenizer")
-    save(source, folder)
-    return torch.tensor([source.tokenizer.encode(read_text(None)[1])[: tokens + 1]])
+    return torch.tensor([tokenizer.encode(read_text(None)[1])[: tokens + 1]])
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ next tokens. What does not agree is not recorded, and the exit status is 1. Ever
 the same command goes on; more `--repeats` add turns.
 
 For each length a line is appended to `results/forward.jsonl`: seconds, their medians, ratios, memory (bytes: resident
-on the CPU, torch's own on a GPU), mean losses, and the bars of issue 13. `--figure` draws time and memory by length
+on the CPU, torch's own on a GPU), mean losses, and the bars of issue 13. `--figure` draws time by length
 from them, with the bound that this machine's matrix products set. `--minutes` leaves out what would end later. Usage:
 
     python benchmarks/forward.py --model FILE.gguf --prepare
@@ -116,12 +116,13 @@ def expected_seconds(done: dict[tuple[str, int], float], contender: str, tokens:
 
 
 def draw(records: list[dict[str, Any]], target: Path) -> None:
-    """Time and memory by length, as png."""
+    """Time by length, as png."""
     from growth import growth
 
-    from ropewalk.figures.style import write_figure
+    from ropewalk.atomic_io import write_whole
+    from ropewalk.figures.style import render
 
-    write_figure(growth(records), [target.with_suffix(".png")])
+    write_whole(target.with_suffix(".png"), render(growth(records), "png"))
     print(f"figure: {target}.png")
 
 

@@ -8,18 +8,18 @@ log-probabilities, and the process's largest resident memory in bytes.
 from __future__ import annotations
 
 import json
-import resource
+import re
 import sys
 from pathlib import Path
 from typing import Any
-
-import xllamacpp  # type: ignore[import-not-found]
 
 PROBABLE = 20  # next tokens whose log-probability is compared
 
 
 def main() -> None:
     """Load, process the prompt once for warmth with its first tokens and once in full, print."""
+    import xllamacpp  # type: ignore[import-not-found]
+
     task: dict[str, Any] = json.loads(sys.argv[1])
     ids: list[int] = json.loads(Path(task["ids"]).read_text())[: task["tokens"]]
     params = xllamacpp.CommonParams()
@@ -35,9 +35,15 @@ def main() -> None:
     row = {
         "seconds": [found["timings"]["prompt_ms"] / 1e3],
         "log_probs": {str(one["id"]): one["logprob"] for one in content},
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_resident(),
     }
     print(json.dumps(row), flush=True)
+
+
+def peak_resident() -> int:
+    """Return the largest resident memory of this process in bytes; `ru_maxrss` would begin at the parent's."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
 
 
 def read(server: Any, ids: list[int]) -> dict[str, Any]:

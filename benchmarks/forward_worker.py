@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from forward_llama import peak_resident
 
 ROWS = 256  # logits of so many tokens exist at one time
 SHORT = 4.0  # seconds: a measurement is repeated, three times at most, while it has taken less
@@ -155,7 +155,7 @@ def peak(device: str) -> int:
     """The largest resident memory of this process so far, or what torch allocated on the GPU, in bytes."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak_resident()
 
 
 if __name__ == "__main__":

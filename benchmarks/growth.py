@@ -1,4 +1,4 @@
-"""Draw how a forward grows: seconds and memory by length, from lines of `results/forward.jsonl`."""
+"""Draw how a forward grows: seconds by length, from lines of `results/forward.jsonl`."""
 
 from __future__ import annotations
 
@@ -35,38 +35,36 @@ def _look(name: str) -> Look:
 
 
 def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw two panels, seconds and peak memory in bytes against tokens, from lines of `results/forward.jsonl`.
+    """Draw seconds against tokens, from lines of `results/forward.jsonl`.
 
     The last record of a contender at a length counts. A thin line for each dtype is the time of the forward's
     operations at the speed of the fastest recorded matrix product.
     """
-    points: dict[str, dict[int, tuple[float, float]]] = {}
+    points: dict[str, dict[int, float]] = {}
     for record in records:
         for name, seconds in record["median_seconds"].items():
-            points.setdefault(name, {})[record["tokens"]] = seconds, record["peak_bytes"][name]
+            points.setdefault(name, {})[record["tokens"]] = seconds
     operations = {record["tokens"]: record["operations"] for record in records}
     with style():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, NullFormatter
+        from matplotlib.ticker import NullFormatter
 
-        figure = Figure(figsize=(11.0, 5.0))
-        time, memory = figure.subplots(1, 2)
-        for axes in (time, memory):
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_xlabel("tokens")
+        figure = Figure(figsize=(8.0, 5.0))
+        time = figure.subplots()
+        time.set_xscale("log", base=2)
+        time.set_yscale("log")
+        time.set_xlabel("tokens")
         for name in sorted(
             points,
             key=lambda name: (list(_GROWTH_LOOKS).index(name) if name in _GROWTH_LOOKS else len(_GROWTH_LOOKS), name),
         ):
             look, lengths = _look(name), sorted(points[name])
-            for axes, which in ((time, 0), (memory, 1)):
-                axes.plot(
-                    lengths,
-                    [points[name][length][which] for length in lengths],
-                    color=look.color, linestyle=look.line, marker=look.marker, label=name,
-                    linewidth=2.4 if name.startswith("ropewalk ") else 1.4,
-                )  # fmt: skip
+            time.plot(
+                lengths,
+                [points[name][length] for length in lengths],
+                color=look.color, linestyle=look.line, marker=look.marker, label=name,
+                linewidth=2.4 if name.startswith("ropewalk ") else 1.4,
+            )  # fmt: skip
         for kind, line in _BOUNDS.items():
             speeds = [
                 record["matrix_product_gflops"][kind] for record in records if kind in record["matrix_product_gflops"]
@@ -76,14 +74,10 @@ def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
                 bound = [operations[length] / max(speeds) / 1e9 for length in lengths]
                 label = f"matrix product, {kind}: {max(speeds):.0f} GFLOP/s"
                 time.plot(lengths, bound, color=QUIET, linestyle=line, linewidth=1, label=label)
-        for axes in (time, memory):
-            axes.set_xticks(sorted(operations))
-            length_ticks(axes)
-            axes.xaxis.set_minor_formatter(NullFormatter())
+        time.set_xticks(sorted(operations))
+        length_ticks(time)
+        time.xaxis.set_minor_formatter(NullFormatter())
         time.set_ylabel("seconds of one forward with its losses")
-        memory.set_ylabel("largest resident memory")
-        memory.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size / 1e9:g} GB"))
-        memory.yaxis.set_minor_formatter(FuncFormatter(lambda size, _: f"{size / 1e9:g} GB"))
         last = records[-1]
         caption(
             figure, f"How a forward grows: {last['model']}", f"{last['text']}; {last['device']}, {last['date'][:10]}"

@@ -155,25 +155,35 @@ def power() -> str:
     return table([*heads, f"distinguished after {windows[-1]}"], rows)
 
 
+def measured_on(runs: dict[str, list[Record]]) -> str:
+    """Return the machine of each column in one line."""
+    return ". ".join(f"{name}: {where(of[-1])}" for name, of in runs.items()) + "."
+
+
 def rotation() -> str:
     """Return the bounds of `benchmarks/rotation.py`: ratios of medians, worst over the shapes measured."""
     bench = runpy.run_path(str(ROOT / "benchmarks" / "rotation.py"))
-    runs = bench["last_run"](RESULTS / "rotation.jsonl")
-    rows = [[bound.name, " or ".join(bound.against).removeprefix("ropewalk, "),
-             "not measured" if ratio is None else f"{ratio:.2f}", f"{bound.at_most:.2f}"]
-            for bound, ratio in bench["judge"](bench["CPU_BOUNDS"], runs)]  # fmt: skip
-    return f"{table(['rotation', 'compared with', 'ratio of medians', 'allowed'], rows)}\n\n{where(runs[-1])}."
+    runs = {name: bench["last_run"](RESULTS / f"{file}.jsonl")
+            for name, file in (("AVX-512", "rotation"), ("AVX2", "rotation-avx2"))}  # fmt: skip
+    judged = zip(*(bench["judge"](bench["CPU_BOUNDS"], of) for of in runs.values()), strict=True)
+    rows = [[each[0][0].name, " or ".join(each[0][0].against).removeprefix("ropewalk, "),
+             *("" if ratio is None else f"{ratio:.2f}" for _, ratio in each), f"{each[0][0].at_most:.2f}"]
+            for each in judged]  # fmt: skip
+    return f"{table(['rotation', 'compared with', *runs, 'allowed'], rows)}\n\n{measured_on(runs)}"
 
 
 def attention() -> str:
-    """Return medians of attention and of torch's in milliseconds, and the ratio."""
-    found = lines("attention.jsonl")
-    rows = [[f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
-             + (", forward and backward" if one["kind"] == "backward" else ""), one["dtype"],
-             *(milliseconds(one["microseconds"][name]["p50"]) for name in ("ropewalk", "sdpa")),
-             f"{one['over_sdpa']:.2f}"]
-            for one in found]  # fmt: skip
-    return f"{table(['attention', 'dtype', 'ropewalk, ms', 'torch, ms', 'ratio'], rows)}\n\n{where(found[-1])}."
+    """Return the ratio of attention's median to torch's, on each machine."""
+    runs = {name: lines(f"{file}.jsonl") for name, file in (("AVX-512", "attention"), ("AVX2", "attention-avx2"))}
+    cases: dict[tuple[str, str], dict[str, float]] = {}
+    for name, of in runs.items():
+        for one in of:
+            backward = ", forward and backward" if one["kind"] == "backward" else ""
+            case = f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
+            cases.setdefault((case + backward, one["dtype"]), {})[name] = one["over_sdpa"]
+    rows = [[*case, *(f"{ratios[name]:.2f}" if name in ratios else "" for name in runs)]
+            for case, ratios in cases.items()]  # fmt: skip
+    return f"{table(['attention', 'dtype', *runs], rows)}\n\n{measured_on(runs)}"
 
 
 def forward() -> str:
@@ -194,11 +204,15 @@ def forward() -> str:
     rows = [[name, *(f"{one['median_seconds'][name]:.1f}" if name in one["median_seconds"] else "" for one in runs)]
             for name in names]  # fmt: skip
     peak = [f"{name} {size / 1e9:.2f} GB" for name, size in chosen[16384]["peak_bytes"].items() if name in names]
+    speed = {kind: gflops * 1e9 for kind, gflops in chosen[16384]["matrix_product_gflops"].items()}
+    share = [f"{kind} {chosen[16384]['operations'] / chosen[16384]['median_seconds'][name] / speed[kind]:.2f}"
+             for name, kind in ((f"ropewalk {kind}", kind) for kind in speed)]  # fmt: skip
     methods = [f"at {tokens:,} tokens {', '.join(of.values())}" for tokens, of in sorted(of_methods.items())]
     return (
         f"{table(['seconds', *(f'{tokens:,} tokens' for tokens in sorted(chosen))], rows)}\n\n"
         f"{runs[-1]['model']}, {where(runs[-1])}. Each column is one run. "
-        f"Peak memory at 16,384 tokens: {', '.join(peak)}. "
+        f"Share of the speed of the machine's largest matrix product, ropewalk at 16,384 tokens: {', '.join(share)}. "
+        f"Peak memory there: {', '.join(peak)}. "
         f"Methods over plain, in the same dtype and run: {'; '.join(methods)}."
     )
 
