@@ -56,7 +56,7 @@ def test_it_is_what_transformers_computes(block):
     fields = {**CONFIG, "rope_parameters": block}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     module = modeling.MistralLarge4TextRotaryEmbedding(config)
-    module.alpha.copy_(torch.tensor(ALPHA))
+    module.alpha.data.copy_(torch.tensor(ALPHA))  # a buffer, or from transformers 5.24 on a parameter
     ours = rw.RopeConfig.from_hf(config, alpha=module.alpha)
     x, ids = torch.randn(2, 3, 7, 16), torch.randint(0, 500, (2, 7))
     turned, _ = modeling.apply_rotary_pos_emb_interleave(x, None, *module(x, ids))

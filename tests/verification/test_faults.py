@@ -149,7 +149,9 @@ class Coarse(OurEngine):
             return ((blocks / step).round() * step).flatten(-2)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PreallocatedLayer, "update", lambda layer, k, v, *_: update(layer, coarse(k), coarse(v)))
+            patch.setattr(
+                PreallocatedLayer, "update", lambda layer, k, v, *_, **more: update(layer, coarse(k), coarse(v))
+            )
             return super().ask(input_ids)
 
 
