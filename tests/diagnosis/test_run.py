@@ -162,6 +162,18 @@ def test_the_minutes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("methods", "sentence"), [("yarn", "Other --methods may work."), ("all", "Every method was measured")]
+)
+def test_what_is_left_after_the_last_look(methods: str, sentence: str, tmp_path: Path) -> None:
+    """No command asks for methods that were measured."""
+    planned = prepare("tiny", DoctorSettings(text=TEXT, methods=methods, target=512, state=tmp_path), False)
+    command, said = planned._next(8, None)
+    assert command is None
+    assert said is not None
+    assert said.startswith(sentence)
+
+
 def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="too short for one window") as refused:
         rw.doctor("tiny", target=4096, text=SHORT, state=tmp_path, progress=False)

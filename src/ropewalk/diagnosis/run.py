@@ -29,9 +29,9 @@ from ropewalk.diagnosis.rules import (
     reasons,
     windows_in_words,
 )
-from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
+from ropewalk.diagnosis.settings import ALL, CPU_MINUTES, DoctorSettings
 from ropewalk.ledger import Ledger
-from ropewalk.methods import METHODS
+from ropewalk.methods import METHODS, Reach, chosen_methods
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.version import __version__
@@ -374,7 +374,10 @@ class DoctorRun(Planned):
         if self.looks[-1] < planned:
             return self.more(windows=None, resume=True), "More windows of the same text would decide."
         if planned >= LOOKS[-1]:
-            named = bool(self.settings.method_names)
-            return None if named else self.more(methods="all"), "Other --methods may work."
+            design, named = self.plan.design, bool(self.settings.method_names)
+            every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
+            if set(every) <= set(self.plan.positions):
+                return None, "Every method was measured in the most windows; other texts may decide."
+            return None if named else self.more(methods=ALL), "Other --methods may work."
         characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
         return None, f"More text would decide: about {characters:,} characters hold {LOOKS[-1]} windows."

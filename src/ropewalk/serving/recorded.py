@@ -115,7 +115,11 @@ class Recorded:
                 f"{command}: the doctor does not recommend extending this model.",
                 facts={"action": self.action, "verdict": self.headline},
                 cure=_INSTEAD.get(self.action)
-                or (f"Measure more: {self.next}" if self.next else "To extend it anyway, pass --method."),
+                or (
+                    f"Measure more: {self.next}"
+                    if self.next
+                    else "To extend it anyway, leave out --from and pass --method and --target."
+                ),
             )
         return self.method
 
