@@ -334,7 +334,7 @@ CPU_BOUNDS = (
     *_both("one tensor", INTERLEAVED, GIVEN, 1.15),
     *_both("one tensor", BACKWARD, FORWARD, 1.10),
     Bound("one tensor", "float32", GIVEN, ("onnxruntime",), 0.80),
-    Bound("one tensor", "bfloat16", NEW, ("transformers",), 0.15),
+    Bound("one tensor", "bfloat16", NEW, ("transformers",), 0.10),
     Bound("one tensor", "bfloat16", NEW, ("torch.compile",), 0.30),
     *_both("one decoded token", NEW, "transformers", 0.50),
     *_both("norm and rotation", FUSED, SEPARATE, 0.60),
