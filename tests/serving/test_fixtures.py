@@ -222,7 +222,7 @@ def test_every_cure_works(method: str, folder: Path) -> None:
     indirect=True,
 )
 def test_every_cure_of_an_export_works(folder: Path) -> None:
-    """Of the keys of a .gguf file."""
+    """The method that a refused .gguf export names instead can be written."""
     source = Served.open(folder, None)
     reach = Reach(source.trained, 4 * source.trained)
 

@@ -124,7 +124,7 @@ def _scalings(
         "rope.scaling.original_context_length": (rope.scaling and rope.scaling.original_length) or reach.trained
     }
     trained = {"rope.scaling.finetuned": rope.scaling_is_trained is True}
-    with suppress(RopeError):  # rules without a name, of which some are a different theta
+    with suppress(RopeError):  # transformers has no name for the rule: divisors follow
         named = _of_llama(rope, rope.to_hf(), rope.max_position_embeddings or context).to_hf()
         kind, theta = named["rope_type"], float(named["rope_theta"])
         if kind == "default":

@@ -29,9 +29,10 @@ from ropewalk.diagnosis.rules import (
     reasons,
     windows_in_words,
 )
-from ropewalk.diagnosis.settings import ALL, CPU_MINUTES, DoctorSettings
+from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach, chosen_methods
+from ropewalk.methods.table import ALL
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.version import __version__

@@ -13,7 +13,6 @@ from ropewalk.rope.values import MOST_SEED, check_positive, check_whole
 from ropewalk.serving.engines import RUNNERS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-ALL = "all"
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
