@@ -215,7 +215,7 @@ def normed(norm: Any, x: Tensor) -> Tensor:
 
 def transformer_layer(layer: Any, x: Tensor, causal: bool = True) -> Tensor:
     """Our block: attention, then a gated feed-forward layer, each after a norm."""
-    x = x + attention(layer.self_attn, normed(layer.input_layernorm, x), half_split, causal)
+    x = x + attention(layer.self_attn, normed(layer.input_layernorm, x), interleaved, causal)
     inner, mlp = normed(layer.post_attention_layernorm, x), layer.mlp
     return x + projected(mlp.down_proj, F.silu(projected(mlp.gate_proj, inner)) * projected(mlp.up_proj, inner))
 
@@ -233,11 +233,11 @@ def transformer(model: Any, ids: Tensor, causal: bool = True) -> Tensor:
 FORMULAS: dict[str, Callable[[Names], Any]] = {
     "1 rope_embed": lambda n: interleaved(n["vectors"]),
     "2 apply_rope": lambda n: interleaved(n["vectors"]),
-    "4 RoPEMultiHeadAttention": lambda n: attention(n["module"], n["vectors"], half_split),
-    "4 apply_rope_to_qk": lambda n: (half_split(n["q"]), half_split(n["few_k"])),
+    "4 RoPEMultiHeadAttention": lambda n: attention(n["module"], n["vectors"], interleaved),
+    "4 apply_rope_to_qk": lambda n: (interleaved(n["q"]), interleaved(n["few_k"])),
     "5 absolute_positional_encoding": lambda n: sinusoidal(10, 64),
     "5 rope_encoding": lambda n: sinusoidal(10, 64),
-    "6 rope_attention": lambda n: softmax_attention(half_split(n["q"]), half_split(n["k"]), n["v"]),
+    "6 rope_attention": lambda n: softmax_attention(interleaved(n["q"]), interleaved(n["k"]), n["v"]),
     "9 RoPETransformerLayer": lambda n: transformer_layer(n["model"].layers[0], n["vectors"]),
     "9 RoPETransformer": lambda n: transformer(n["model"], n["ids"]),
     "11 RoPELanguageModel": lambda n: transformer(n["model"], n["ids"]) @ head_of(n["model"]).T,
@@ -293,7 +293,7 @@ def test_what_the_layers_do_with_positions(names: Names) -> None:
     """An embedding after a cache, tables that are added, and a causal mask, which the tutorials have not."""
     last = names["q"][:, :, 9:]
     late, _ = names["rope"](last, last.clone(), position_ids=torch.tensor([9]), layout="bhsd")
-    equal(late, half_split(names["q"])[:, :, 9:])
+    equal(late, interleaved(names["q"])[:, :, 9:])
     learned = run(ROWS["14 learned_pe"][2].split(".embedded")[0], names)
     equal(learned.embedded(names["vectors"], names["positions"]), names["vectors"] + next(learned.parameters())[:10])
     model, ids, changed = names["model"], names["ids"], names["ids"].clone()
@@ -301,7 +301,7 @@ def test_what_the_layers_do_with_positions(names: Names) -> None:
     equal(model(changed)[:, :-1], model(ids)[:, :-1])
     assert apart(*(transformer(model, one, causal=False)[:, :-1] for one in (ids, changed))) > 1e-4
     arguments = run(ROWS["notebook ModelArgs"][2], names)
-    assert (arguments.num_key_value_heads, arguments.ropes) == (2, (names["paper"],) * 2)
+    assert (arguments.num_key_value_heads, arguments.ropes) == (2, (names["config"],) * 2)
 
 
 def test_relative_attention(names: Names) -> None:
@@ -421,6 +421,52 @@ def test_five_slides_contain_no_rope(names: Names, theirs: Any) -> None:
 
 
 @needs_seeds
+def test_the_placeholder_filled_by_slide_2(theirs: Any) -> None:
+    """`rope_attention` with `apply_rope` equals ours for interleaved pairs; half-split pairs differ by up to 1.5."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 8, 100, 64)
+    angles = torch.from_numpy(angles_of(100, 64)).float()[None]
+
+    def fill(*both: Tensor) -> list[Tensor]:
+        apply_rope = functools.partial(theirs.after[2]["apply_rope"], cos=angles.cos(), sin=angles.sin(), position=None)
+        return [apply_rope(x.flatten(0, 1)).view_as(x) for x in both]
+
+    filled = {**theirs.after[6], "apply_rope_to_qk": fill}
+    assert ran(definitions(slides()[6])["rope_attention"], filled) is None
+    output = filled["rope_attention"](q, k, v)
+    equal(output, softmax_attention(interleaved(q), interleaved(k), v), 1e-6)
+    assert apart(output, softmax_attention(half_split(q), half_split(k), v)) == pytest.approx(1.5, abs=0.05)
+    assert TEXT.count("within 1e-6 for 100 tokens") == TEXT.count("differ by up to 1.5") == 1
+
+
+@needs_seeds
+def test_the_sentences(names: Names, theirs: Any) -> None:
+    """Each quoted phrase is in its tutorial; rows of the sinusoidal table have the stated cosines."""
+    section = TEXT.split("## Sentences that are wrong")[1].split("\n## ")[0]
+    table = re.findall(r"^\| (slide|notebook)[s\d, ]* \| ([^|]+) \|", section, re.MULTILINE)
+    assert len(table) == section.count("\n|") - 2 == 6
+    for where, phrases in table:
+        for phrase in re.findall(r'"(.+?)"', phrases):
+            assert phrase in " ".join(seed("000" if where == "slide" else "003").split())
+    rows = torch.from_numpy(sinusoidal(1001, 64))
+    cosines = F.cosine_similarity(rows[1], rows[[2, 1000]])
+    assert [f"{float(cosine):.2f}" for cosine in cosines] == re.findall(r"of (0\.\d\d)", section)
+
+
+@needs_seeds
+def test_the_test_of_the_exercise(theirs: Any) -> None:
+    """Its own lines print True for wrong functions too; bfloat16 comes back as float32."""
+    right = theirs.exercise["apply_rotary_pos_emb"]
+    assert right(torch.zeros(1, 2, 1, 8, dtype=torch.bfloat16), torch.arange(2)).dtype == torch.float32
+    checks = exercise()[3].split("# Test full attention module")[0]
+    for wrong in (lambda x, at: x * 1.5, lambda x, at: x.flip(-1), lambda x, at: right(x, at, 100.0), right):
+        printed: list[str] = []
+        names = {**theirs.exercise, "apply_rotary_pos_emb": wrong, "print": printed.append}
+        assert ran(checks, names) is None
+        assert [line.split(": ")[1] for line in printed if re.match("Values changed|Similar", line)] == ["True"] * 2
+
+
+@needs_seeds
 def test_what_the_slides_draw(theirs: Any) -> None:
     """One pair (3, 12), one array twice (5), zeros (8), the array again and a table of the wrong width (14)."""
     n = np.arange(1000)
@@ -438,13 +484,20 @@ def test_what_the_slides_draw(theirs: Any) -> None:
 
 @needs_seeds
 def test_the_bias_of_slide_7(names: Names, theirs: Any) -> None:
-    """It stops unless there are as many tokens as heads, and then adds zeros; the table has the size of the width."""
+    """It stops unless there are as many tokens as heads, and then adds zeros; one head adds constants to each query."""
     layer, x = theirs.after[7]["RelativePositionAttention"](64, 4), names["vectors"]
     with pytest.raises(RuntimeError, match="must match the size"):
         layer(x)
     equal(layer(x[:, :4]), plain(layer, names)(x[:, :4]))
     assert layer.rel_pos_bias.shape == (2 * 64 - 1, 4)
     assert not layer.rel_pos_bias.any()
+    one = theirs.after[7]["RelativePositionAttention"](16, 1)
+    with torch.no_grad():
+        zero = [one(torch.ones(1, length, 16).cumsum(1)) for length in range(1, 17)]
+        nn.init.normal_(one.rel_pos_bias)
+        equal(tuple(one(torch.ones(1, length, 16).cumsum(1)) for length in range(1, 17)), tuple(zero))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        one(torch.zeros(1, 17, 16))
 
 
 @needs_seeds
@@ -537,7 +590,7 @@ def test_a_slide_runs_or_fails_as_the_page_says(number: int, theirs: Any) -> Non
         assert error is None
         assert getattr(alone, "name", alone) == MISSING.get(number)
         earlier = [other for other in range(1, number) if MISSING.get(number) in bound(code[other])]
-        runs = f"after slide {earlier[-1]}" if earlier else "yes"
+        runs = f"after slide {earlier[0]}" if earlier else "yes"
     stated = {runs for row, (runs, *_) in ROWS.items() if row.startswith(f"{number} ") and "to_qk" not in row}
     assert stated == {runs}
 
