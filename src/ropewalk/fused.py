@@ -13,7 +13,7 @@ from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from ropewalk.rotation.checks import Layout, are_apart, check_both, check_single, extents_meet, overlaps_itself
+from ropewalk.rotation.checks import Layout, are_apart, check_both, extents_meet, overlaps_itself
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
 
@@ -63,7 +63,6 @@ def qk_norm_rotate(
     True
     """
     turn, _ = check_both(q, k, cos, sin, Turn(interleaved, scale, False, layout), rotary_dim)
-    check_single(cos)
     _check_norm(q, k, q_weight, k_weight, eps, joint, layout)
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
@@ -108,7 +107,6 @@ def rotate_store(
     """
     turn = Turn(interleaved, scale, False, layout)
     turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks)
-    check_single(cos)
     if q.dtype != k.dtype or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise RopeError(
             "rotate_store: `q` and `k` must have one dtype, batch and head_dim.",

@@ -22,7 +22,6 @@ Layout = Literal["bshd", "bhsd", "thd"]
 _ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 _STRIDED = torch.strided
 _TABLES = frozenset((torch.float32, torch.float64))
-_SINGLE: set[int] = set()  # numbers of pairs of tables that contain each angle once
 _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens and heads
 
 
@@ -215,37 +214,14 @@ def _refuse_pairs(x: Tensor, cos: Tensor, interleaved: bool, rotary_dim: int | N
     pairs, rotated = cos.shape[-1], x.shape[-1] if rotary_dim is None else rotary_dim
     cure = "For partial rotation pass the number of rotated features: rotary_dim=2 * pairs."
     if pairs == rotated and pairs % 2 == 0:
-        cure = _doubled_cure(pairs // 2)
+        once = f"cos[..., :{pairs // 2}] and sin[..., :{pairs // 2}]"
+        cure = f"transformers' tables contain each angle twice: pass {once}, or cos[..., ::2] and sin[..., ::2] if "
+        cure += "neighbours are equal."
     raise RopeError(
         f"rotate: `cos` has {pairs} pairs, which is not half of "
         + ("head_dim." if rotary_dim is None else "rotary_dim, or more than the head has."),
         facts={name: x, "cos": cos, "rotary_dim": rotary_dim},
         cure=cure,
-    )
-
-
-def check_single(cos: Tensor) -> None:
-    """Raise `RopeError` for a table that contains each angle twice, as transformers' do, and yet fits the head.
-
-    The numbers are compared for tables on the CPU, outside of compilers, once for each number of pairs.
-    """
-    pairs = cos.shape[-1]
-    if is_compiling() or pairs in _SINGLE or pairs < 4 or pairs % 2 or not cos.is_cpu:
-        return
-    if cos.numel() == pairs:  # it may be that of a patch whose row and column are equal
-        return
-    if reasons_for_mathematics(cos) or bool((cos == cos[..., :1]).all()):
-        return
-    twice = torch.equal(cos[..., : pairs // 2], cos[..., pairs // 2 :]) or torch.equal(cos[..., ::2], cos[..., 1::2])
-    if twice:
-        raise RopeError("rotate: `cos` contains each angle twice.", facts={"cos": cos}, cure=_doubled_cure(pairs // 2))
-    _SINGLE.add(pairs)
-
-
-def _doubled_cure(pairs: int) -> str:
-    return (
-        f"transformers' tables contain each angle twice: pass cos[..., :{pairs}] and sin[..., :{pairs}], or "
-        "cos[..., ::2] and sin[..., ::2] if neighbours are equal."
     )
 
 
