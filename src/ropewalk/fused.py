@@ -17,6 +17,8 @@ from ropewalk.rotation.checks import Layout, are_apart, check_both, extents_meet
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
 
+_STORED = tuple(f"store.{field}" for field in Store._fields)
+
 
 def qk_norm_rotate(
     q: Float[Tensor, "*batch_seq_heads head_dim"],
@@ -67,7 +69,8 @@ def qk_norm_rotate(
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
         q, k, store = _off_the_buffers(q, k, store)
-    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()))
+    names = ("q", "k", "q_weight", "k_weight", "cos", "sin", *_STORED)
+    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()), names=names)
     return norm_rotated(module, q, k, cos, sin, turn, Norm(q_weight, k_weight, eps, joint), store)
 
 
@@ -115,7 +118,8 @@ def rotate_store(
         )
     _check_store("rotate_store", q, k, store, layout, [q, k, cos, sin, store.fresh])
     q, k, store = _off_the_buffers(q, k, store)
-    return norm_rotated(choose(q, backend, k, cos, sin, *store), q, k, cos, sin, turn, None, store)
+    module = choose(q, backend, k, cos, sin, *store, names=("q", "k", "cos", "sin", *_STORED))
+    return norm_rotated(module, q, k, cos, sin, turn, None, store)
 
 
 def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, joint: bool, layout: str) -> None:

@@ -152,7 +152,9 @@ def test_arguments_are_checked_once(monkeypatch):
     calls = []
     for module, name in ((checks, "check_tables"), (rotate_module, "choose")):
         plain = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, plain=plain, name=name: calls.append(name) or plain(*given))
+        monkeypatch.setattr(
+            module, name, lambda *given, plain=plain, name=name, **named: calls.append(name) or plain(*given, **named)
+        )
     q, k, ids = torch.randn(1, 3, 4, 8), torch.randn(1, 3, 2, 8), torch.arange(3)
     rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
     tables = rope.cos_sin(ids)

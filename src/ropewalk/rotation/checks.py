@@ -27,15 +27,15 @@ _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens 
 
 def check_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, interleaved_out: bool | None,
-    rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None,
+    rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None, name: str = "x",
 ) -> Turn:  # fmt: skip
-    """Check all arguments for the rotation of one tensor; return `turn` with its output pairing, offset and blocks."""
+    """Check all arguments of the rotation of a tensor; return `turn` with its output pairing, offset and blocks."""
     _check_scale(turn.scale)
-    check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, "x")
+    check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, name)
     if rotary_offset or interleaved_out is not None or blocks:
-        turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, "x")
+        turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, name)
     if inplace or out is not None:
-        _check_target(x, cos, sin, inplace, out)
+        _check_target(x, cos, sin, inplace, out, name)
     return turn
 
 
@@ -58,8 +58,8 @@ def check_both(
         of_q = _placed(turn, q, pairs, interleaved_out, both[0], blocks, "q")
         of_k = _placed(turn, k, pairs, interleaved_out, both[1], blocks, "k")
     if inplace:  # both, before either is written
-        _check_target(q, cos, sin, True, None)
-        _check_target(k, cos, sin, True, None)
+        _check_target(q, cos, sin, True, None, "q")
+        _check_target(k, cos, sin, True, None, "k")
         if not (reasons_for_mathematics(q) or reasons_for_mathematics(k) or are_apart(q, k)):
             raise RopeError(
                 "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
@@ -307,7 +307,7 @@ def _placed(
     return turn._replace(interleaved_out=exchanged, first=first, blocks=tuple(whole) if len(whole) > 1 else ())
 
 
-def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
+def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None, name: str) -> None:
     """Check that the result can be written into `x` or `out`, and that gradients stay right."""
     if inplace and out is not None:
         raise RopeError("rotate: `inplace` and `out` are mutually exclusive.", cure="Pass one of them.")
@@ -321,7 +321,7 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
                 facts={"x": x, "out": out},
                 cure="Omit `out` while training, or rotate under torch.no_grad().",
             )
-        _check_recorded(x)
+        _check_recorded(x, name)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
         raise RopeError(
             "rotate: `out` must have the shape, dtype and device of `x`.",
@@ -331,26 +331,26 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
     if overlaps_itself(target):
         raise RopeError(
             "rotate: an expanded tensor, or one that overlaps itself, cannot be written: its elements share memory.",
-            facts={"target": target, "strides": target.stride()},
+            facts={name if out is None else "out": target, "strides": target.stride()},
             cure="Rotate a new tensor, or pass target.contiguous().",
         )
 
 
-def _check_recorded(x: Tensor) -> None:
+def _check_recorded(x: Tensor, name: str) -> None:
     """Check that autograd can record a change of `x`; autograd would raise only after the kernel has written."""
     view = not torch.compiler.is_compiling() and type(x) is Tensor and x._is_view()
     leaf = x._base if view and x.requires_grad else x
     if leaf is not None and leaf.is_leaf and leaf.requires_grad:
         raise RopeError(
             "rotate: a leaf that requires grad cannot be rotated in place: its gradient would be lost.",
-            facts={"x": x},
+            facts={name: x},
             cure="Rotate a new tensor (inplace=False), or rotate under torch.no_grad().",
         )
     made = torch._C._autograd._get_creation_meta(x) if view else torch._C._autograd.CreationMeta.DEFAULT
     if made != torch._C._autograd.CreationMeta.DEFAULT:
         raise RopeError(
             "rotate: autograd cannot record a change of a view made by unbind, split, chunk or under no_grad.",
-            facts={"x": x, "made by": made.name},
+            facts={name: x, "made by": made.name},
             cure="Make it by slicing (qkv[:, :, :heads]) with gradients on, or rotate a new tensor.",
         )
 

@@ -119,7 +119,7 @@ def rotate_both(
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by checked arguments, each by its `Turn`."""
     turn, of_k = turns
-    module = choose(q, backend, k, cos, sin)
+    module = choose(q, backend, k, cos, sin, names=("q", "k", "cos", "sin"))
     if inplace and not (module.kernels and each_has_its_place(q) and each_has_its_place(k)):
         first = _rotate_into(module, q, cos, sin, turn, None)
         return first, _rotate_into(module, k, cos, sin, of_k, None)
