@@ -30,9 +30,15 @@ def check_one(
     rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None, name: str = "x",
 ) -> Turn:  # fmt: skip
     """Check all arguments of the rotation of a tensor; return `turn` with its output pairing, offset and blocks."""
-    _check_scale(turn.scale)
+    _check_options(turn.scale, turn.inverse, rotary_dim, inplace)
     check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, name)
-    if rotary_offset or interleaved_out is not None or blocks:
+    if (
+        type(rotary_offset) is not int
+        or rotary_offset
+        or interleaved_out is not None
+        or type(blocks) is not tuple
+        or blocks
+    ):
         turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, name)
     if inplace or out is not None:
         _check_target(x, cos, sin, inplace, out, name)
@@ -47,12 +53,18 @@ def check_both(
 
     `rotary_offset` may be two numbers, one for queries and one for keys.
     """
-    _check_scale(turn.scale)
+    _check_options(turn.scale, turn.inverse, rotary_dim, inplace)
     check_tables(q, cos, sin, turn.interleaved, rotary_dim, turn.layout, "q")
     if not _fits_alike(q, k, cos, turn.layout):
         check_tables(k, cos, sin, turn.interleaved, rotary_dim, turn.layout, "k")
     of_q = of_k = turn
-    if rotary_offset or interleaved_out is not None or blocks:
+    if (
+        type(rotary_offset) is not int
+        or rotary_offset
+        or interleaved_out is not None
+        or type(blocks) is not tuple
+        or blocks
+    ):
         pairs = cos.shape[-1]
         both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
         of_q = _placed(turn, q, pairs, interleaved_out, both[0], blocks, "q")
@@ -69,10 +81,17 @@ def check_both(
     return of_q, of_k
 
 
-def _check_scale(scale: object) -> None:
+def _check_options(scale: object, inverse: object, rotary_dim: object, inplace: object) -> None:
+    """Check that the factor is a number, a width a whole one, and that flags are True or False."""
     if not is_compiling() and type(scale) is not float and not is_number(scale):
         raise RopeError(
             "rotate: `scale` must be a finite number.", facts={"scale": scale}, cure="Pass rope.attention_factor."
+        )
+    if type(inverse) is not bool or type(inplace) is not bool:
+        check_kind("rotate", bool, "Pass True or False.", inverse=inverse, inplace=inplace)
+    if rotary_dim is not None and as_whole(rotary_dim) is None:
+        raise RopeError(
+            "rotate: `rotary_dim` must be a whole number.", facts={"rotary_dim": rotary_dim}, cure="It is 2 * pairs."
         )
 
 

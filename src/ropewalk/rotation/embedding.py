@@ -280,17 +280,18 @@ class RotaryEmbedding(nn.Module):
         """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
         if position_ids is None:
             return self._counted(x, name, offset, layout)
-        if offset:
+        if type(offset) is not int or offset:
             raise RopeError(
                 "RotaryEmbedding: `offset` and `position_ids` are mutually exclusive.",
                 facts={"offset": offset, "position_ids": position_ids},
                 cure="Leave `offset` out, or pass position_ids + offset.",
             )
-        if not isinstance(position_ids, Tensor) and as_whole(position_ids) is not None:
+        given: Any = position_ids
+        if not isinstance(given, Tensor) and as_whole(given) is not None:
             raise RopeError(
                 "RotaryEmbedding: `position_ids` must be a tensor.",
-                facts={"position_ids": position_ids},
-                cure=f"To start at this position pass offset={as_whole(position_ids)}.",
+                facts={"position_ids": given},
+                cure=f"To start at this position pass offset={given}.",
             )
         check_position_ids(position_ids, self.config.num_axes, "RotaryEmbedding")
         return position_ids
@@ -361,10 +362,12 @@ def apply_rotary_pos_emb(
     x: Float[Tensor, "batch seq heads head_dim"],
     position_ids: Int[Tensor, "*batch seq"],
     theta: float = 10000.0,
-    *,
+    *others: object,
     interleaved: bool = True,
 ) -> Float[Tensor, "batch seq heads head_dim"]:
     """Rotate queries or keys by their positions: RoPE in one call, as in the paper.
+
+    transformers' function of this name takes (q, k, cos, sin); `rotate_qk` does that.
 
     **Arguments:**
     - `x`: `[batch, seq, heads, head_dim]`, any float dtype; not modified.
@@ -373,13 +376,20 @@ def apply_rotary_pos_emb(
     - `interleaved`: True (the paper's) pairs features (0,1), (2,3), ...; False pairs (i, i + head_dim/2).
 
     **Returns:** same shape, dtype and device as `x`.
-    **Raises:** `RopeError` if head_dim is odd or shapes do not fit.
+    **Raises:** `RopeError` if head_dim is odd, if shapes do not fit, and for (q, k, cos, sin).
     **Source:** Su et al. 2021, arXiv:2104.09864, section 3.4.2, eq. 34.
 
     >>> x = torch.randn(2, 5, 4, 8)
     >>> apply_rotary_pos_emb(x, torch.arange(5)).shape
     torch.Size([2, 5, 4, 8])
     """
+    if others or isinstance(theta, Tensor):  # type: ignore[unreachable]
+        raise RopeError(
+            "apply_rotary_pos_emb: the arguments are x, position_ids and theta, not transformers' q, k, cos, sin.",
+            facts={"x": x, "position_ids": position_ids, "theta": theta, "others": len(others)},
+            cure="Pass one angle of each pair: rw.rotate_qk(q, k, cos[..., :head_dim // 2], sin[..., :head_dim // 2], "
+            'interleaved=False, layout="bhsd").',
+        )
     if not isinstance(x, Tensor) or x.ndim != 4:
         raise RopeError(
             "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is not a tensor.",

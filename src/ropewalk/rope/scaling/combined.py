@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.scaling.base import RULES, Ladder, Scaling
 from ropewalk.rope.scaling.yarn import LongRoPE
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import as_tuple, as_whole, is_number
 
 
 class Combination(Scaling):
@@ -116,7 +116,7 @@ class PerAxis(Combination):
     can_be_extended: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        rules: tuple[Any, ...] = tuple(self.rules) if isinstance(self.rules, Iterable) else ()
+        rules = as_tuple(self.rules)
         object.__setattr__(self, "rules", rules)
         refused = [
             rule
@@ -262,8 +262,8 @@ class LeRoPE(Combination):
         given: Any = self.alpha
         if isinstance(given, Tensor):
             given = None if given.is_meta else given.tolist()
-        numbers: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
-        if not all(map(is_number, numbers)):
+        numbers = as_tuple(given)
+        if not numbers or not all(map(is_number, numbers)):
             raise RopeError(
                 "LeRoPE: `alpha` needs one finite number for each pair.",
                 facts={"alpha": self.alpha},
@@ -389,6 +389,7 @@ class RIFLEx(Scaling):
         >>> RIFLEx.for_repetition(Ladder(256.0, 16, tuple(range(8))), 48, 66)
         RIFLEx(pair=3, frames=66, share=0.9)
         """
+        check_kind("RIFLEx.for_repetition", Ladder, "Pass config.ladders[0].", ladder=ladder)
         if not is_number(repeats_at) or repeats_at < 1:
             raise RopeError(
                 "RIFLEx: `repeats_at` must be a number of latent frames.",

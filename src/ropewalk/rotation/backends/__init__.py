@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from ropewalk.errors import RopeError, describe
+from ropewalk.errors import RopeError, check_kind, describe
 from ropewalk.rope.dispatch import PLAIN, is_compiling
 from ropewalk.rotation.backends import cpu, flex, reference, triton, widened
 from ropewalk.rotation.backends.request import AttentionBackend, Backend, LinearBackend
@@ -109,6 +109,7 @@ def explain_backends(x: Tensor) -> str:
     >>> print(explain_backends(torch.zeros(1, 4, 2, 8, device="meta")).splitlines()[-1])
     reference: runs
     """
+    check_kind("explain_backends", Tensor, "Pass queries or keys.", x=x)
     reasons = {module.name: module.reasons_not_to(x) for module in BACKENDS}
     return "\n".join([describe(x), *_verdicts(reasons)])
 
@@ -124,6 +125,10 @@ def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
     >>> print(explain_attention(q, q, q).splitlines()[-1])
     reference: runs
     """
+    cure = "Pass q [batch, heads, queries, head_dim], k and v [batch, kv_heads, keys, head_dim]."
+    check_kind("explain_attention", Tensor, cure, q=q, k=k, v=v)
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise RopeError("explain_attention: tensors need four dimensions.", facts={"q": q, "k": k, "v": v}, cure=cure)
     reasons = {module.name: module.reasons_not_to_attend(q, k, v) for module in ATTENTION}
     return "\n".join([describe(q), *_verdicts(reasons)])
 
