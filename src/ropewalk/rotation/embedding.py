@@ -220,7 +220,8 @@ class RotaryEmbedding(nn.Module):
         attention factor already, and it is not applied again.
 
         **Arguments:**
-        - `keys`: as `forward` or `rotate` returned them, in the config's pairing.
+        - `keys`: as `forward` or `rotate` returned them, in the config's pairing. For keys rotated with
+          `interleaved_out`, use a module with that pairing.
         - `delta`: tokens by which each key moves. An int moves all keys, on every axis (not with `axes_restart`).
           Tensors have the shapes of `position_ids`, and may have size 1 in place of seq or batch: `[batch, 1]` is one
           number for each row, `[1, axes]` one for each axis.

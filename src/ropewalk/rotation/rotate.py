@@ -123,7 +123,12 @@ def rotate_both(
     if inplace and not (module.kernels and each_has_its_place(q) and each_has_its_place(k)):
         first = _rotate_into(module, q, cos, sin, turn, None)
         return first, _rotate_into(module, k, cos, sin, of_k, None)
-    if turn == of_k and q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
+    if (
+        (turn is of_k or turn == of_k)
+        and q.dtype == k.dtype
+        and q.shape[0] == k.shape[0]
+        and q.shape[-1] == k.shape[-1]
+    ):
         both = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
         return both[0], both[1]
     first = rotated(module, [q], cos, sin, turn, inplace=inplace)[0]

@@ -199,17 +199,19 @@ def test_one_token_by_the_reference(dtype, layout, scale, inverse, monkeypatch):
     options = {"interleaved": False, "inverse": inverse, "scale": scale, "layout": layout, "backend": "reference"}
     lay = {"bshd": lambda x: x, "bhsd": lambda x: x.transpose(1, 2), "thd": lambda x: x[0]}[layout]
     monkeypatch.setattr(reference, "_rotate", None)  # the expression of many tokens
-    with torch.no_grad():
-        got = rw.rotate_qk(lay(q), lay(k), cos, sin, **options)
-        single = rw.rotate(lay(q), cos, sin, **options)
+    got = rw.rotate_qk(lay(q), lay(k), cos, sin, **options)
+    single = rw.rotate(lay(q), cos, sin, **options)
     for x, y in zip((q, k, q), (*got, single), strict=True):
         tables = cos.double().numpy(), sin.double().numpy()
         expected, lengths = turn(wide(x), *tables, interleaved=False, inverse=inverse, scale=scale)
         y = y.transpose(1, 2) if layout == "bhsd" else y.view(x.shape)
         Allowed(expected, slack(lengths, dtype, 2.0), dtype).check(y, layout)
-    before = got[1].clone()
+    before, version = got[1].clone(), got[1]._version
     got[0].zero_()
     assert same_bits(got[1], before)
+    assert got[1]._version == version
+    with pytest.raises(TypeError):
+        rw.rotate_qk(lay(q).requires_grad_(), lay(k), cos, sin, **options)
     assert all(x.is_contiguous() for x in got)
 
 

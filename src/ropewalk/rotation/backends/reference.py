@@ -87,20 +87,28 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
 
     None for anything else than one token of plain tensors with whole, half-split heads and without gradients.
     """
-    x, heads = xs[0], -3 if turn.layout == "bhsd" else -2
-    if is_compiling() or torch.is_grad_enabled() or x.numel() != x.shape[-1] * x.shape[heads] or cos.ndim == x.ndim:
+    q, k, sizes, heads = xs[0], xs[-1], xs[0].shape, -3 if turn.layout == "bhsd" else -2
+    if q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes) or is_compiling():
         return None
-    halves = not (turn.interleaved or turn.interleaved_out or turn.blocks) and 2 * cos.shape[-1] == x.shape[-1]
-    if not halves or type(x) not in PLAIN or type(xs[-1]) not in PLAIN:
+    if turn.interleaved or turn.interleaved_out or turn.blocks or 2 * cos.shape[-1] != sizes[-1]:
         return None
-    compute = _compute_dtype(x)
-    cos, sin = (_as(broadcast_rows(table, turn.layout), compute) for table in (cos, sin))
+    if type(q) not in PLAIN or type(k) not in PLAIN:
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or cos.requires_grad or sin.requires_grad):
+        return None
+    compute = _compute_dtype(q)
+    if cos.dtype != compute:
+        cos, sin = cos.to(compute), sin.to(compute)
     if turn.scale != 1.0:
         cos, sin = cos * turn.scale, sin * turn.scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, -sin) if turn.inverse else (-sin, sin), -1)
-    both = _as(x if len(xs) == 1 else torch.cat(list(xs), heads), compute)
-    both = _as(torch.addcmul(both * cos, both.roll(x.shape[-1] // 2, -1), sin), x.dtype)
-    return [both] if len(xs) == 1 else list(both.split_with_sizes([x.shape[heads] for x in xs], heads))
+    both = q if len(xs) == 1 else torch.cat((q, k), heads)
+    wide = both if both.dtype == compute else both.to(compute)
+    new = torch.addcmul(wide * cos, wide.roll(sizes[-1] // 2, -1), sin)
+    new = new if new.dtype == q.dtype else new.to(q.dtype)
+    if len(xs) == 1:
+        return [new]
+    return list(torch.unsafe_split_with_sizes(new, [sizes[heads], k.shape[heads]], heads))  # separate versions
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
@@ -134,11 +142,6 @@ def _normalise(x: Tensor, weight: Tensor, norm: Norm, layout: str) -> Tensor:
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x.to(dtype)`, which costs a microsecond even if it does nothing."""
-    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _placed_as(x: Tensor, table: Tensor) -> Tensor:
