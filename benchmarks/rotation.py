@@ -24,7 +24,7 @@ from torch import Tensor
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 import peers as of_peers  # noqa: E402
-from peers import Contender, Skip, Tensors, Work  # noqa: E402
+from peers import EPS, Contender, Skip, Tensors, Work  # noqa: E402
 from records import (  # noqa: E402
     RESULTS,
     Record,
@@ -47,6 +47,7 @@ TOKENS = 24  # of a long case, evenly spread, the first and the last among them
 COPY, CLONE = "copy", "clone"
 IN_PLACE, GIVEN, NEW = "ropewalk, in place", "ropewalk, given output", "ropewalk, new output"
 INTERLEAVED = "ropewalk, given output, interleaved"
+REFERENCE, BY_HAND = "ropewalk, without kernels", "by hand"
 FORWARD, BACKWARD = "ropewalk, forward", "ropewalk, backward"
 FUSED, SEPARATE = "ropewalk, qk_norm_rotate", "ropewalk, norm then rotate"
 SEPARATE_IN_PLACE = "ropewalk, norm then rotate in place"
@@ -120,6 +121,25 @@ def given(work: Work, *, interleaved: bool | None = None, name: str = GIVEN) -> 
         return lambda: [rw.rotate(x, cos, sin, interleaved=pairing, out=out) for x, out in todo]
 
     return Contender(name, work.each(make), tuple, interleaved=pairing)
+
+
+def without_kernels(work: Work) -> Contender:
+    """Rotate by the expression that serves if no extension was compiled."""
+    options: dict[str, Any] = {"interleaved": work.case.interleaved, "backend": "reference"}
+    return Contender(
+        REFERENCE, work.each(lambda i: lambda: rw.rotate_qk(*work.inputs[i], work.cos, work.sin, **options)), tuple
+    )
+
+
+def by_hand(work: Work) -> Contender:
+    """Rotate by x * cos + rotate_half(x) * sin, with ready tables of the whole head in the dtype of the features."""
+    cos, sin = (torch.cat((table, table), -1)[:, None].to(work.case.dtype) for table in (work.cos, work.sin))
+    half = work.case.head_dim // 2
+
+    def rotated(x: Tensor) -> Tensor:
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    return Contender(BY_HAND, work.each(lambda i: lambda: [rotated(x) for x in work.inputs[i]]), tuple, eps=EPS)
 
 
 def interleaved_too(work: Work) -> Contender:
@@ -240,6 +260,8 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
             groups.append(Group("one tensor", replace(shape, dtype=dtype), builds))
         decoded = replace(both, seq=1, offset=preset.tokens, dtype=dtype)
         groups.append(Group("one decoded token", decoded, {NEW: new, **eager}))
+        alike = replace(decoded, kv_heads=preset.heads)
+        groups.append(Group("one token, no kernels", alike, {REFERENCE: without_kernels, BY_HAND: by_hand}))
         groups.append(Group("norm and rotation", replace(both, dtype=dtype), normed))
         if device != "cpu":
             groups.append(Group("host", replace(both, dtype=dtype), {NEW: new}))
@@ -337,6 +359,7 @@ CPU_BOUNDS = (
     Bound("one tensor", "bfloat16", NEW, ("transformers",), 0.10),
     Bound("one tensor", "bfloat16", NEW, ("torch.compile",), 0.30),
     *_both("one decoded token", NEW, "transformers", 0.50),
+    *_both("one token, no kernels", REFERENCE, BY_HAND, 1.30),
     *_both("norm and rotation", FUSED, SEPARATE, 0.60),
 )
 CUDA_BOUNDS = (

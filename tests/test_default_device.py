@@ -73,7 +73,7 @@ CASES = {
     "norm's gradients":
         "trained(lambda x, k, w: rw.fused.qk_norm_rotate(x, k, w, w, COS, SIN, interleaved=False), X, K, W)",
     "store": "stored()",
-    "learned": "LEARNED(PLACES)",
+    "learned": "LEARNED.cos_sin(PLACES)",
     "complex": "rw.rotation.apply_rotary_complex(X, CIS)",
     "pairing": "rw.convert_pairing(X, to='half')",
     "frequencies": "rw.inverse_frequencies(ROPE.config).inv_freq",

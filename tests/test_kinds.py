@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from ropewalk.audit.audit import audit
 from ropewalk.audit.vectors import conformance_vectors
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.rope.values import check_positive, check_whole, names_of
+from ropewalk.rotation.backends import explain_attention
 from ropewalk.serving.serve import serve_config
 
 X, TABLE = torch.ones(1, 2, 1, 4), torch.ones(2, 2)
@@ -82,6 +85,85 @@ def test_numbers_and_results_of_a_rotation(value: Any) -> None:
     if value is not None and value is not X:
         with pytest.raises(rw.RopeError, match="`out`"):
             rotated(out=value)
+
+
+P, IDS, CONFIG = rw.positions, torch.arange(2), rw.RopeConfig(4, interleaved=False)
+ROPE, LEARNED = rw.RotaryEmbedding(CONFIG), rw.rotation.LearnedFrequencies(CONFIG)
+BY_LENGTH = rw.RotaryEmbedding(
+    rw.RopeConfig(4, interleaved=False, max_position_embeddings=4, scaling=rw.scaling.DynamicNTK())
+)
+TURN = {
+    "cos": TABLE,
+    "sin": TABLE,
+    "interleaved": False,
+    "rotary_dim": None,
+    "scale": 1.0,
+    "layout": "bshd",
+    "backend": None,
+}
+WINDOW = {"rotary_offset": 0, "blocks": (), "interleaved_out": None}
+PLACED = {"offset": 0, "seq_len": None, "layout": "bshd", "rotary_offset": 0, "interleaved_out": None, "inplace": False}
+STORE = rw.fused.Store(*torch.zeros(2, 1, 1, 8, 4), X, IDS[None])
+LLAMA = {"model_type": "llama", "head_dim": 8}
+KNOWN = {  # the numbers of a rule without defaults
+    "of": rw.scaling.Linear(2.0), "by": rw.scaling.Linear(2.0), "rules": (None,), "alpha": (0.0, 0.0), "factor": 2.0,
+    "original_max_position_embeddings": 16, "theta": 1e6, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "clipped": 2,
+    "short_factor": (1.0, 1.0), "long_factor": (1.0, 2.0), "pair": 0, "frames": 3,
+}  # fmt: skip
+ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
+    (rw.rotate, {"x": X, "inverse": False, "inplace": False, "out": None, **TURN, **WINDOW}),
+    (rw.rotate_qk, {"q": X, "k": X.clone(), "inverse": False, "inplace": False, **TURN, **WINDOW}),
+    (rw.RotaryEmbedding, {"config": CONFIG}),
+    (ROPE, {"q": X, "k": X.clone(), "position_ids": IDS, **PLACED}),
+    (ROPE, {"q": X, "k": X.clone(), **PLACED}),
+    (ROPE.rotate, {"x": X, "position_ids": IDS, "inverse": False, "out": None, "backend": None, **PLACED}),
+    (ROPE.shift, {"keys": X, "delta": 1, "layout": "bshd", "rotary_offset": 0, "inplace": False}),
+    (ROPE.cos_sin, {"position_ids": IDS, "dtype": torch.float32}),
+    (BY_LENGTH.cos_sin, {"position_ids": IDS, "seq_len": 9}),
+    (rw.rotation.LearnedFrequencies, {"config": CONFIG, "num_heads": None, "mixed": True}),
+    (LEARNED, {"q": X, "k": X, "position_ids": IDS, "layout": "bshd"}),
+    (LEARNED.cos_sin, {"position_ids": IDS}),
+    (rw.apply_rotary_pos_emb, {"x": X, "position_ids": IDS, "theta": 1e4, "interleaved": True}),
+    (rw.rotation.apply_rotary_complex, {"x": X, "freqs_cis": torch.complex(TABLE, TABLE)}),
+    (rw.rotation.freqs_cis, {"cos": TABLE, "sin": TABLE}),
+    (rw.inverse_frequencies, {"config": CONFIG, "seq_len": None}),
+    (rw.convert_pairing, {"source": X, "to": "half", "head_dim": 4, "rotary_dim": None, "dim": -1}),
+    (rw.explain_backends, {"x": X}),
+    (explain_attention, {"q": X, "k": X, "v": X}),
+    (rw.fused.qk_norm_rotate, {"q": X, "k": X, "q_weight": X[0, 0, 0], "k_weight": X[0, 0, 0], "eps": 1e-6,
+                               "joint": False, "store": None, **TURN}),
+    (rw.fused.rotate_store, {"q": X, "k": X, "store": STORE, **TURN, **WINDOW}),
+    (P.positions_from, {"cu_seqlens": torch.tensor([0, 2]), "offsets": 0, "max_seqlen": None, "tokens": None}),
+    (P.positions_from, {"offsets": 0, "max_seqlen": 3}),
+    (P.mrope_positions, {"token_types": torch.tensor([0, 1]), "images": [(1, 2, 2)], "videos": (),
+                         "spatial_merge_size": 2, "frame_intervals": 1.0, "split_frames": False, "attention_mask": None,
+                         "cu_seqlens": None}),
+    (P.grid_positions, {"height": 2, "width": 2, "start": 0, "merge": 1, "normalized": False}),
+    (P.positions_for_rank, {"layout": "llama3", "tokens": 4, "rank": 0, "cp": 2, "ulysses": 1,
+                            "cu_seqlens": torch.tensor([0, 4]), "device": "cpu"}),
+    (P.text_positions, {"position_ids": IDS, "axes": 2}),
+    (P.axes_from_sections, {"sections": [1, 1], "interleaved": False}),
+    (lambda grid, **more: P.latent_positions("flux", grid, **more), {"grid": (1, 2, 2), "text": 0, "scale": None}),
+    (rw.RopeConfig, {f.name: getattr(CONFIG, f.name) for f in dataclasses.fields(rw.RopeConfig)}),
+    (rw.RopeConfig.from_hf, {"config": LLAMA, "layer_type": None, "alpha": None}),
+    (rw.RopeConfig.from_diffusers, {"model": {"_class_name": "WanTransformer3DModel", "attention_head_dim": 128}}),
+    (rw.scaling.RIFLEx.for_repetition, {"ladder": CONFIG.ladders[0], "repeats_at": 6, "frames": 66}),
+    *((rule, {f.name: KNOWN.get(f.name) if f.default is dataclasses.MISSING else f.default
+              for f in dataclasses.fields(rule)})
+      for rule in rw.scaling.RULES.values() if rule.__module__.startswith("ropewalk.")),
+]  # fmt: skip
+OTHERS = [None, True, -1, 0, "x", [], (), [None], {1: 2}, int, torch.ones(2), X, torch.tensor(3)]
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(("call", "arguments"), ROTATIONS)
+def test_the_lower_packages_refuse_wrong_types(call: Callable[..., object], arguments: dict[str, Any]) -> None:
+    """Each argument in turn of each public function: a result or `RopeError`, and no error of an inner function."""
+    call(**arguments)
+    for name in arguments:
+        for value in (*JUNK, *OTHERS):
+            with contextlib.suppress(rw.RopeError):
+                call(**{**arguments, name: value})
 
 
 def test_attach_needs_a_model_and_a_method() -> None:

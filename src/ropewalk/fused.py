@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.dispatch import PLAIN, reasons_for_mathematics
-from ropewalk.rope.values import Float
+from ropewalk.rope.values import Float, is_number
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from ropewalk.rotation.checks import Layout, are_apart, check_both, check_single, extents_meet, overlaps_itself
+from ropewalk.rotation.checks import Layout, are_apart, check_both, extents_meet, overlaps_itself
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
+
+_STORED = tuple(f"store.{field}" for field in Store._fields)
 
 
 def qk_norm_rotate(
@@ -63,12 +63,12 @@ def qk_norm_rotate(
     True
     """
     turn, _ = check_both(q, k, cos, sin, Turn(interleaved, scale, False, layout), rotary_dim)
-    check_single(cos)
     _check_norm(q, k, q_weight, k_weight, eps, joint, layout)
     if store is not None:
-        _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
+        _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin])
         q, k, store = _off_the_buffers(q, k, store)
-    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()))
+    names = ("q", "k", "q_weight", "k_weight", "cos", "sin", *_STORED)
+    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()), names=names)
     return norm_rotated(module, q, k, cos, sin, turn, Norm(q_weight, k_weight, eps, joint), store)
 
 
@@ -108,20 +108,22 @@ def rotate_store(
     """
     turn = Turn(interleaved, scale, False, layout)
     turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks)
-    check_single(cos)
     if q.dtype != k.dtype or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise RopeError(
             "rotate_store: `q` and `k` must have one dtype, batch and head_dim.",
             facts={"q": q, "k": k},
             cure="Rotate queries with a different head_dim by `rotate`, and pass the features that match the keys.",
         )
-    _check_store("rotate_store", q, k, store, layout, [q, k, cos, sin, store.fresh])
+    _check_store("rotate_store", q, k, store, layout, [q, k, cos, sin])
     q, k, store = _off_the_buffers(q, k, store)
-    return norm_rotated(choose(q, backend, k, cos, sin, *store), q, k, cos, sin, turn, None, store)
+    module = choose(q, backend, k, cos, sin, *store, names=("q", "k", "cos", "sin", *_STORED))
+    return norm_rotated(module, q, k, cos, sin, turn, None, store)
 
 
 def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, joint: bool, layout: str) -> None:
     """Check that `q` and `k` have one dtype and batch, and that weights and epsilon fit."""
+    check_kind("qk_norm_rotate", Tensor, "Pass the weight of the norm module.", q_weight=q_weight, k_weight=k_weight)
+    check_kind("qk_norm_rotate", bool, "True is one mean over all heads, as in OLMo 2.", joint=joint)
     size, heads = q.shape[-1], 1 if layout == "bhsd" else -2
     sizes = [x.shape[heads] * size if joint else size for x in (q, k)]
     weights_fit = all(
@@ -134,7 +136,7 @@ def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: f
             facts={"q": q, "k": k, "q_weight": q_weight, "k_weight": k_weight, "joint": joint},
             cure="Weights are [head_dim], with joint=True [heads * head_dim], on the device of `q`.",
         )
-    if not (math.isfinite(eps) and eps >= 0.0):
+    if not is_number(eps) or eps < 0.0:
         raise RopeError(
             "qk_norm_rotate: `eps` must be a finite number, at least 0.",
             facts={"eps": eps},
@@ -144,8 +146,10 @@ def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: f
 
 def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, inputs: list[Tensor]) -> None:
     """Check that the buffers fit these keys and values, that slots are inside them, and that no gradient is lost."""
+    check_kind(where, Store, "Pass rw.fused.Store(keys, values, fresh, slots).", store=store)
+    check_kind(where, Tensor, "Pass tensors.", **{f"store.{name}": x for name, x in store._asdict().items()})
     keys, values, fresh, slots = store
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, fresh)):
         raise RopeError(
             f"{where}: writing into a cache loses gradients.",
             facts={"q": q, "k": k},

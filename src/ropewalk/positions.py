@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.diffusers import latent_positions
 from ropewalk.rope.dispatch import reasons_for_mathematics
 from ropewalk.rope.rope_parameters import axes_from_sections
@@ -323,6 +323,7 @@ def _checked_grids(name: str, grids: Any, merge: int) -> list[Grid]:
 
 def _checked_intervals(given: Any, videos: int, split_frames: bool) -> list[float]:
     """Return one interval for each video; with `split_frames` there are none."""
+    check_kind("mrope_positions", bool, "True is Qwen3-VL's, with text between frames.", split_frames=split_frames)
     values = given.tolist() if isinstance(given, Tensor) else given
     several = list(values) if isinstance(values, (list, tuple)) else [values] * videos
     right = len(several) == videos and all(is_number(value) and value >= 0 for value in several)
@@ -367,6 +368,7 @@ def grid_positions(
     """
     check_whole("grid_positions", optional=False, height=height, width=width)
     check_whole("grid_positions", least=-MOST_TOKENS, optional=False, start=start)
+    check_kind("grid_positions", bool, "True returns coordinates from -2 pi to 2 pi.", normalized=normalized)
     if normalized and start:
         raise RopeError(
             "grid_positions: `start` and `normalized` are mutually exclusive.",
@@ -439,7 +441,7 @@ def positions_for_rank(
     >>> positions_for_rank("llama3", 6, rank=1, cp=2, cu_seqlens=torch.tensor([0, 4, 6])).tolist()
     [3, 0, 1]
     """
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise RopeError(
             "positions_for_rank: unknown layout.",
             facts={"layout": layout},
@@ -454,12 +456,19 @@ def positions_for_rank(
             cure="Pass the tokens of the whole sequence, and the rank within its context-parallel group.",
         )
     _check_used(layout, cp, ulysses, cu_seqlens)
+    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
+        raise _wrong_ends(cu_seqlens)
     if tokens % (parts * cp):
         raise RopeError(
             f"positions_for_rank: {layout} needs {parts * cp} equal parts.",
             facts={"tokens": tokens, "cp": cp},
             cure=f"Pad the sequence to a multiple of {parts * cp} tokens.",
         )
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        cure = 'Pass "cpu" or the device of the queries.'
+        raise RopeError("positions_for_rank: unknown device.", facts={"device": device}, cure=cure) from error
     if cu_seqlens is None:
         every = torch.arange(tokens, device=device)
     else:

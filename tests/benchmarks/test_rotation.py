@@ -98,7 +98,7 @@ def test_a_run_is_recorded_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
     assert "new output, float32, one decoded token / transformers" in printed
     records = rotation.last_run(out)
     assert [record["kind"] for record in records] == [
-        *("one tensor", "one decoded token", "norm and rotation") * 2, "sweep", "sweep"
+        *("one tensor", "one decoded token", "one token, no kernels", "norm and rotation") * 2, "sweep", "sweep"
     ]  # fmt: skip
     for record in records:
         assert {"run", "date", "commit", "device", "threads", "versions", "preset"} <= set(record)

@@ -140,7 +140,7 @@ def test_learned_frequencies_start_from_them():
     """A module for training starts at the released frequencies."""
     learned = rw.rotation.LearnedFrequencies(rope())
     np.testing.assert_allclose(learned.freqs.detach()[0, 0], yarn(16, 1e4, 8.0, 512) * np.exp(ALPHA), rtol=1e-6)
-    cos, _ = learned(torch.arange(9))
+    cos, _ = learned.cos_sin(torch.arange(9))
     torch.testing.assert_close(cos[0, :, 0], rw.RotaryEmbedding(rope()).cos_sin(torch.arange(9))[0])
 
 

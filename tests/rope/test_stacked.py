@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import inspect
 import json
 import math
 import re
@@ -26,10 +27,13 @@ from ropewalk.rope.scaling import (
     ABF,
     NTK,
     RULES,
+    CoPE,
     DynamicNTK,
+    LeRoPE,
     Linear,
     Llama3,
     LongRoPE,
+    PerAxis,
     Proportional,
     Resonance,
     Scaling,
@@ -206,6 +210,54 @@ def test_what_cannot_be_stacked_is_refused() -> None:
         Stacked(None, Linear(2.0))  # type: ignore[arg-type]
     with pytest.raises(rw.RopeError, match="pairs that do not rotate"):
         Stacked(Proportional(0.5), Linear(2.0))
+
+
+OWN = {"hf_names", "required_keys", "optional_keys", "from_block", "to_block", "longrope_block", "to_dict"}
+OWN |= {"inv_freq", "inv_freq_of_lengths", "unscaled", "can_be_rounded"}  # what a combination is, or computes itself
+HOOKS = sorted(name for name in vars(Scaling) if not name.startswith("_") and name not in OWN)
+ARGUMENTS = {"ladder_max": 64, "max_position_embeddings": 64, "seq_len": 100, "head_dim": 8, "rotary_dim": 8}
+COMBINATIONS: dict[str, tuple[Any, set[str]]] = {  # and the hooks that another part answers
+    "LeRoPE": (lambda rule: LeRoPE((0.0,) * 4, rule), set()),
+    "Resonance": (Resonance, set()),
+    "PerAxis": (lambda rule: PerAxis((None, rule)), {"can_be_extended", "check_axes"}),
+    "Stacked, by": (lambda rule: Stacked(Linear(1.0), rule), {"trained_part"}),
+    "Stacked, of": (lambda rule: Stacked(rule, Linear(1.0)), {"original_length", "target_length", "trained_part"}),
+}
+
+
+def asked(rule: Scaling, hook: str) -> Any:
+    """What a hook returns, or the error that it raises."""
+    member = getattr(rule, hook)
+    if not callable(member):
+        return member
+    names = inspect.signature(member).parameters
+    try:
+        return member(**{name: ARGUMENTS.get(name) for name in names})
+    except rw.RopeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        YaRN(4.0, 16, attention_factor=1.0), YaRN(4.0, 16), DynamicNTK(2.0), LongRoPE((1.0,) * 4, (2.0,) * 4, 16),
+        LongRoPE((1.0,) * 3, (2.0,) * 3, 16), CoPE(3), CoPE(5), Stacked(Linear(2.0), YaRN(2.0, 32)),
+        PerAxis((Linear(2.0), None)),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)  # fmt: skip
+def test_a_combination_forwards_every_hook(rule: Scaling, name: str, hook: str) -> None:
+    """Around one rule that scales, each hook of the base class is that rule's, in the combination if it is a rule."""
+    combine, others = COMBINATIONS[name]
+    try:
+        combination = combine(rule)
+    except rw.RopeError:
+        return
+    expected = asked(rule, hook)
+    if hook not in others and not (name == "PerAxis" and hook == "check" and rule.attention_factor_at(64, 100) != 1):
+        assert asked(combination, hook) == (combine(expected) if isinstance(expected, Scaling) else expected)
 
 
 # --- rules of the caller

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ropewalk as rw
 from ropewalk.rotation import LearnedFrequencies
@@ -196,13 +198,87 @@ def test_positions_may_be_the_third_argument_or_left_out(layout):
         assert torch.equal(rope.rotate(q, ids, layout=layout), expected[0])
 
 
+AXIAL = {"axes": (0, 0, 1, 1), "axes_restart": True}
+SHIFTED = {
+    "plain": {}, "interleaved": {"interleaved": True}, "partial": {"rotary_dim": 4},
+    "yarn": {"scaling": rw.scaling.YaRN(4.0, 64)}, "llama3": {"scaling": rw.scaling.Llama3(8.0, 1.0, 4.0, 64)},
+    "mrope": {"axes": (0, 1, 1, 2)}, "axial": AXIAL, "blocks": {**AXIAL, "axis_blocks": True},
+    "dynamic": {"scaling": rw.scaling.DynamicNTK(2.0), "max_position_embeddings": 16},
+    "longrope": {"scaling": rw.scaling.LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 16, factor=4.0)},
+}  # fmt: skip
+
+
+@given(st.sampled_from(sorted(SHIFTED)), st.sampled_from(["bshd", "bhsd", "thd"]), st.booleans(), st.data())
+def test_shifted_keys_are_those_of_the_new_positions(name, layout, inplace, data):
+    """shift(rotate(k, p), d) is the oracle's rotation by p + d, for each form of d; shifts add up, and -d undoes d."""
+    config = rope_of(**SHIFTED[name]).config
+    rope, axes, batch = rw.RotaryEmbedding(config), config.num_axes, 1 if layout == "thd" else 2
+    several = () if axes == 1 else (axes,)
+    forms = [(5,), (1,)] if layout == "thd" else [(5,), (1,), (2, 5), (2, 1), (1, 5)]
+    if config.axes_restart or data.draw(st.booleans()):
+        shape = (*data.draw(st.sampled_from(forms)), *several)
+        count = int(np.prod(shape))
+        delta = torch.tensor(data.draw(st.lists(st.integers(-500, 500), min_size=count, max_size=count))).view(shape)
+        added = delta if len(shape) - len(several) == 2 else delta[None]
+    else:
+        delta = data.draw(st.integers(-500, 500))
+        added = delta
+    length = {"seq_len": data.draw(st.sampled_from([8, 40]))} if config.needs_seq_len else {}
+    positions = torch.randint(0, 10_000, (batch, 5, *several))
+    keys = torch.randn(batch, 5, 3, 8, dtype=torch.float64)
+
+    frequencies = rw.inverse_frequencies(config, **length)
+    moved = (positions + added).reshape(batch, 5, axes).double()
+    angle = (moved @ frequencies.inv_freq)[:, :, None].numpy()
+    blocks = [(0, slice(0, 4)), (1, slice(4, 8))] if config.axis_blocks else [(None, slice(0, 8))]
+    expected = np.concatenate([
+        oracle.rotate(keys[..., part].numpy(), angle if axis is None else angle[..., 2 * axis : 2 * axis + 2],
+                      interleaved=config.interleaved, scale=frequencies.attention_factor)
+        for axis, part in blocks
+    ], -1)  # fmt: skip
+
+    def laid_out(x):
+        return {"bshd": x, "bhsd": x.transpose(1, 2), "thd": x[0]}[layout].clone()
+
+    ids = positions[0] if layout == "thd" else positions
+    cached = rope.rotate(laid_out(keys), ids, layout=layout, **length)
+    before = cached.clone()
+    got = rope.shift(cached, delta, layout=layout, inplace=inplace, **length)
+    torch.testing.assert_close(got, laid_out(torch.from_numpy(expected)), rtol=0, atol=1e-10)
+    assert (got is cached) if inplace else torch.equal(cached, before)
+    torch.testing.assert_close(rope.shift(got, -delta, layout=layout, **length), before, rtol=0, atol=1e-10)
+    twice = rope.shift(rope.shift(before, delta, layout=layout, **length), delta, layout=layout, **length)
+    torch.testing.assert_close(twice, rope.shift(before, 2 * delta, layout=layout, **length), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shifted_keys_in_other_dtypes(dtype):
+    """One more rounding, also in the last features of a wider head, and with gradients."""
+    rope, keys = rope_of(scaling=rw.scaling.YaRN(4.0, 64)), torch.randn(2, 5, 3, 12).to(dtype).requires_grad_()
+    got = rope.shift(rope.rotate(keys, offset=1000, rotary_offset=4), -370, rotary_offset=4)
+    torch.testing.assert_close(
+        got, rope.rotate(keys, offset=630, rotary_offset=4), rtol=0, atol=24 * torch.finfo(dtype).eps
+    )
+    got.sum().backward()
+    assert keys.grad is not None
+
+
 @pytest.mark.rejects
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda q, k: rope_of()(q, k, 3), r"position_ids  3\n.*offset=3"),
-        (lambda q, k: rope_of().cos_sin(3), r"torch\.tensor\(\[3\]\)"),
+        (lambda q, k: rope_of().cos_sin(3), r"torch\.arange\(3\), for position 3 torch\.tensor\(\[3\]\)"),
+        (lambda q, k: rope_of().rotate(torch.zeros(1, 8, 4, 128)), r"`x` must have .*`head_dim`.*rotary_dim=\.\.\."),
+        (lambda q, k: rope_of()(q, k[..., :4]), "`k` must have the config's `head_dim`"),
+        (lambda q, k: rope_of().shift(k, 2.5), "`delta` must be a whole number"),
+        (lambda q, k: rope_of().shift(k, torch.arange(4)), r"`delta` must be .*int64\[4\].*\[batch, 1\]"),
+        (lambda q, k: rope_of().shift(k, torch.zeros(3, 5).long()), "`delta` must be a whole number"),
+        (lambda q, k: rope_of().shift(k, torch.ones(5).bfloat16()), "`delta` must be integers, or float32"),
+        (lambda q, k: rope_of(**AXIAL).shift(k, 3), r"\[1, axes\]"),
+        (lambda q, k: rope_of(scaling=rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16)).shift(k, 3), "on the seq"),
+        (lambda q, k: rope_of().shift([1.0], 3), "`keys` must be a tensor"),
         (lambda q, k: rope_of()(q, k, torch.arange(7)), "`q` has 5 tokens but `position_ids` has 7"),
         (lambda q, k: rope_of()(q, k[:, :3], torch.arange(5)), "`k` has 3 tokens but `position_ids` has 5"),
         (lambda q, k: rope_of()(q, k, torch.zeros(3, 5).long()), "batch of `position_ids` is neither 1"),
@@ -245,7 +321,7 @@ def test_positions_of_16_bits_are_refused(dtype):
         "forward": lambda: rope_of()(x, x, ids),
         "rotate": lambda: rope_of().rotate(x, ids),
         "apply": lambda: rw.apply_rotary_pos_emb(x, ids),
-        "learned": lambda: LearnedFrequencies(config)(ids),
+        "learned": lambda: LearnedFrequencies(config).cos_sin(ids),
         "attention": lambda: rw.Attention(16, 2, rope=config)(x.view(1, 3, 16), position_ids=ids),
         "bias": lambda: rw.Attention(16, 2, encoding="alibi")(x.view(1, 3, 16), position_ids=ids),
     }

@@ -6,8 +6,11 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import ropewalk as rw
+from tests.launch.ranks import run_forked
 
 CONFIG = rw.RopeConfig(
     16, interleaved=True, theta=10.0, axes=rw.positions.axes_from_sections([4, 4]), axes_restart=True
@@ -17,7 +20,7 @@ CONFIG = rw.RopeConfig(
 def test_unmixed_start_is_the_axial_rotation():
     """Before training and without mixing it is the fixed axial embedding, shared by all heads."""
     ids = torch.randint(0, 14, (2, 9, 2))
-    learned = rw.rotation.LearnedFrequencies(CONFIG, mixed=False)(ids)
+    learned = rw.rotation.LearnedFrequencies(CONFIG, mixed=False).cos_sin(ids)
     fixed = rw.RotaryEmbedding(CONFIG).cos_sin(ids)
     for a, b in zip(learned, fixed, strict=True):
         torch.testing.assert_close(a[:, :, 0], b, rtol=0, atol=1e-5)  # the parameter itself is float32
@@ -71,7 +74,7 @@ def test_a_mixed_start_is_a_rotation(axes):
 def test_a_mixed_pair_follows_the_diagonal():
     """The angle is the dense product positions @ frequencies, in float64, for each head."""
     learned, ids = rw.rotation.LearnedFrequencies(CONFIG, num_heads=3), torch.rand(1, 9, 2) * 100
-    cos, sin = learned(ids)
+    cos, sin = learned.cos_sin(ids)
     angle = torch.einsum("bsa,hap->bshp", ids.double(), learned.freqs.detach().double())
     torch.testing.assert_close(cos, angle.cos().float(), rtol=0, atol=1e-7)
     torch.testing.assert_close(sin, angle.sin().float(), rtol=0, atol=1e-7)
@@ -88,7 +91,7 @@ def test_it_learns():
     target = rw.rotate(x, angle.cos(), angle.sin(), interleaved=True)
     for _ in range(150):
         optimizer.zero_grad()
-        loss = (rw.rotate(x, *learned(ids), interleaved=True) - target).square().mean()
+        loss = (rw.rotate(x, *learned.cos_sin(ids), interleaved=True) - target).square().mean()
         loss.backward()
         optimizer.step()
     torch.testing.assert_close(learned.freqs.detach()[0, 0], truth, rtol=0, atol=1e-2)
@@ -126,11 +129,55 @@ def test_a_16_bit_checkpoint_is_widened():
     assert learned.half().freqs.dtype == torch.float32
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+def test_called_like_a_rope(layout):
+    """On the axes and before training it rotates as `RotaryEmbedding`, with its factor, in every layout."""
+    config = rw.RopeConfig(16, interleaved=False, rotary_dim=8, scaling=rw.scaling.YaRN(4.0, 64))
+    learned, rope, ids = rw.rotation.LearnedFrequencies(config), rw.RotaryEmbedding(config), torch.arange(7) * 100
+    q, k = (torch.randn(1, 7, heads, 16) for heads in (4, 2))
+    q, k = {"bshd": (q, k), "bhsd": (q.transpose(1, 2), k.transpose(1, 2)), "thd": (q[0], k[0])}[layout]
+    for got, wanted in zip(learned(q, k, ids, layout=layout), rope(q, k, ids, layout=layout), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)  # the parameter itself is float32
+
+
+class Model(torch.nn.Module):
+    """Frequencies beside a layer that a policy casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned = rw.rotation.LearnedFrequencies(CONFIG, mixed=False)
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        assert self.layer.weight.dtype == torch.bfloat16
+        return self.learned(x, x, ids)[0]
+
+
+def sharded(rank: int) -> None:
+    """A policy of 16 bits for the whole model is refused; frequencies that are sharded first are exact and learn."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=False)
+    x, ids, mesh = torch.randn(1, 6, 1, 16), torch.randint(1000, 4000, (6, 2)), init_device_mesh("cpu", (1,))
+    wanted = rw.RotaryEmbedding(CONFIG).rotate(x, ids)
+    with pytest.raises(rw.RopeError, match=r"(?s)must be float32.*fully_shard on this module first"):
+        fully_shard(Model(), mesh=mesh, mp_policy=policy)(x, ids)
+    model = Model()
+    fully_shard(model.learned, mesh=mesh)
+    got = fully_shard(model, mesh=mesh, mp_policy=policy)(x, ids)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)
+    got.square().sum().backward()
+    assert model.learned.freqs.grad is not None
+
+
+def test_fsdp_with_16_bits(tmp_path):
+    """Law 3 under a policy that casts parameters for each forward pass."""
+    run_forked(sharded, 1, tmp_path)
+
+
 @pytest.mark.rejects
 def test_bad_input():
     """Coordinates without their axes, and no heads, are refused."""
     with pytest.raises(rw.RopeError, match="wrong shape"):
-        rw.rotation.LearnedFrequencies(CONFIG)(torch.zeros(9))
-    with pytest.raises(rw.RopeError, match="`num_heads` must be at least 1"):
+        rw.rotation.LearnedFrequencies(CONFIG).cos_sin(torch.zeros(9))
+    with pytest.raises(rw.RopeError, match="`num_heads` must be a whole number from 1"):
         rw.rotation.LearnedFrequencies(CONFIG, num_heads=0)
     assert len(rw.rotation.LearnedFrequencies(CONFIG, num_heads=1).freqs) == 1

@@ -89,42 +89,30 @@ def test_bad_input(message, call):
 
 @pytest.mark.parametrize("twice", [lambda x: torch.cat([x, x], -1), lambda x: x.repeat_interleave(2, -1)])
 @pytest.mark.parametrize("name", ["rotate", "rotate_qk", "qk_norm_rotate", "rotate_store"])
-def test_tables_with_each_angle_twice_are_refused(name, twice, monkeypatch):
-    """transformers' tables of a partial rotation can fit the whole head, and rotate the wrong features in silence."""
-    monkeypatch.setattr(checks, "_SINGLE", set())
-    cos, sin = (
-        twice(table) for table in rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False)).cos_sin(torch.arange(5))
-    )
+def test_tables_are_accepted_by_their_shapes(name, twice):
+    """transformers' tables of a partial rotation are refused if `rotary_dim` says so, whatever was called before.
+
+    A table of positions (m, m), which contains each angle twice, is right.
+    """
+    once = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False)).cos_sin(torch.arange(5))
+    doubled = [twice(table) for table in once]
     x, weight, buffers = torch.randn(2, 5, 1, 32), torch.ones(32), torch.zeros(2, 2, 1, 8, 32)
     store = rw.fused.Store(*buffers, x, torch.arange(5)[None])
 
-    def call(cos, sin):
+    def call(cos, sin, rotary_dim=None):
         arguments = {
             "rotate": (x, cos, sin), "rotate_qk": (x, x, cos, sin), "rotate_store": (x, x, cos, sin, store),
             "qk_norm_rotate": (x, x, weight, weight, cos, sin),
         }[name]  # fmt: skip
         return getattr(rw if name.startswith("rotate") and name != "rotate_store" else rw.fused, name)(
-            *arguments, interleaved=False
+            *arguments, interleaved=False, rotary_dim=rotary_dim
         )
 
-    with pytest.raises(rw.RopeError, match=r"(?s)each angle twice.*cos\[\.\.\., :8\].*cos\[\.\.\., ::2\]"):
-        call(cos, sin)
-    call(*torch.ones(2, 5, 16))  # equal angles say nothing
-    assert not checks._SINGLE
-    single = rw.RotaryEmbedding(rw.RopeConfig(32, interleaved=False)).cos_sin(torch.arange(5))
-    call(*single)
-    assert list(checks._SINGLE) == [16]
-
-
-def test_a_patch_on_the_diagonal_is_no_doubled_table(monkeypatch):
-    """An axial table of one patch whose row and column are equal contains each angle twice, and is right."""
-    monkeypatch.setattr(checks, "_SINGLE", set())
-    axial = rw.RopeConfig(32, interleaved=False, axes=(0,) * 8 + (1,) * 8, axes_restart=True)
-    rope, x = rw.RotaryEmbedding(axial), torch.randn(1, 3, 2, 32)
-    for ids in (torch.full((1, 2), 7), torch.tensor([[0, 0], [0, 1], [1, 0]])):
-        tables = rope.cos_sin(ids)
-        rw.rotate(x[:, : len(ids)], *tables, interleaved=False)
-    rope.rotate(x, torch.tensor([[1, 1], [2, 2], [3, 3]]))  # its own tables are not in doubt
+    for _ in range(2):
+        with pytest.raises(rw.RopeError, match=r"(?s)each angle twice.*cos\[\.\.\., :8\].*cos\[\.\.\., ::2\]"):
+            call(*doubled, rotary_dim=16)
+        call(*once, rotary_dim=16)
+        call(*doubled)
 
 
 def test_an_output_beside_its_input_is_apart():
@@ -164,7 +152,9 @@ def test_arguments_are_checked_once(monkeypatch):
     calls = []
     for module, name in ((checks, "check_tables"), (rotate_module, "choose")):
         plain = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, plain=plain, name=name: calls.append(name) or plain(*given))
+        monkeypatch.setattr(
+            module, name, lambda *given, plain=plain, name=name, **named: calls.append(name) or plain(*given, **named)
+        )
     q, k, ids = torch.randn(1, 3, 4, 8), torch.randn(1, 3, 2, 8), torch.arange(3)
     rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
     tables = rope.cos_sin(ids)

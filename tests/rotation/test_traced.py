@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
 from ropewalk.rope.dispatch import constant_to_compilers
-from ropewalk.rotation import checks
 from tests.launch.ranks import run_forked
 
 pytestmark = pytest.mark.traced
@@ -64,21 +63,6 @@ def test_counted_positions_in_a_graph():
     exported = torch.export.export(rope, (q, k), dynamic_shapes=({1: seq}, {1: seq})).module()
     q, k, ids = inputs(33)
     torch.testing.assert_close(exported(q, k), rope(q, k, ids))
-
-
-def test_doubled_tables_are_not_looked_for_in_a_graph(monkeypatch):
-    """Eager calls remember the numbers of pairs that they have seen; a graph does not depend on it."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(checks, "_SINGLE", set())
-    graphs = CompileCounter()
-    compiled = torch.compile(lambda x, c, s: rw.rotate(x, c, s, interleaved=False), fullgraph=True, backend=graphs)
-    q, _, ids = inputs(7)
-    cos, sin = rw.RotaryEmbedding(CONFIGS["half"]).cos_sin(ids)
-    before = compiled(q, cos, sin)
-    torch.testing.assert_close(rw.rotate(q, cos, sin, interleaved=False), before)
-    assert list(checks._SINGLE) == [4]
-    compiled(q, cos, sin)
-    assert graphs.frame_count == 1
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face, rope_parameters
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
-from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_whole, check_whole, is_number
+from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 
 DEFAULT_THETA = 10_000.0
 _LATER = {"later": True}  # marks fields that are not printed at their default, so that digests of older ropes stay
@@ -44,8 +44,8 @@ def _base(theta: Any) -> float:
 
 
 def _whole_axes(axes: Any) -> tuple[int, ...]:
-    numbers = [as_whole(axis) for axis in axes] if isinstance(axes, Iterable) else [None]
-    if None in numbers:
+    numbers = [as_whole(axis) for axis in as_tuple(axes)]
+    if None in numbers or not numbers:
         raise RopeError(
             "RopeConfig: `axes` must be whole numbers, one for each pair.", facts={"axes": axes}, cure=_AXES_CURE
         )
@@ -210,7 +210,7 @@ class RopeConfig:
 
     def _explicit(self, inv_freq: Any) -> tuple[float, ...]:
         """Return the given frequencies as floats; check that no other field sets them."""
-        given = tuple(inv_freq) if isinstance(inv_freq, Iterable) else ()
+        given = as_tuple(inv_freq)
         if len(given) != self.pairs or not all(map(is_number, given)):
             raise RopeError(
                 "RopeConfig: `inv_freq` needs one finite number for each pair.",

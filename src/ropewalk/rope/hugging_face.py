@@ -240,15 +240,16 @@ def _frequencies(
 
 
 def _read(config: Any) -> dict[str, Any]:
-    if isinstance(config, Mapping):
+    if isinstance(config, Mapping) and all(isinstance(key, str) for key in config):
         return dict(config)
     if isinstance(config, (str, PathLike)) and str(config):
         file = os.path.join(config, "config.json") if os.path.isdir(config) else config
-        return read_json(Path(file), "from_hf", "Pass a config.json, or its folder. Fetch a damaged file again.")
+        cure = "Pass a config.json, or its folder. Fetch a damaged file again. For a model of the hub pass "
+        return read_json(Path(file), "from_hf", cure + "transformers.AutoConfig.from_pretrained(name).")
     if callable(getattr(config, "to_dict", None)) and not isinstance(config, type):
         return dict(config.to_dict())
     raise RopeError(
-        "from_hf: `config` must be a path, a dict, or an object with `to_dict()`.",
+        "from_hf: `config` must be a path, a dict of named values, or an object with `to_dict()`.",
         facts={"config": config},
         cure="Pass the folder of the checkpoint, its config.json, or its content.",
     )

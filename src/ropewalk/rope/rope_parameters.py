@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.scaling import RULES, Ladder, Scaling, rule_of_type
-from ropewalk.rope.values import MOST_TOKENS, TRAINED_KEY, as_whole, number, refuse_null
+from ropewalk.rope.values import MOST_TOKENS, TRAINED_KEY, as_tuple, as_whole, number, refuse_null
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
@@ -504,7 +504,8 @@ def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tu
     >>> axes_from_sections([1, 3], interleaved=True)
     (0, 1, 0, 1)
     """
-    counts = [as_whole(pairs) or 0 for pairs in sections] if isinstance(sections, Iterable) else []
+    check_kind("axes_from_sections", bool, "True is Qwen3-VL's order of axes.", interleaved=interleaved)
+    counts = [as_whole(pairs) or 0 for pairs in as_tuple(sections)]
     if not counts or min(counts) < 1:
         raise RopeError(
             "axes_from_sections: every axis needs at least one pair.",

@@ -119,27 +119,27 @@ def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
         )
 
 
-def check_position_numbers(position_ids: object, where: str) -> None:
+def check_position_numbers(position_ids: object, where: str, name: str = "position_ids") -> None:
     """Raise `RopeError` if positions are not a tensor of integers, or of floats of at least 32 bits."""
     if not isinstance(position_ids, Tensor):
         number = as_whole(position_ids)
         raise RopeError(
-            f"{where}: `position_ids` must be a tensor.",
-            facts={"position_ids": position_ids},
-            cure="Pass torch.as_tensor(position_ids), on the device of the queries."
+            f"{where}: `{name}` must be a tensor.",
+            facts={name: position_ids},
+            cure=f"Pass torch.as_tensor({name}), on the device of the queries."
             if number is None
-            else f"To start at position {number} pass offset={number}; for one token pass torch.tensor([{number}]).",
+            else f"For {number} tokens pass torch.arange({number}), for position {number} torch.tensor([{number}]).",
         )
     if position_ids.is_complex() or position_ids.dtype == torch.bool:
         raise RopeError(
-            f"{where}: `position_ids` must be integers (or real coordinates).",
-            facts={"position_ids": position_ids},
+            f"{where}: `{name}` must be integers (or real coordinates).",
+            facts={name: position_ids},
             cure="A padding mask is not a position: use attention_mask.cumsum(-1) - 1.",
         )
     if position_ids.is_floating_point() and position_ids.dtype.itemsize < 4:
         raise RopeError(
-            f"{where}: `position_ids` must be integers, or float32 and wider: 16 bits round positions above 256.",
-            facts={"position_ids": position_ids},
+            f"{where}: `{name}` must be integers, or float32 and wider: 16 bits round positions above 256.",
+            facts={name: position_ids},
             cure="Build them as integers, torch.arange(tokens), and do not cast them with the model's inputs.",
         )
 

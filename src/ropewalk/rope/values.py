@@ -48,7 +48,7 @@ def is_number(value: object) -> bool:
 
 
 def as_whole(value: object) -> int | None:
-    """Return the value as an int, or None if it is not one. A float such as 128.0 is not: write `//`, not `/`.
+    """Return the value as an int, or None if it is not one of 64 bits. 128.0 is not one: write `//`, not `/`.
 
     >>> as_whole(128), as_whole(128.0), as_whole("128"), as_whole(True)
     (128, None, None, None)
@@ -56,11 +56,19 @@ def as_whole(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):  # compilers need not trace `operator.index`
-        return value
+        return value if abs(value) < 1 << 63 else None
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return as_whole(operator.index(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the elements of an iterable; () for anything else, such as a number or a tensor without dimensions."""
+    try:
+        return tuple(value)
+    except TypeError:
+        return ()
 
 
 # --- arguments and options

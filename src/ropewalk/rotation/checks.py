@@ -22,21 +22,26 @@ Layout = Literal["bshd", "bhsd", "thd"]
 _ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 _STRIDED = torch.strided
 _TABLES = frozenset((torch.float32, torch.float64))
-_SINGLE: set[int] = set()  # numbers of pairs of tables that contain each angle once
 _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens and heads
 
 
 def check_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, interleaved_out: bool | None,
-    rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None,
+    rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None, name: str = "x",
 ) -> Turn:  # fmt: skip
-    """Check all arguments for the rotation of one tensor; return `turn` with its output pairing, offset and blocks."""
-    _check_scale(turn.scale)
-    check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, "x")
-    if rotary_offset or interleaved_out is not None or blocks:
-        turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, "x")
+    """Check all arguments of the rotation of a tensor; return `turn` with its output pairing, offset and blocks."""
+    _check_options(turn.scale, turn.inverse, rotary_dim, inplace)
+    check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, name)
+    if (
+        type(rotary_offset) is not int
+        or rotary_offset
+        or interleaved_out is not None
+        or type(blocks) is not tuple
+        or blocks
+    ):
+        turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, name)
     if inplace or out is not None:
-        _check_target(x, cos, sin, inplace, out)
+        _check_target(x, cos, sin, inplace, out, name)
     return turn
 
 
@@ -48,19 +53,25 @@ def check_both(
 
     `rotary_offset` may be two numbers, one for queries and one for keys.
     """
-    _check_scale(turn.scale)
+    _check_options(turn.scale, turn.inverse, rotary_dim, inplace)
     check_tables(q, cos, sin, turn.interleaved, rotary_dim, turn.layout, "q")
     if not _fits_alike(q, k, cos, turn.layout):
         check_tables(k, cos, sin, turn.interleaved, rotary_dim, turn.layout, "k")
     of_q = of_k = turn
-    if rotary_offset or interleaved_out is not None or blocks:
+    if (
+        type(rotary_offset) is not int
+        or rotary_offset
+        or interleaved_out is not None
+        or type(blocks) is not tuple
+        or blocks
+    ):
         pairs = cos.shape[-1]
         both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
         of_q = _placed(turn, q, pairs, interleaved_out, both[0], blocks, "q")
         of_k = _placed(turn, k, pairs, interleaved_out, both[1], blocks, "k")
     if inplace:  # both, before either is written
-        _check_target(q, cos, sin, True, None)
-        _check_target(k, cos, sin, True, None)
+        _check_target(q, cos, sin, True, None, "q")
+        _check_target(k, cos, sin, True, None, "k")
         if not (reasons_for_mathematics(q) or reasons_for_mathematics(k) or are_apart(q, k)):
             raise RopeError(
                 "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
@@ -70,10 +81,17 @@ def check_both(
     return of_q, of_k
 
 
-def _check_scale(scale: object) -> None:
-    if not is_compiling() and type(scale) is not float and not is_number(scale):
+def _check_options(scale: object, inverse: object, rotary_dim: object, inplace: object) -> None:
+    """Check that the factor is a number, a width a whole one, and that flags are True or False."""
+    if type(scale) is not float and not is_compiling() and not is_number(scale):
         raise RopeError(
             "rotate: `scale` must be a finite number.", facts={"scale": scale}, cure="Pass rope.attention_factor."
+        )
+    if type(inverse) is not bool or type(inplace) is not bool:
+        check_kind("rotate", bool, "Pass True or False.", inverse=inverse, inplace=inplace)
+    if rotary_dim is not None and as_whole(rotary_dim) is None:
+        raise RopeError(
+            "rotate: `rotary_dim` must be a whole number.", facts={"rotary_dim": rotary_dim}, cure="It is 2 * pairs."
         )
 
 
@@ -215,37 +233,14 @@ def _refuse_pairs(x: Tensor, cos: Tensor, interleaved: bool, rotary_dim: int | N
     pairs, rotated = cos.shape[-1], x.shape[-1] if rotary_dim is None else rotary_dim
     cure = "For partial rotation pass the number of rotated features: rotary_dim=2 * pairs."
     if pairs == rotated and pairs % 2 == 0:
-        cure = _doubled_cure(pairs // 2)
+        once = f"cos[..., :{pairs // 2}] and sin[..., :{pairs // 2}]"
+        cure = f"transformers' tables contain each angle twice: pass {once}, or cos[..., ::2] and sin[..., ::2] if "
+        cure += "neighbours are equal."
     raise RopeError(
         f"rotate: `cos` has {pairs} pairs, which is not half of "
         + ("head_dim." if rotary_dim is None else "rotary_dim, or more than the head has."),
         facts={name: x, "cos": cos, "rotary_dim": rotary_dim},
         cure=cure,
-    )
-
-
-def check_single(cos: Tensor) -> None:
-    """Raise `RopeError` for a table that contains each angle twice, as transformers' do, and yet fits the head.
-
-    The numbers are compared for tables on the CPU, outside of compilers, once for each number of pairs.
-    """
-    pairs = cos.shape[-1]
-    if is_compiling() or pairs in _SINGLE or pairs < 4 or pairs % 2 or not cos.is_cpu:
-        return
-    if cos.numel() == pairs:  # it may be that of a patch whose row and column are equal
-        return
-    if reasons_for_mathematics(cos) or bool((cos == cos[..., :1]).all()):
-        return
-    twice = torch.equal(cos[..., : pairs // 2], cos[..., pairs // 2 :]) or torch.equal(cos[..., ::2], cos[..., 1::2])
-    if twice:
-        raise RopeError("rotate: `cos` contains each angle twice.", facts={"cos": cos}, cure=_doubled_cure(pairs // 2))
-    _SINGLE.add(pairs)
-
-
-def _doubled_cure(pairs: int) -> str:
-    return (
-        f"transformers' tables contain each angle twice: pass cos[..., :{pairs}] and sin[..., :{pairs}], or "
-        "cos[..., ::2] and sin[..., ::2] if neighbours are equal."
     )
 
 
@@ -331,7 +326,7 @@ def _placed(
     return turn._replace(interleaved_out=exchanged, first=first, blocks=tuple(whole) if len(whole) > 1 else ())
 
 
-def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
+def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None, name: str) -> None:
     """Check that the result can be written into `x` or `out`, and that gradients stay right."""
     if inplace and out is not None:
         raise RopeError("rotate: `inplace` and `out` are mutually exclusive.", cure="Pass one of them.")
@@ -345,7 +340,7 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
                 facts={"x": x, "out": out},
                 cure="Omit `out` while training, or rotate under torch.no_grad().",
             )
-        _check_recorded(x)
+        _check_recorded(x, name)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
         raise RopeError(
             "rotate: `out` must have the shape, dtype and device of `x`.",
@@ -355,26 +350,26 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
     if overlaps_itself(target):
         raise RopeError(
             "rotate: an expanded tensor, or one that overlaps itself, cannot be written: its elements share memory.",
-            facts={"target": target, "strides": target.stride()},
+            facts={name if out is None else "out": target, "strides": target.stride()},
             cure="Rotate a new tensor, or pass target.contiguous().",
         )
 
 
-def _check_recorded(x: Tensor) -> None:
+def _check_recorded(x: Tensor, name: str) -> None:
     """Check that autograd can record a change of `x`; autograd would raise only after the kernel has written."""
     view = not torch.compiler.is_compiling() and type(x) is Tensor and x._is_view()
     leaf = x._base if view and x.requires_grad else x
     if leaf is not None and leaf.is_leaf and leaf.requires_grad:
         raise RopeError(
             "rotate: a leaf that requires grad cannot be rotated in place: its gradient would be lost.",
-            facts={"x": x},
+            facts={name: x},
             cure="Rotate a new tensor (inplace=False), or rotate under torch.no_grad().",
         )
     made = torch._C._autograd._get_creation_meta(x) if view else torch._C._autograd.CreationMeta.DEFAULT
     if made != torch._C._autograd.CreationMeta.DEFAULT:
         raise RopeError(
             "rotate: autograd cannot record a change of a view made by unbind, split, chunk or under no_grad.",
-            facts={"x": x, "made by": made.name},
+            facts={name: x, "made by": made.name},
             cure="Make it by slicing (qkv[:, :, :heads]) with gradients on, or rotate a new tensor.",
         )
 

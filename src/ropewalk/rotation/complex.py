@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.dispatch import reasons_for_mathematics
 from ropewalk.rope.values import Float, Shaped
 
@@ -20,6 +20,7 @@ def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs
     >>> freqs_cis(torch.ones(2, 3), torch.zeros(2, 3)).dtype
     torch.complex64
     """
+    check_kind("freqs_cis", Tensor, "Build both with rope.cos_sin(position_ids).", cos=cos, sin=sin)
     if cos.dtype not in (torch.float32, torch.float64) or cos.dtype != sin.dtype or cos.shape != sin.shape:
         raise RopeError(
             "freqs_cis: `cos` and `sin` must have the same shape, and be both float32 or both float64.",
@@ -47,6 +48,7 @@ def apply_rotary_complex(
     >>> apply_rotary_complex(x, torch.tensor([[1j]])).flatten().tolist()
     [0.0, 1.0]
     """
+    check_kind("apply_rotary_complex", Tensor, "Build freqs_cis(*rope.cos_sin(ids)).", x=x, freqs_cis=freqs_cis)
     rows = freqs_cis.shape[-2] if freqs_cis.ndim >= 2 else 0
     if x.ndim != 4 or freqs_cis.ndim not in (2, 3) or rows != x.shape[1] or 2 * freqs_cis.shape[-1] != x.shape[-1]:
         raise RopeError(

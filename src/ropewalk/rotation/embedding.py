@@ -19,6 +19,7 @@ from ropewalk.rope.frequencies import (
 from ropewalk.rope.tables import (
     COORDINATES,
     check_position_ids,
+    check_position_numbers,
     make_tables,
     text_positions,
 )
@@ -169,7 +170,10 @@ class RotaryEmbedding(nn.Module):
             turns = check_both(q, k, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"q": q, "k": k}, position_ids, layout, self.config.num_axes)
+            self._check_heads(turn, q=q, k=k)
             raise
+        self._check_heads(turns[0], q=q)
+        self._check_heads(turns[1], k=k)
         return rotate_both(q, k, cos, sin, turns, inplace, None)
 
     def rotate(
@@ -195,18 +199,100 @@ class RotaryEmbedding(nn.Module):
             turn = check_one(x, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace, out)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"x": x}, position_ids, layout, self.config.num_axes)
+            self._check_heads(turn, x=x)
             raise
+        self._check_heads(turn, x=x)
         return rotate_one(x, cos, sin, turn, inplace, out, backend)
+
+    def shift(
+        self,
+        keys: Float[Tensor, "*shape head_dim"],
+        delta: int | Real[Tensor, "*shifts"],
+        *,
+        seq_len: SeqLen = None,
+        layout: Layout = "bshd",
+        rotary_offset: int = 0,
+        inplace: bool = False,
+    ) -> Tensor:
+        """Move rotated keys by `delta` tokens: the keys of a cache whose positions change.
+
+        Equal to rotating the unrotated keys at position + delta, for any rotation of this module. The keys contain the
+        attention factor already, and it is not applied again.
+
+        **Arguments:**
+        - `keys`: as `forward` or `rotate` returned them, in the config's pairing. For keys rotated with
+          `interleaved_out`, use a module with that pairing.
+        - `delta`: tokens by which each key moves. An int moves all keys, on every axis (not with `axes_restart`).
+          Tensors have the shapes of `position_ids`, and may have size 1 in place of seq or batch: `[batch, 1]` is one
+          number for each row, `[1, axes]` one for each axis.
+        - `seq_len`: the length under which the keys were rotated, if the frequencies depend on it. Keys of different
+          frequencies cannot be moved.
+        - `layout`, `rotary_offset`, `inplace`: as in `rotate`.
+
+        **Returns:** keys in the same shape and dtype.
+        **Raises:** `RopeError` as `rotate` does, and for a `delta` that does not fit the keys.
+        **Numerics:** those of `rotate`. Each call rounds 16-bit keys once more.
+        **Source:** R(p + d) = R(d) R(p), Su et al. 2021, arXiv:2104.09864, section 3.2.2.
+
+        >>> rope, k = RotaryEmbedding(RopeConfig(head_dim=8, interleaved=False)), torch.randn(1, 5, 2, 8)
+        >>> moved = rope.shift(rope.rotate(k, offset=100), -60)
+        >>> torch.allclose(moved, rope.rotate(k, offset=40), atol=1e-5)
+        True
+        """
+        tokens = token_count(keys, "keys", layout)
+        cos, sin, turn = self._prepared(keys, self._deltas(keys, delta, tokens, layout), seq_len, layout, False)
+        cos, sin = (table.expand(*table.shape[:-2], tokens, table.shape[-1]) for table in (cos, sin))
+        turn = turn._replace(scale=1.0)
+        dim, blocks = self.config.rotary_dim, self.config.blocks
+        turn = check_one(keys, cos, sin, turn, dim, None, rotary_offset, blocks, inplace, None, "keys")
+        self._check_heads(turn, keys=keys)
+        return rotate_one(keys, cos, sin, turn, inplace, None, None)
+
+    def _deltas(self, keys: Tensor, delta: int | Tensor, tokens: int, layout: Layout) -> Tensor:
+        """Return `delta` as position ids, with one row if all keys move alike."""
+        axes, single = self.config.num_axes, as_whole(delta)
+        if single is not None and not isinstance(delta, Tensor) and not self.config.axes_restart:
+            ids = torch.arange(single, single + 1, device=keys.device)
+            return ids if axes == 1 else text_positions(ids, axes)
+        if isinstance(delta, Tensor):
+            check_position_numbers(delta, "shift", "delta")
+            rows = delta.shape if axes == 1 else delta.shape[:-1]
+            fits = 1 <= len(rows) <= (1 if layout == "thd" else 2) and rows[-1] in (1, tokens)
+            fits = fits and (axes == 1 or delta.shape[-1] == axes)
+            if fits and (len(rows) == 1 or rows[0] in (1, keys.shape[0])):
+                return delta
+        raise RopeError(
+            "shift: `delta` must be a whole number of tokens, or a tensor with one for each key, row or axis.",
+            facts={"delta": delta, "keys": keys, "layout": layout, "axes": axes},
+            cure="Pass [seq], [batch, seq] or [batch, 1]; of several axes [seq, axes], [batch, seq, axes], [1, axes].",
+        )
+
+    def _check_heads(self, turn: Turn, **xs: Tensor) -> None:
+        """Raise `RopeError` for heads of a different width than the config's; an offset of the rotation allows more."""
+        for name, x in xs.items():
+            if x.shape[-1] != self.config.head_dim and not turn.first:
+                raise RopeError(
+                    f"RotaryEmbedding: heads of `{name}` must have the config's `head_dim` features.",
+                    facts={name: x, "head_dim": self.config.head_dim, "rotary_dim": self.config.rotary_dim},
+                    cure=f"If a part of each head rotates, pass RopeConfig({x.shape[-1]}, rotary_dim=...).",
+                )
 
     def _positions(self, x: Tensor, name: str, position_ids: Tensor | None, offset: int, layout: Layout) -> Tensor:
         """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
         if position_ids is None:
             return self._counted(x, name, offset, layout)
-        if offset:
+        if type(offset) is not int or offset:
             raise RopeError(
                 "RotaryEmbedding: `offset` and `position_ids` are mutually exclusive.",
                 facts={"offset": offset, "position_ids": position_ids},
                 cure="Leave `offset` out, or pass position_ids + offset.",
+            )
+        given: Any = position_ids
+        if not isinstance(given, Tensor) and as_whole(given) is not None:
+            raise RopeError(
+                "RotaryEmbedding: `position_ids` must be a tensor.",
+                facts={"position_ids": given},
+                cure=f"To start at this position pass offset={given}.",
             )
         check_position_ids(position_ids, self.config.num_axes, "RotaryEmbedding")
         return position_ids
@@ -277,10 +363,12 @@ def apply_rotary_pos_emb(
     x: Float[Tensor, "batch seq heads head_dim"],
     position_ids: Int[Tensor, "*batch seq"],
     theta: float = 10000.0,
-    *,
+    *others: object,
     interleaved: bool = True,
 ) -> Float[Tensor, "batch seq heads head_dim"]:
     """Rotate queries or keys by their positions: RoPE in one call, as in the paper.
+
+    transformers' function of this name takes (q, k, cos, sin); `rotate_qk` does that.
 
     **Arguments:**
     - `x`: `[batch, seq, heads, head_dim]`, any float dtype; not modified.
@@ -289,13 +377,20 @@ def apply_rotary_pos_emb(
     - `interleaved`: True (the paper's) pairs features (0,1), (2,3), ...; False pairs (i, i + head_dim/2).
 
     **Returns:** same shape, dtype and device as `x`.
-    **Raises:** `RopeError` if head_dim is odd or shapes do not fit.
+    **Raises:** `RopeError` if head_dim is odd, if shapes do not fit, and for (q, k, cos, sin).
     **Source:** Su et al. 2021, arXiv:2104.09864, section 3.4.2, eq. 34.
 
     >>> x = torch.randn(2, 5, 4, 8)
     >>> apply_rotary_pos_emb(x, torch.arange(5)).shape
     torch.Size([2, 5, 4, 8])
     """
+    if others or isinstance(theta, Tensor):  # type: ignore[unreachable]
+        raise RopeError(
+            "apply_rotary_pos_emb: the arguments are x, position_ids and theta, not transformers' q, k, cos, sin.",
+            facts={"x": x, "position_ids": position_ids, "theta": theta, "others": len(others)},
+            cure="Pass one angle of each pair: rw.rotate_qk(q, k, cos[..., :head_dim // 2], sin[..., :head_dim // 2], "
+            'interleaved=False, layout="bhsd").',
+        )
     if not isinstance(x, Tensor) or x.ndim != 4:
         raise RopeError(
             "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is not a tensor.",

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.frequencies import attention_factor_of, check_config, inverse_frequencies
 from ropewalk.rope.tables import check_position_ids
-from ropewalk.rope.values import Float, Real
+from ropewalk.rope.values import MOST_SIZE, Float, Real, check_whole
+from ropewalk.rotation.checks import Layout
+from ropewalk.rotation.rotate import rotate_qk
 
 
 class LearnedFrequencies(nn.Module):
@@ -29,25 +31,23 @@ class LearnedFrequencies(nn.Module):
     The parameter stays float32 when the module is cast. After construction on meta and `to_empty`, call
     `reset_parameters()`.
 
-    **Raises:** `RopeError` if `num_heads` is below 1.
+    **Raises:** `RopeError` if `config` is not a `RopeConfig`, or `num_heads` is below 1.
     **Source:** Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
 
     >>> from ropewalk.rope.rope_parameters import axes_from_sections
     >>> axes = axes_from_sections([4, 4])
     >>> config = RopeConfig(head_dim=16, interleaved=True, theta=10.0, axes=axes, axes_restart=True)
-    >>> cos, sin = LearnedFrequencies(config, num_heads=3)(torch.rand(49, 2))
-    >>> cos.shape
+    >>> learned, q = LearnedFrequencies(config, num_heads=3), torch.randn(1, 49, 3, 16)
+    >>> q, k = learned(q, q, torch.rand(49, 2))
+    >>> learned.cos_sin(torch.rand(49, 2))[0].shape
     torch.Size([1, 49, 3, 8])
     """
 
     def __init__(self, config: RopeConfig, num_heads: int | None = None, *, mixed: bool = True) -> None:
         super().__init__()
-        if num_heads is not None and num_heads < 1:
-            raise RopeError(
-                "LearnedFrequencies: `num_heads` must be at least 1.",
-                facts={"num_heads": num_heads},
-                cure="Pass None to share one matrix between all heads.",
-            )
+        check_config(config, "LearnedFrequencies")
+        check_whole("LearnedFrequencies", most=MOST_SIZE, num_heads=num_heads)
+        check_kind("LearnedFrequencies", bool, "True turns the axes of each head at random.", mixed=mixed)
         self.config, self.num_heads, self.mixed = config, num_heads, mixed
         self.freqs = nn.Parameter(torch.empty(num_heads or 1, config.num_axes, config.pairs, dtype=torch.float32))
         self.reset_parameters()
@@ -64,15 +64,42 @@ class LearnedFrequencies(nn.Module):
         self.freqs.copy_(start.to(torch.float32).expand_as(self.freqs))
 
     def forward(
+        self,
+        q: Float[Tensor, "*q_shape head_dim"],
+        k: Float[Tensor, "*k_shape key_dim"],
+        position_ids: Real[Tensor, "*positions"],
+        *,
+        layout: Layout = "bshd",
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys as `RotaryEmbedding` does, by the learned frequencies.
+
+        With a matrix for each head, `q` and `k` have `num_heads` heads each. Raises `RopeError` as `rotate_qk` does.
+        """
+        cos, sin = self.cos_sin(position_ids)
+        if layout == "thd":
+            cos, sin = cos[0], sin[0]
+        config = self.config
+        options: dict[str, Any] = {"rotary_dim": config.rotary_dim, "blocks": config.blocks, "layout": layout}
+        scale = attention_factor_of(config)
+        return rotate_qk(q, k, cos, sin, interleaved=config.interleaved, scale=scale, **options)
+
+    def cos_sin(
         self, position_ids: Real[Tensor, "*positions"]
     ) -> tuple[Float[Tensor, "batch seq heads pairs"], Float[Tensor, "batch seq heads pairs"]]:
         """Return cos and sin, float32 `[batch or 1, seq, heads or 1, pairs]`; for thd drop the leading 1.
 
         Positions are `[seq, axes]` or `[batch, seq, axes]`; with one axis `[seq]` or `[batch, seq]`. Angles are
-        computed in float64. Gradients reach the frequencies.
+        computed in float64. Gradients reach the frequencies. Raises `RopeError` for a parameter in 16 bits, such as
+        under FSDP2 with `param_dtype=torch.bfloat16`.
         """
         axes = self.config.num_axes
         check_position_ids(position_ids, axes, "LearnedFrequencies")
+        if self.freqs.dtype != torch.float32:
+            raise RopeError(
+                "LearnedFrequencies: the frequencies must be float32: 16 bits cannot represent them.",
+                facts={"freqs": self.freqs},
+                cure="Under FSDP2 with a param_dtype, call fully_shard on this module first, without a policy.",
+            )
         if axes == 1:
             position_ids = position_ids[..., None]
         if position_ids.ndim == 2:

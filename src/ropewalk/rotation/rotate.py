@@ -9,7 +9,7 @@ from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import note_written, rotated
 from ropewalk.rotation.backends.request import Backend, Turn
-from ropewalk.rotation.checks import Layout, check_both, check_one, check_single, each_has_its_place, overlap
+from ropewalk.rotation.checks import Layout, check_both, check_one, each_has_its_place, overlap
 
 
 def rotate(
@@ -37,7 +37,8 @@ def rotate(
       `[batch or 1, seq, heads or 1, pairs]`; for thd `[tokens, pairs]` or `[tokens, heads or 1, pairs]`.
     - `interleaved`: True pairs features (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).
     - `interleaved_out`: pairing of the result; None is that of `x`. DeepSeek rotates from True to False in one pass.
-    - `rotary_dim`: 2 * pairs, required if it is less than head_dim; the other features pass through.
+    - `rotary_dim`: 2 * pairs, required if it is less than head_dim; the other features pass through. Without it,
+      transformers' tables of half a head, which contain each angle twice, have the shape of tables for the whole head.
     - `rotary_offset`: first rotated feature. Multi-head latent attention rotates the end of a head:
       head_dim - rotary_dim.
     - `blocks`: with `interleaved=False`, the pairs of each block of features that is half-split separately, in order:
@@ -64,7 +65,6 @@ def rotate(
     """
     turn = Turn(interleaved, scale, inverse, layout)
     turn = check_one(x, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks, inplace, out)
-    check_single(cos)
     return rotate_one(x, cos, sin, turn, inplace, out, backend)
 
 
@@ -101,7 +101,6 @@ def rotate_qk(
     """
     turn = Turn(interleaved, scale, inverse, layout)
     turns = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks, inplace)
-    check_single(cos)
     return rotate_both(q, k, cos, sin, turns, inplace, backend)
 
 
@@ -120,11 +119,16 @@ def rotate_both(
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by checked arguments, each by its `Turn`."""
     turn, of_k = turns
-    module = choose(q, backend, k, cos, sin)
+    module = choose(q, backend, k, cos, sin, names=("q", "k", "cos", "sin"))
     if inplace and not (module.kernels and each_has_its_place(q) and each_has_its_place(k)):
         first = _rotate_into(module, q, cos, sin, turn, None)
         return first, _rotate_into(module, k, cos, sin, of_k, None)
-    if turn == of_k and q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
+    if (
+        (turn is of_k or turn == of_k)
+        and q.dtype == k.dtype
+        and q.shape[0] == k.shape[0]
+        and q.shape[-1] == k.shape[-1]
+    ):
         both = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
         return both[0], both[1]
     first = rotated(module, [q], cos, sin, turn, inplace=inplace)[0]

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ropewalk as rw
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rotation import backends
-from ropewalk.rotation.backends import BACKENDS, choose, choose_attention, cpu, reference
+from ropewalk.rotation.backends import BACKENDS, choose, choose_attention, cpu, reference, triton
 from ropewalk.rotation.backends.request import Backend
 from tests.rotation.backends.places import PLACES
-from tests.rotation.backends.truth import same_bits
+from tests.rotation.backends.truth import Allowed, same_bits, slack, turn, wide
 
 needs_cpu = pytest.mark.skipif(not any(place.backend == "cpu" for place in PLACES), reason="no compiled extension")
 
@@ -153,7 +153,7 @@ def test_without_the_extension(monkeypatch):
     monkeypatch.setattr(compiled, "kernels", native)
     monkeypatch.setattr(compiled, "why_not", why_not)
     monkeypatch.setattr(cpu, "_native", native)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton, "_is_interpreted", lambda: False)
     x, angle, weight = torch.randn(2, 5, 3, 8), torch.arange(20.0).view(5, 4), torch.ones(8)
     cos, sin = angle.cos(), angle.sin()
     assert choose(x) is reference
@@ -169,6 +169,50 @@ def test_without_the_extension(monkeypatch):
     with pytest.raises(rw.RopeError, match="backend 'cpu' cannot run here") as refused:
         rw.rotate(x, cos, sin, interleaved=True, backend="cpu")
     assert refused.value.facts["because"].startswith("the compiled extension is missing")
+
+
+@needs_cpu
+@pytest.mark.parametrize("name", ["q", "k", "cos", "sin"])
+def test_a_refusal_names_its_tensor(name):
+    """The one of the tensors that the named backend cannot take, or that cannot be written."""
+    x, cos, sin = some()
+    tensors = {"q": x, "k": x.clone(), "cos": cos, "sin": sin}
+    negated = torch.complex(-tensors[name], -tensors[name]).conj().imag
+    with pytest.raises(rw.RopeError, match="lazily negated") as caught:
+        rw.rotate_qk(**{**tensors, name: negated}, interleaved=False, backend="cpu")
+    assert set(caught.value.facts) == {name, "because"}
+    if name in "qk":
+        with pytest.raises(rw.RopeError, match="a leaf") as caught:
+            rw.rotate_qk(**{**tensors, name: tensors[name].requires_grad_()}, interleaved=False, inplace=True)
+        assert set(caught.value.facts) == {name}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("scale", [1.0, 1.25])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_one_token_by_the_reference(dtype, layout, scale, inverse, monkeypatch):
+    """Without gradients q and k take one expression together: the oracle's numbers, in memory of their own."""
+    cos, sin = (f(torch.rand(1, 4, dtype=torch.float64)).to(dtype if dtype.itemsize > 2 else torch.float32)
+                for f in (torch.cos, torch.sin))  # fmt: skip
+    q, k = torch.randn(1, 1, 6, 8).to(dtype), torch.randn(1, 1, 2, 8).to(dtype)
+    options = {"interleaved": False, "inverse": inverse, "scale": scale, "layout": layout, "backend": "reference"}
+    lay = {"bshd": lambda x: x, "bhsd": lambda x: x.transpose(1, 2), "thd": lambda x: x[0]}[layout]
+    monkeypatch.setattr(reference, "_rotate", None)  # the expression of many tokens
+    got = rw.rotate_qk(lay(q), lay(k), cos, sin, **options)
+    single = rw.rotate(lay(q), cos, sin, **options)
+    for x, y in zip((q, k, q), (*got, single), strict=True):
+        tables = cos.double().numpy(), sin.double().numpy()
+        expected, lengths = turn(wide(x), *tables, interleaved=False, inverse=inverse, scale=scale)
+        y = y.transpose(1, 2) if layout == "bhsd" else y.view(x.shape)
+        Allowed(expected, slack(lengths, dtype, 2.0), dtype).check(y, layout)
+    before, version = got[1].clone(), got[1]._version
+    got[0].zero_()
+    assert same_bits(got[1], before)
+    assert got[1]._version == version
+    with pytest.raises(TypeError):
+        rw.rotate_qk(lay(q).requires_grad_(), lay(k), cos, sin, **options)
+    assert all(x.is_contiguous() for x in got)
 
 
 @needs_cpu

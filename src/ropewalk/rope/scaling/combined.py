@@ -1,23 +1,105 @@
-"""Rules that use rules: for each axis, on top of a scaling, with learned factors, and for longer videos (RIFLEx)."""
+"""Rules of rules: for each axis, on top of a scaling, rounded, with learned factors; and for longer videos (RIFLEx)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
-from ropewalk.rope.scaling.base import Ladder, Scaling
+from ropewalk.errors import RopeError, check_kind
+from ropewalk.rope.scaling.base import RULES, Ladder, Scaling
 from ropewalk.rope.scaling.yarn import LongRoPE
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import as_tuple, as_whole, is_number
+
+
+class Combination(Scaling):
+    """A rule of other rules, the values of its fields; abstract.
+
+    Each hook of `Scaling` asks all of these parts, and the last one for lengths.
+    """
+
+    can_be_rounded: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> tuple[Scaling, ...]:
+        """Return the rules among the fields."""
+        values = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        several = (value if isinstance(value, tuple) else (value,) for value in values)
+        return tuple(rule for rules in several for rule in rules if isinstance(rule, Scaling))
+
+    def changed(self, change: Callable[[Scaling], Scaling]) -> Scaling:
+        """Return the combination of the changed parts."""
+
+        def new(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(new, value))
+            return change(value) if isinstance(value, Scaling) else value
+
+        return replace(self, **{f.name: new(getattr(self, f.name)) for f in fields(self)})  # type: ignore[type-var, arg-type]
+
+    @property
+    def needs_seq_len(self) -> bool:  # type: ignore[override]
+        return any(part.needs_seq_len for part in self.parts)
+
+    @property
+    def starts_at_max_length(self) -> bool:  # type: ignore[override]
+        return any(part.starts_at_max_length for part in self.parts)
+
+    @property
+    def reads_max_length(self) -> bool:  # type: ignore[override]
+        return any(part.reads_max_length for part in self.parts)
+
+    @property
+    def can_be_extended(self) -> bool:  # type: ignore[override]
+        return all(part.can_be_extended for part in self.parts)
+
+    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
+        factor = 1.0
+        for part in self.parts:
+            factor *= part.attention_factor_at(ladder_max, seq_len)
+        return factor
+
+    @property
+    def original_length(self) -> int | None:
+        return self.parts[-1].original_length if self.parts else None
+
+    @property
+    def switch_length(self) -> int | None:
+        return self.parts[-1].switch_length if self.parts else None
+
+    def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
+        return min((part.longest_at(seq_len, max_position_embeddings) for part in self.parts), default=math.inf)
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return self.parts[-1].target_length(max_position_embeddings) if self.parts else None
+
+    @property
+    def trained_part(self) -> Scaling | None:
+        if all(part.trained_part is None for part in self.parts):
+            return None
+        return self.changed(lambda part: part.trained_part or part)
+
+    def written_out(self, max_position_embeddings: int | None) -> Scaling:
+        return self.changed(lambda part: part.written_out(max_position_embeddings))
+
+    def as_published(self) -> Scaling:
+        return self.changed(lambda part: part.as_published())
+
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        for part in self.parts:
+            part.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+
+    def check_axes(self, num_axes: int | None) -> None:
+        for part in self.parts:
+            part.check_axes(num_axes)
 
 
 @dataclass(frozen=True)
-class PerAxis(Scaling):
+class PerAxis(Combination):
     """A rule for each axis; None leaves an axis unscaled.
 
     Axes need separate ladders (`axes_restart=True`). Rules must not depend on the sequence length and must have no
@@ -32,10 +114,9 @@ class PerAxis(Scaling):
     rules: tuple[Scaling | None, ...]
     rope_type: ClassVar[str] = "per_axis"
     can_be_extended: ClassVar[bool] = False
-    can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        rules: tuple[Any, ...] = tuple(self.rules) if isinstance(self.rules, Iterable) else ()
+        rules = as_tuple(self.rules)
         object.__setattr__(self, "rules", rules)
         refused = [
             rule
@@ -62,10 +143,8 @@ class PerAxis(Scaling):
             )
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
-        for rule in self.rules:
-            if rule is None:
-                continue
-            rule.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+        super().check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+        for rule in self.parts:
             factor = rule.attention_factor_at(max_position_embeddings, None)
             if factor != 1.0:
                 raise RopeError(
@@ -83,7 +162,7 @@ class PerAxis(Scaling):
 
 
 @dataclass(frozen=True)
-class Stacked(Scaling):
+class Stacked(Combination):
     """The rule `by` on the frequencies of `of`, the scaling used in training.
 
     `by` applies to the pairs that `of` has scaled. Linear, NTK and a changed theta multiply them by the same numbers as
@@ -100,7 +179,6 @@ class Stacked(Scaling):
     of: Scaling
     by: Scaling
     rope_type: ClassVar[str] = "stacked"
-    can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.of, Scaling) and isinstance(self.by, Scaling)):
@@ -116,21 +194,6 @@ class Stacked(Scaling):
                 cure="Use the model without an extension.",
             )
 
-    @property
-    def needs_seq_len(self) -> bool:  # type: ignore[override]
-        """Return whether the frequencies depend on the sequence length."""
-        return self.of.needs_seq_len or self.by.needs_seq_len
-
-    @property
-    def starts_at_max_length(self) -> bool:  # type: ignore[override]
-        """Return whether `by` starts from max_position_embeddings."""
-        return self.by.starts_at_max_length
-
-    @property
-    def reads_max_length(self) -> bool:  # type: ignore[override]
-        """Return whether the numbers depend on max_position_embeddings."""
-        return self.of.reads_max_length or self.by.reads_max_length
-
     def below(self, ladder: Ladder, seq_len: int | None) -> Ladder:
         """Return the input ladder of `by`, with the frequencies of `of`."""
         scaled = self.of.inv_freq(ladder, seq_len)
@@ -144,13 +207,6 @@ class Stacked(Scaling):
         if self.of.needs_seq_len:
             return super().inv_freq_of_lengths(ladder, lengths)
         return self.by.inv_freq_of_lengths(self.below(ladder, None), lengths)
-
-    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
-        return self.of.attention_factor_at(ladder_max, seq_len) * self.by.attention_factor_at(ladder_max, seq_len)
-
-    @property
-    def original_length(self) -> int | None:
-        return self.by.original_length
 
     @property
     def switch_length(self) -> int | None:
@@ -168,22 +224,12 @@ class Stacked(Scaling):
         own = math.inf if self._by_is_constant else self.by.longest_at(seq_len, max_position_embeddings)
         return min(self.of.longest_at(seq_len, max_position_embeddings), own)
 
-    def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return self.by.target_length(max_position_embeddings)
-
     @property
     def trained_part(self) -> Scaling | None:
         return self.of
 
     def unscaled(self) -> Scaling | None:
         return self.of.unscaled()
-
-    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
-        for rule in (self.of, self.by):
-            rule.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
-
-    def check_axes(self, num_axes: int | None) -> None:
-        self.by.check_axes(num_axes)
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         if isinstance(self.of, LeRoPE):
@@ -196,7 +242,7 @@ class Stacked(Scaling):
 
 
 @dataclass(frozen=True)
-class LeRoPE(Scaling):
+class LeRoPE(Combination):
     """The frequencies of `of` (None: the unscaled ones), each times exp(alpha) with its pair's learned `alpha`.
 
     `alpha` is in the checkpoint, not in its config, so `to_hf` writes the block of `of`. A method on top of it starts
@@ -211,14 +257,13 @@ class LeRoPE(Scaling):
     alpha: tuple[float, ...]
     of: Scaling | None = None
     rope_type: ClassVar[str] = "lerope"
-    can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         given: Any = self.alpha
         if isinstance(given, Tensor):
             given = None if given.is_meta else given.tolist()
-        numbers: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
-        if not all(map(is_number, numbers)):
+        numbers = as_tuple(given)
+        if not numbers or not all(map(is_number, numbers)):
             raise RopeError(
                 "LeRoPE: `alpha` needs one finite number for each pair.",
                 facts={"alpha": self.alpha},
@@ -246,43 +291,8 @@ class LeRoPE(Scaling):
         own = self.of.inv_freq_of_lengths(ladder, lengths)
         return own * torch.tensor(factors, dtype=torch.float64, device=own.device)
 
-    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
-        return 1.0 if self.of is None else self.of.attention_factor_at(ladder_max, seq_len)
-
-    @property
-    def needs_seq_len(self) -> bool:  # type: ignore[override]
-        """Return whether the frequencies depend on the sequence length."""
-        return self.of is not None and self.of.needs_seq_len
-
-    @property
-    def starts_at_max_length(self) -> bool:  # type: ignore[override]
-        """Return whether `of` starts from max_position_embeddings."""
-        return self.of is not None and self.of.starts_at_max_length
-
-    @property
-    def reads_max_length(self) -> bool:  # type: ignore[override]
-        """Return whether the numbers depend on max_position_embeddings."""
-        return self.of is not None and self.of.reads_max_length
-
-    @property
-    def original_length(self) -> int | None:
-        return None if self.of is None else self.of.original_length
-
-    @property
-    def switch_length(self) -> int | None:
-        return None if self.of is None else self.of.switch_length
-
-    def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
-        return math.inf if self.of is None else self.of.longest_at(seq_len, max_position_embeddings)
-
-    def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return None if self.of is None else self.of.target_length(max_position_embeddings)
-
     def unscaled(self) -> Scaling | None:
         return replace(self, of=None if self.of is None else self.of.unscaled())
-
-    def written_out(self, max_position_embeddings: int | None) -> Scaling:
-        return self if self.of is None else replace(self, of=self.of.written_out(max_position_embeddings))
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         if len(self.alpha) != rotary_dim // 2:
@@ -291,15 +301,46 @@ class LeRoPE(Scaling):
                 facts={"alphas": len(self.alpha), "pairs": rotary_dim // 2},
                 cure="Read alpha from the checkpoint of this config.",
             )
-        if self.of is not None:
-            self.of.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
-
-    def check_axes(self, num_axes: int | None) -> None:
-        if self.of is not None:
-            self.of.check_axes(num_axes)
+        super().check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": ladder.theta} if self.of is None else self.of.to_block(ladder)
+
+
+@dataclass(frozen=True)
+class Resonance(Combination):
+    """Round wavelengths to the nearest whole number of tokens, on top of the rule `of` (None: plain RoPE).
+
+    With YaRN as `of` this is the paper's Resonance YaRN; the attention factor is that of `of`. A rounded pair repeats
+    exactly, so a model trained on one full rotation meets no new angle there. Every pair is rounded, as in the
+    authors' code; their theorem covers only the pairs that rotate fully within the trained length. A wavelength changes
+    by at most half a token. Halves are rounded to the even number, as by `torch.round`.
+    In a Hugging Face config it becomes `longrope` with two equal lists.
+    Source: Wang et al. 2024, arXiv:2403.00071; github.com/sheryc/resonance_rope, `resonance_register`.
+
+    >>> [round(2 * math.pi / f, 9) for f in Resonance().inv_freq(Ladder(10000.0, 4, (0, 1)), None)]
+    [6.0, 628.0]
+    """
+
+    of: Scaling | None = None
+    rope_type: ClassVar[str] = "resonance"
+
+    def __post_init__(self) -> None:
+        if self.of is not None and not (isinstance(self.of, Scaling) and _can_be_rounded(type(self.of))):
+            known = sorted(name for name, rule in RULES.items() if _can_be_rounded(rule))
+            raise RopeError(
+                "Resonance: `of` must be None or a rule with the same frequencies at every length.",
+                facts={"of": self.of},
+                cure=f"Choose from {', '.join(known)}, or omit it for plain RoPE.",
+            )
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        below = ladder.inv_freq() if self.of is None else self.of.inv_freq(ladder, seq_len)
+        return [2 * math.pi / round(2 * math.pi / f) for f in below]
+
+
+def _can_be_rounded(rule: type[Scaling]) -> bool:
+    return rule.can_be_rounded and not rule.needs_seq_len
 
 
 @dataclass(frozen=True)
@@ -348,6 +389,7 @@ class RIFLEx(Scaling):
         >>> RIFLEx.for_repetition(Ladder(256.0, 16, tuple(range(8))), 48, 66)
         RIFLEx(pair=3, frames=66, share=0.9)
         """
+        check_kind("RIFLEx.for_repetition", Ladder, "Pass config.ladders[0].", ladder=ladder)
         if not is_number(repeats_at) or repeats_at < 1:
             raise RopeError(
                 "RIFLEx: `repeats_at` must be a number of latent frames.",

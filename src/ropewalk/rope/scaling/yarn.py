@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +12,7 @@ from ropewalk.rope.values import (
     TRAINED_KEY,
     Block,
     Variant,
+    as_tuple,
     check_above_zero,
     check_bounds,
     check_factor,
@@ -63,7 +63,8 @@ class YaRN(Scaling):
         check_variant("YaRN", self.variant)
         check_above_zero("YaRN", attention_factor=self.attention_factor)
         for name in ("mscale", "mscale_all_dim"):  # 0 means absent, as in transformers
-            check_above_zero("YaRN", **{name: getattr(self, name) or None})
+            value = getattr(self, name)
+            check_above_zero("YaRN", **{name: None if is_number(value) and value == 0 else value})
         if not isinstance(self.truncate, bool):
             raise RopeError(
                 "YaRN: `truncate` must be True or False.",
@@ -224,8 +225,8 @@ class LongRoPE(Scaling):
             )
         for name in ("short_factor", "long_factor"):
             given = getattr(self, name)
-            factors = tuple(given) if isinstance(given, Iterable) else (None,)
-            if not all(is_number(f) and f > 0 for f in factors):
+            factors = as_tuple(given)
+            if not factors or not all(is_number(f) and f > 0 for f in factors):
                 raise RopeError(
                     f"LongRoPE: every entry of `{name}` must be a finite number above 0.",
                     facts={name: given},

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from ropewalk.errors import RopeError, describe
+from ropewalk.errors import RopeError, check_kind, describe
 from ropewalk.rope.dispatch import PLAIN, is_compiling
 from ropewalk.rotation.backends import cpu, flex, reference, triton, widened
 from ropewalk.rotation.backends.request import AttentionBackend, Backend, LinearBackend
@@ -25,24 +25,28 @@ LINEAR: tuple[LinearBackend, ...] = (
 )
 
 
-def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
+def choose(
+    x: Tensor, backend: str | None = None, *others: Tensor, names: Sequence[str] = ("x", "cos", "sin")
+) -> Backend:
     """Return the backend for `x`: the named one, or the first in the list that supports it.
 
-    If one of the `others`, which take part in the computation, is no plain tensor, the reference is returned.
+    If one of the `others`, which take part in the computation, is no plain tensor, the reference is returned. Errors
+    call `x` and the others by `names`.
 
     **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
     """
+    name = names[0]
     if not is_compiling():
-        for other in others:
+        for place, other in enumerate(others, 1):
             if type(other) not in PLAIN or other.is_neg():
-                x = other
+                x, name = other, names[place]
     if backend is None:
         for module in BACKENDS:
             if not module.reasons_not_to(x):
                 return module
     for module in BACKENDS:
         if module.name == backend:
-            _refuse("rotate", backend, module.reasons_not_to(x), x)
+            _refuse("rotate", backend, module.reasons_not_to(x), {name: x})
             return module
     raise _unknown("rotate", backend, BACKENDS)
 
@@ -71,7 +75,7 @@ def choose_attention(
                 return module
     for module in ATTENTION:
         if module.name == backend:
-            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v, sinks), q)
+            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v, sinks), {"q": q, "k": k, "v": v})
             return module
     raise _unknown("attend", backend, ATTENTION)
 
@@ -81,11 +85,11 @@ def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor 
     return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
 
 
-def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
+def _refuse(where: str, backend: str, reasons: list[str], tensors: dict[str, Tensor]) -> None:
     if reasons:
         raise RopeError(
             f"{where}: backend {backend!r} cannot run here.",
-            facts={"x": x, "because": "; ".join(reasons)},
+            facts={**tensors, "because": "; ".join(reasons)},
             cure="Leave `backend` out for an automatic choice.",
         )
 
@@ -105,6 +109,7 @@ def explain_backends(x: Tensor) -> str:
     >>> print(explain_backends(torch.zeros(1, 4, 2, 8, device="meta")).splitlines()[-1])
     reference: runs
     """
+    check_kind("explain_backends", Tensor, "Pass queries or keys.", x=x)
     reasons = {module.name: module.reasons_not_to(x) for module in BACKENDS}
     return "\n".join([describe(x), *_verdicts(reasons)])
 
@@ -120,6 +125,10 @@ def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
     >>> print(explain_attention(q, q, q).splitlines()[-1])
     reference: runs
     """
+    cure = "Pass q [batch, heads, queries, head_dim], k and v [batch, kv_heads, keys, head_dim]."
+    check_kind("explain_attention", Tensor, cure, q=q, k=k, v=v)
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise RopeError("explain_attention: tensors need four dimensions.", facts={"q": q, "k": k, "v": v}, cure=cure)
     reasons = {module.name: module.reasons_not_to_attend(q, k, v) for module in ATTENTION}
     return "\n".join([describe(q), *_verdicts(reasons)])
 

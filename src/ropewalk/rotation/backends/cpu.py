@@ -28,9 +28,9 @@ MOST_MATRICES = 4
 
 def reasons_not_to(x: Tensor) -> list[str]:
     """Return why the compiled kernels cannot rotate `x`; empty if they can."""
-    reasons = reasons_for_mathematics(x)
     if _native is None:
-        reasons.append(compiled.why_not)
+        return [compiled.why_not]
+    reasons = reasons_for_mathematics(x)
     if not reasons and not x.is_cpu:
         reasons.append(f"`x` is on {x.device.type}, not on the CPU")
     return reasons

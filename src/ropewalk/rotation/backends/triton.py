@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ropewalk.rope.dispatch import reasons_for_mathematics
+from ropewalk.rope.dispatch import is_compiling, reasons_for_mathematics
 from ropewalk.rotation.backends.request import Norm, Store, Turn
 
 name = "triton"
@@ -24,16 +24,13 @@ kernels = True
 
 def reasons_not_to(x: Tensor) -> list[str]:
     """Return why the Triton kernels cannot rotate `x`; empty if they can."""
-    reasons = reasons_for_mathematics(x)
-    if reasons:
-        return reasons
+    if is_compiling():
+        return reasons_for_mathematics(x)
     if not _is_installed():
         return ["Triton is not installed"]
-    if x.is_cuda:
-        return []
-    if x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+    if not (x.is_cuda or (x.is_cpu and _is_interpreted())):
         return [f"`x` is on {x.device.type}, not on a GPU"]
-    return [] if _is_interpreted() else ["Triton was imported before TRITON_INTERPRET was set"]
+    return reasons_for_mathematics(x)
 
 
 def rotate(
@@ -139,4 +136,5 @@ def _plans() -> ModuleType:
 
 @functools.cache
 def _is_interpreted() -> bool:
-    return bool(_plans().is_interpreted(_plans().rotate_kernel))
+    """Return whether TRITON_INTERPRET was set when Triton was imported, and at the first call."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and bool(_plans().is_interpreted(_plans().rotate_kernel))
