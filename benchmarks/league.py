@@ -27,7 +27,7 @@ from ropewalk.diagnosis.evidence import choice
 from ropewalk.methods import METHODS
 
 ZERO_SHOT = [name for name, one in METHODS.items()
-             if not (one.needs_tuning or one.keeps_own or one.crops) or name == "plain"]  # fmt: skip
+             if not (one.keeps_own or one.crops) or name == "plain"]  # fmt: skip
 STRETCHES = {"bleak_house": (20_000, 400_000), "middlemarch": (20_000, 400_000)}
 CHARACTERS = 90_000
 TINY_PARTS, TINY_STRETCH = 8, 8_000

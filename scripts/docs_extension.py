@@ -49,7 +49,7 @@ def served(name: str) -> list[str]:
 
 
 def methods() -> str:
-    """Return every method: effect, tuning, form in config.json, engines, cost relative to plain, source."""
+    """Return every method: effect, form in config.json, engines, cost relative to plain, source."""
     from ropewalk.methods import METHODS
 
     record = document("method-costs.json")
@@ -63,9 +63,8 @@ def methods() -> str:
             cells = [f"{cost['decode']['ratio']:.2f}", f"{cost['prefill']['ratio']:.2f}", f"{memory:.2f}"]
         source = f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
         title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.forgets else "")
-        tuning = "yes" if method.needs_tuning else "no"
-        rows.append([title, method.changes, tuning, method.config or "none", *served(name), *cells, source])
-    heads = ["method", "effect", "needs tuning", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
+        rows.append([title, method.changes, method.config or "none", *served(name), *cells, source])
+    heads = ["method", "effect", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
              "arXiv"]  # fmt: skip
     drawn = table(heads, rows)
     mebibytes = sum(plain[kind] for kind in MEMORY) / 2**20

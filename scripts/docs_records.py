@@ -78,7 +78,7 @@ def league(model: str) -> str:
         of = [(run, run["rows"][method]) for run in runs if method in run["rows"]]
         given_up = [row["given_up_at"] for _, row in of if row["given_up_at"]]
         seconds = sum(row["seconds"] for _, row in of) / len(of)
-        if METHODS[method].crops:
+        if method in METHODS and METHODS[method].crops:
             continue
         counts = []
         for far in (True, False):

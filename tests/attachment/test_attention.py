@@ -46,7 +46,7 @@ def under(own: Positions, rule: object) -> Positions:
     return replace(own, extensions=tuple(rule if takes else None for takes in able))
 
 
-@pytest.mark.parametrize("method", [name for name, record in METHODS.items() if not record.crops and name != "p-rope"])
+@pytest.mark.parametrize("method", [name for name, record in METHODS.items() if not record.crops])
 @torch.no_grad()
 def test_every_method_is_that_of_our_decoder(llama, decoder, method):
     """Logits of our decoder, whose methods have oracles of their own; the model without a method differs."""

@@ -223,7 +223,7 @@ def test_positions_of_any_kind(llama):
         with pytest.raises(rw.RopeError, match="one entry for each layer"):
             handle.set_positions(Positions((theirs,), (None,), (None,)))
         assert torch.equal(outputs_of(llama, IDS), changed)
-        handle.set_positions(handle.own.with_rope(None))  # DroPE takes every rope out
+        handle.set_positions(handle.own.with_rope(None))  # without any rope
         assert torch.equal(outputs_of(llama, IDS), outputs_of(llama, IDS, position_ids=FAR * 3))
     assert isinstance(handle, rw.attach(llama).__class__)
     attachment_of(llama).detach()

@@ -114,19 +114,17 @@ def test_methods():
     record = json.loads((RESULTS / "method-costs.json").read_text())
     plain, lines = record["methods"]["plain"], MADE["TABLES"]["methods"]().splitlines()
     heads, _, *table = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
-    end = 4 + len(ENGINES)  # of the columns of engines
-    titles = {engine.lower(): engine for engine in heads[4:end]}
+    end = 3 + len(ENGINES)  # of the columns of engines
+    titles = {engine.lower(): engine for engine in heads[3:end]}
     assert set(titles) == set(ENGINES)
-    assert heads[1:4] + heads[end:] == [
-        "effect", "needs tuning", "in config.json", "decode", "prefill", "memory", "arXiv",
+    assert heads[1:3] + heads[end:] == [
+        "effect", "in config.json", "decode", "prefill", "memory", "arXiv",
     ]  # fmt: skip
     found = {re.match(r"\[`(.+?)`\]\(#\1\)", title)[1]: cells for title, *cells in table}
     assert list(found) == list(METHODS)
     for name, method in METHODS.items():
-        effect, tuning, config = found[name][:3]
-        assert (effect, tuning) == (method.changes, "yes" if method.needs_tuning else "no")
-        assert config == (method.config or "none")
-        runs = dict(zip(heads[4:end], (cell.rstrip("\\*") for cell in found[name][3 : end - 1]), strict=True))
+        assert found[name][:2] == [method.changes, method.config or "none"]
+        runs = dict(zip(heads[3:end], (cell.rstrip("\\*") for cell in found[name][2 : end - 1]), strict=True))
         for engine in ENGINES:
             if method.extends and method.config is None:
                 assert runs[titles[engine]] == "no"
@@ -145,9 +143,9 @@ def test_methods():
         assert found[name][end + 2] == (
             f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
         )
-    assert [cell.rstrip("\\*") for cell in found["yarn"][3 : end - 1]] == ["yes"] * len(ENGINES)
-    assert found["dynamic"][3:8] == ["yes\\*", "no", "no", "no", "no"]
-    assert found["resonance"][3:5] == ["yes", "yes"]
+    assert [cell.rstrip("\\*") for cell in found["yarn"][2 : end - 1]] == ["yes"] * len(ENGINES)
+    assert found["dynamic"][2:7] == ["yes\\*", "no", "no", "no", "no"]
+    assert found["resonance"][2:4] == ["yes", "yes"]
 
 
 def test_every_method_has_its_paragraph():

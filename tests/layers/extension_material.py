@@ -14,7 +14,7 @@ import ropewalk as rw
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.rope.extensions import STRING, DroPE, DualChunk, Extension, JetLong, LaMPE, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import DynamicNTK
 from tests.layers.oracle import turn
 
@@ -30,11 +30,9 @@ EXTENSIONS: list[Extension] = [
     DualChunk(chunk=5, trained_length=16, log_n=7),
     STRING(shift=6, window=2),
     STRING(shift=5, window=5, scale=1.0),
-    JetLong(group=3, window=4),
     LaMPE(window=4, mapped=7, length=19),
     LaMPE(window=5, mapped=30, length=11, scale=1.0),
     LogN(trained_length=5),
-    DroPE(factor=4.0),
 ]
 REMAPPING = [extension for extension in EXTENSIONS if extension.remaps]
 REPEATS = pytest.mark.repeats_shapes
@@ -47,14 +45,17 @@ def each_once(extensions: list[Extension]) -> list[Any]:
 
 
 def for_compilers(*marks: pytest.MarkDecorator) -> list[Any]:
-    """One of each class; thorough: DroPE, only a scale, a leak with a scale, and rules whose operations are a part of
-    Self-Extend's; slow: second ones.
-    """
+    """One of each class; thorough: STRING, and a leak with a scale; slow: second ones."""
     found, last = [], None
     for each in EXTENSIONS:
         second, last = type(each) is last, type(each)
-        costly = (second and last is ReRoPE) or (not second and isinstance(each, DroPE | STRING | JetLong))
-        given = [pytest.mark.thorough] if costly else [pytest.mark.slow] if second else [*marks]
+        given = (
+            [pytest.mark.thorough]
+            if (last is ReRoPE if second else last is STRING)
+            else [pytest.mark.slow]
+            if second
+            else [*marks]
+        )
         found.append(pytest.param(each, marks=given))
     return found
 
@@ -69,8 +70,6 @@ def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:
             return d if d < w else m // g - n // g + w - w // g
         case STRING(shift=s, window=w):
             return d if d < s else d - s + w
-        case JetLong(group=g, window=w):
-            return d if d < w else m // g - n // g
         case LaMPE(window=w, mapped=mapped, length=length):
             place = [math.floor(i * mapped / (length - 1)) for i in range(max(m, w) + 1)]
             return d if d < w else place[m] - place[n] + w - (place[w] + 1)
@@ -84,8 +83,6 @@ def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:
 
 def factor(extension: Extension, m: int) -> float:
     """What the logits of query m are multiplied by."""
-    if isinstance(extension, DroPE):
-        return 1 + 0.412 * math.log(extension.factor)
     if isinstance(extension, STRING | LaMPE):
         return extension.scale
     length = extension.trained_length if isinstance(extension, LogN) else getattr(extension, "log_n", None)

@@ -21,7 +21,7 @@ from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.rope import extensions
-from ropewalk.rope.extensions import DroPE, DualChunk, Extension, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear, YaRN
 from tests.layers.extension_material import (
     DYNAMIC,
@@ -194,8 +194,6 @@ def test_layers_that_cannot_take_it_stay():
         lambda: DualChunk(chunk=8, trained_length=8),
         lambda: SelfExtend(group=2, window=True),
         lambda: LogN(trained_length=1),
-        lambda: DroPE(factor=0.5),
-        lambda: DroPE(factor=math.nan),
     ],
 )
 @pytest.mark.rejects
@@ -245,10 +243,9 @@ def test_ready_inputs_are_as_the_arguments() -> None:
         assert torch.equal(layer(x, inputs=ForwardInputs.of(x)), layer(x))
 
 
-@pytest.mark.parametrize("extension", [LogN(trained_length=9), DroPE(factor=2.0)], ids=repr)
-def test_logits_with_a_bias_are_not_scaled(extension):
+def test_logits_with_a_bias_are_not_scaled():
     """A scale is defined for q.k alone: encodings that add to scores refuse it, however it comes; others take it."""
-    config = replace(make_model(None).config, rope=None)
+    extension, config = LogN(trained_length=9), replace(make_model(None).config, rope=None)
     for name in ENCODINGS:
         model = Decoder(replace(config, encoding=name))
         layer = model.layers[0].self_attn

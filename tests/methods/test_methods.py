@@ -36,8 +36,8 @@ REACH = Reach(256, 1024)
 def test_the_order_of_tables() -> None:
     """The order decides ties, so it does not change unnoticed."""
     assert list(METHODS) == [
-        "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "mrrope", "p-rope", "cope",
-        "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "drope", "crop",
+        "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance",
+        "rerope", "self-extend", "string", "lampe", "dca", "log-n", "crop",
     ]  # fmt: skip
 
 
@@ -72,10 +72,6 @@ def test_extensions_in_attention_reach_the_layers_that_can_take_them() -> None:
     scaling = method_named("log-n").positions(FOUR, REACH).extensions
     assert [one is not None for one in remapping] == [True, False, False, False]
     assert scaling == (LogN(256), None, None, LogN(256))
-    assert method_named("drope").positions(FOUR, REACH).ropes == (None, ROPE_PLAIN, None, None)
-
-
-ROPE_PLAIN = dataclasses.replace(ROPE, scaling=None)
 
 
 def test_as_is_keeps_scaling_and_extensions() -> None:
@@ -192,8 +188,8 @@ def test_the_methods_of_a_run() -> None:
 
     frequencies = ("pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance")
     assert chosen() == ("plain", *frequencies, "crop")
-    attention = ("rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n")
-    assert chosen("all") == ("plain", *frequencies, "mrrope", *attention, "crop")
+    attention = ("rerope", "self-extend", "string", "lampe", "dca", "log-n")
+    assert chosen("all") == ("plain", *frequencies, *attention, "crop")
     assert chosen("crop,yarn") == ("plain", "yarn", "crop")
     assert chosen(reach=Reach(256, 256)) == ("plain",)
     scaled = dataclasses.replace(ROPE, scaling=Linear(2.0))

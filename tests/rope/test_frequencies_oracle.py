@@ -21,12 +21,10 @@ from ropewalk.rope.frequencies import GRID, reach, smallest_theta
 from ropewalk.rope.scaling import (
     ABF,
     NTK,
-    CoPE,
     DynamicNTK,
     Linear,
     Llama3,
     LongRoPE,
-    MrRoPE,
     Proportional,
     Resonance,
     Scaling,
@@ -256,41 +254,6 @@ def test_resonance_yarn_on_published_models(b: float, d: int, s: float, trained:
     agree(rule, b, d, rounded(below))
     assert factor_of(rule) == pytest.approx(float(mpf("0.1") * mpmath.log(mpf(s)) + 1), rel=1e-14)
     assert rule.original_length == trained
-
-
-@pytest.mark.parametrize("variant", ["pro", "uni"])
-@pytest.mark.parametrize(("b", "d", "s", "trained"), PUBLISHED)
-def test_mrrope(b: float, d: int, s: float, trained: int, variant: Any) -> None:
-    """Divisor s^e between YaRN's bounds; e grows by equal steps, or by steps that grow by one each."""
-    bound = [d * mpmath.log(trained / (turns * 2 * mpmath.pi)) / (2 * mpmath.log(b)) for turns in (32, 1)]
-    low, high = max(int(mpmath.floor(bound[0])), 0), min(int(mpmath.ceil(bound[1])), d - 1)
-    steps = [mpf(1 if variant == "uni" else i - low) for i in range(low + 1, high + 1)]
-    shares = [sum(steps[: max(0, i - low)], mpf(0)) / sum(steps) for i in range(d // 2)]
-    expected = [f / mpf(s) ** e for f, e in zip(ladder(b, d), shares, strict=True)]
-    agree(MrRoPE(s, trained, variant=variant), b, d, expected)
-    assert abs(factor_of(MrRoPE(s, trained, variant=variant)) - (mpmath.log(s) / 10 + 1)) < 1e-14
-
-
-def test_mrrope_as_its_released_code_computes_it() -> None:
-    """Divisors of LlamaYaRNRadix(128, base=10000, scale=4, original length 4,096), noted from a run of that class."""
-    noted = {0: 1.0, 20: 1.0, 21: 1.00396, 30: 1.24262, 40: 2.29196, 45: 3.60963, 46: 4.0, 63: 4.0}
-    config = rw.RopeConfig(128, interleaved=False, scaling=MrRoPE(4.0, 4096))
-    plain = rw.inverse_frequencies(rw.RopeConfig(128, interleaved=False)).inv_freq[0]
-    divisors = (plain / rw.inverse_frequencies(config).inv_freq[0]).tolist()
-    for i, divisor in noted.items():
-        assert divisors[i] == pytest.approx(divisor, abs=2e-5)
-    assert rw.inverse_frequencies(config).attention_factor == pytest.approx(1.138629436111989, abs=1e-15)
-
-
-def test_cope() -> None:
-    """The last n pairs times (1 + cos pi t) / 2; the last of all stands still."""
-    for b, d, n in ((1e4, 128, 20), (1e5, 64, 10), (5e5, 16, 8), (1e4, 8, 2)):
-        shares = [mpf(1)] * (d // 2 - n) + [(1 + mpmath.cos(mpmath.pi * i / (n - 1))) / 2 for i in range(n)]
-        config = rw.RopeConfig(d, interleaved=True, theta=b, scaling=CoPE(n))
-        actual = rw.inverse_frequencies(config).inv_freq[0].tolist()
-        assert actual[-1] == 0
-        for mine, f, share in zip(actual, ladder(b, d), shares, strict=True):
-            assert abs(mine - f * share) <= mpf("1e-15") * f
 
 
 # --- several axes

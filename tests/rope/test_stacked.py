@@ -27,7 +27,6 @@ from ropewalk.rope.scaling import (
     ABF,
     NTK,
     RULES,
-    CoPE,
     DynamicNTK,
     LeRoPE,
     Linear,
@@ -243,7 +242,7 @@ def asked(rule: Scaling, hook: str) -> Any:
     "rule",
     [
         YaRN(4.0, 16, attention_factor=1.0), YaRN(4.0, 16), DynamicNTK(2.0), LongRoPE((1.0,) * 4, (2.0,) * 4, 16),
-        LongRoPE((1.0,) * 3, (2.0,) * 3, 16), CoPE(3), CoPE(5), Stacked(Linear(2.0), YaRN(2.0, 32)),
+        LongRoPE((1.0,) * 3, (2.0,) * 3, 16), Proportional(0.5), Stacked(Linear(2.0), YaRN(2.0, 32)),
         PerAxis((Linear(2.0), None)),
     ],
     ids=lambda rule: type(rule).__name__,

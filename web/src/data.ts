@@ -65,7 +65,6 @@ export interface Method {
   readonly color: string;
   readonly dash: string;
   readonly kind: "frequencies" | "attention" | "other";
-  readonly needsTuning: boolean;
   readonly forgets: boolean;
   /** At each factor: the relative position (in trained lengths; null: outside the view) by distance from the last query. */
   readonly positions: readonly { readonly factor: number; readonly at: readonly (readonly [number, number | null])[] }[];

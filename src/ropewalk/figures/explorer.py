@@ -172,7 +172,6 @@ def _method_entry(method: Method) -> dict[str, Any]:
         "source": method.source,
         **css_look(method.look),
         "kind": kind,
-        "needsTuning": method.needs_tuning,
         "forgets": method.forgets,
         "positions": _positions(method),
     }

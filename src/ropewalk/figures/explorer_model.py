@@ -159,7 +159,6 @@ def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
         "color": method.look.color,
         "crops": method.crops,
         "forgets": method.forgets,
-        "needsTuning": method.needs_tuning,
         "frequencies": None if frequencies is None else frequencies.inv_freq[0].tolist(),
         "attentionFactor": 1.0 if frequencies is None else frequencies.attention_factor,
         "regions": None if extension is None or not extension.remaps else _regions(extension, index),

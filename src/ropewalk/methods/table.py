@@ -13,10 +13,8 @@ from ropewalk.methods.ropes import Reach, divisors_of, extended
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import (
     STRING,
-    DroPE,
     DualChunk,
     Extension,
-    JetLong,
     LaMPE,
     LogN,
     Positions,
@@ -27,12 +25,9 @@ from ropewalk.rope.frequencies import smallest_theta
 from ropewalk.rope.scaling import (
     ABF,
     NTK,
-    CoPE,
     DynamicNTK,
     Linear,
     Llama3,
-    MrRoPE,
-    Proportional,
     Resonance,
     Scaling,
     YaRN,
@@ -65,14 +60,12 @@ class Method:
     - `extension`: for a method in attention, its rule there.
     - `keeps_own`: the checkpoint's scaling and extensions do not change. Every other method first removes extensions,
       and scalings that were not used in training.
-    - `removes_rope`: layers with attention beyond the trained length have no rotation.
     - `crops`: the model processes fresh windows of the trained length. `forgets`: distant tokens are not visible, so a
       lower loss does not show a longer context; the method is a baseline, and never recommended.
     - `equal_below`: the number of first tokens of a row with the same results as under `plain`, which need not be
       computed again; 0 if every token may differ.
     - `on_request`: measured only by name or with "all". The default choice stays small, because simultaneous intervals
       grow with the number of methods.
-    - `needs_tuning`: the method does not work without tuning.
 
     Description
     - `changes`, `costs`: one line each. `source`: an arXiv number, or empty.
@@ -96,16 +89,14 @@ class Method:
     extension: Callable[[Reach], Extension] | None = None
     equal_below: Callable[[Reach], int] = lambda reach: 0
     keeps_own: bool = False
-    removes_rope: bool = False
     crops: bool = False
     forgets: bool = False
     on_request: bool = False
-    needs_tuning: bool = False
 
     @property
     def scales_frequencies(self) -> bool:
-        """Return whether the method scales frequencies and works without tuning."""
-        return self.scaling is not None and not self.needs_tuning
+        """Return whether the method scales frequencies."""
+        return self.scaling is not None
 
     @property
     def in_attention(self) -> bool:
@@ -142,10 +133,10 @@ class Method:
             self._check_extends(reach)
             extension = self.extension(reach)
 
-        def layer_rope(rope: RopeConfig, window: int | None) -> RopeConfig | None:
+        def layer_rope(rope: RopeConfig, window: int | None) -> RopeConfig:
             if window is not None and window <= reach.trained:
                 return rope.as_trained()
-            return None if self.removes_rope else self.rope(rope, reach)
+            return self.rope(rope, reach)
 
         def layer_extension(window: int | None) -> Extension | None:
             blocked = window is not None and extension is not None and (extension.remaps or window <= reach.trained)
@@ -194,11 +185,6 @@ def _abf(base: RopeConfig, reach: Reach) -> ABF:
     """Return the rule with the smallest theta for the target."""
     divisors = None if base.scaling is None else divisors_of(base, reach.target)
     return ABF(smallest_theta(base.ladders[0].dim, reach.target, at_least=base.theta, divisors=divisors))
-
-
-def _cope(rope: RopeConfig, reach: Reach) -> CoPE:
-    """Return the rule with the authors' share of clipped pairs."""
-    return CoPE(max(2, round(20 / 64 * (rope.rotary_dim or rope.head_dim) / 2)))
 
 
 def _self_extend(reach: Reach) -> SelfExtend:
@@ -311,37 +297,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         scaling=lambda rope, reach: Resonance(YaRN(reach.factor, reach.trained)),
         look=Look("#0072b2", ":", ">"),
     ),
-    # MrRoPE-Pro (arXiv:2601.22181).
-    _frequencies(
-        name="mrrope",
-        changes="As yarn, with divisors in a geometric sequence between the bounds.",
-        config="its factors, as longrope",
-        source="2601.22181",
-        scaling=lambda rope, reach: MrRoPE(reach.factor, reach.trained),
-        on_request=True,
-        look=Look("#0072b2", "--", "*"),
-    ),
-    # p-RoPE (Barbero et al. 2024, arXiv:2410.06205): three quarters of the pairs rotate, as in the paper's best model.
-    _frequencies(
-        name="p-rope",
-        changes="Stops the slowest quarter of the pairs, so that they carry no position. Needs tuning.",
-        config="proportional",
-        source="2410.06205",
-        scaling=lambda rope, reach: Proportional(0.75),
-        needs_tuning=True,
-        look=Look("#cc79a7", "-.", "H"),
-    ),
-    # CoPE-clip (arXiv:2602.05258): the slowest 20 of 64 pairs, or as many in proportion.
-    _frequencies(
-        name="cope",
-        changes="Slows the slowest third of the pairs and stops the last. Meant for tuning.",
-        not_in_config="transformers has no rule that stops one pair and slows others",
-        nearest="p-rope",
-        source="2602.05258",
-        scaling=_cope,
-        needs_tuning=True,
-        look=Look("#cc79a7", ":", "h"),
-    ),
     # ReRoPE (Su 2023): distances are clipped at a window of a quarter of the trained length.
     _in_attention(
         name="rerope",
@@ -380,17 +335,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         on_request=True,
         look=Look("#117733", ":", "P"),
     ),
-    # Jet-Long (arXiv:2604.13010) with a fixed group: a sixteenth of the trained length is exact, as 2,048 of 32,768.
-    _in_attention(
-        name="jet-long",
-        changes="Near tokens unchanged, all others by positions in groups, without a shift between.",
-        source="2604.13010",
-        extension=lambda reach: JetLong(
-            group=math.ceil(reach.target / reach.trained), window=max(1, reach.trained // 16)
-        ),
-        on_request=True,
-        look=Look("#44aa99", ":", "1"),
-    ),
     # Dual chunk attention (An et al. 2024, arXiv:2402.17463), in chunks of three quarters of the trained length.
     _in_attention(
         name="dca",
@@ -413,19 +357,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         extension=lambda reach: LogN(trained_length=reach.trained),
         equal_below=lambda reach: reach.trained,
         look=Look("#767676", ":", "x"),
-    ),
-    # DroPE (Gelberg et al. 2025, arXiv:2512.12167): the rotation is removed, and the model is tuned without it.
-    Method(
-        name="drope",
-        changes="Removes the rotation, after tuning without it.",
-        costs="less than plain: nothing is rotated",
-        not_in_config="it rotates no pair and scales logits by length, for which the model families have no key",
-        nearest="yarn",
-        source="2512.12167",
-        extension=lambda reach: DroPE(factor=reach.factor),
-        removes_rope=True,
-        needs_tuning=True,
-        look=Look("#117733", "-", "d"),
     ),
     # The baseline that only forgets: fresh windows of the trained length.
     Method(
@@ -475,8 +406,8 @@ def named_methods(asked: str | Sequence[str] | None) -> list[str]:
 def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Reach) -> tuple[str, ...]:
     """Return the names of a run's methods in table order, always with `plain`, the baseline of all differences.
 
-    - `asked`: names of methods, single or separated by commas. "all" is every method without tuning,
-      including those in attention. None or no names: `default_methods`.
+    - `asked`: names of methods, single or separated by commas. "all" is every method, including those in
+      attention. None or no names: `default_methods`.
     """
     words = named_methods(asked)
     if not words:
@@ -485,7 +416,7 @@ def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Rea
     if ALL in words:
         named |= set(default_methods(positions, reach))
         if reach.extends:
-            named |= {name for name, method in METHODS.items() if method.in_attention and not method.needs_tuning}
+            named |= {name for name, method in METHODS.items() if method.in_attention}
             if all(rope.can_be_extended for rope in positions.present_ropes):
                 named |= {name for name, method in METHODS.items() if method.scales_frequencies}
     return tuple(name for name in METHODS if name in named)

@@ -22,10 +22,8 @@ from ropewalk.rope.config import RopeConfig
 
 __all__ = [
     "STRING",
-    "DroPE",
     "DualChunk",
     "Extension",
-    "JetLong",
     "LaMPE",
     "LogN",
     "ReRoPE",
@@ -237,35 +235,6 @@ class LaMPE(Extension):
 
 
 @dataclass(frozen=True)
-class DroPE(Extension):
-    """DroPE: logits times 1 + coefficient ln(factor), for a model tuned without its rope.
-
-    `factor` is target / trained length, at least 1. The paper's coefficients are 0.412 and 0.103, by model.
-    Encodings that add a bias to scores do not support it.
-    Source: Gelberg et al. 2025, "Extending the context of pretrained LLMs by dropping their positional embeddings".
-
-    >>> import torch
-    >>> DroPE(factor=1.0).logit_scale(torch.tensor([5]))
-    1.0
-    """
-
-    factor: float
-    coefficient: float = 0.412
-    remaps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not (self.factor >= 1 and self.coefficient >= 0 and math.isfinite(self.factor * self.coefficient)):
-            raise RopeError(
-                "DroPE: `factor` must be at least 1 and `coefficient` at least 0.",
-                facts={"factor": self.factor, "coefficient": self.coefficient},
-                cure="Pass target / trained length as `factor`.",
-            )
-
-    def logit_scale(self, index: Tensor) -> Tensor | float:
-        return 1.0 + self.coefficient * math.log(self.factor)
-
-
-@dataclass(frozen=True)
 class DualChunk(Extension):
     """Dual chunk attention: positions restart in each chunk, and no distance exceeds the trained length.
 
@@ -314,34 +283,6 @@ class DualChunk(Extension):
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return log_n_factor(index, self.log_n)
-
-
-@dataclass(frozen=True)
-class JetLong(Extension):
-    """Jet-Long: keys nearer than `window` keep their distance; farther ones are at floor(m / group) - floor(n / group).
-
-    It is Self-Extend without the shift that joins both parts. The released code computes group = ceil(length / trained
-    length) from the current length, so prefill and decoding may group keys differently. Here the group is fixed, and
-    decoding equals the full forward.
-    Source: "Jet-Long: efficient long-context extension with dynamic bifocal RoPE" 2026, arXiv:2604.13010;
-    github.com/jet-ai-projects/Jet-Long.
-
-    >>> import torch
-    >>> far = JetLong(group=4, window=16).regions()[1]
-    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
-    200
-    """
-
-    group: int
-    window: int
-
-    def __post_init__(self) -> None:
-        check_tokens("JetLong", 1, group=self.group, window=self.window)
-
-    def regions(self) -> tuple[Region, ...]:
-        group = self.group
-        near, far = near_and_far(self.window)
-        return near, far._replace(query=lambda m: m // group, key=lambda n: n // group)
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     factors = sorted({factor for factor in (*FACTORS, *(f * x for f in own for x in (0.5, 1.0, 2.0))) if factor > 1.0})
     lengths = sorted({trained, *(rope.original_length or trained for rope in expected.present_ropes)})
     for method in METHODS.values():
-        if not method.extends or method.needs_tuning or method.on_request:  # no engine applies them
+        if not method.extends or method.on_request:  # no engine applies them
             continue
         for length in lengths:
             for factor in factors:

@@ -14,7 +14,7 @@ export interface Loaded {
   config: Model["header"]["config"];
   samples: Sample[];
   targets: number[];
-  methods: { name: string; changes: string; needsTuning: boolean; forgets: boolean }[];
+  methods: { name: string; changes: string; forgets: boolean }[];
 }
 
 export interface Candidate {
@@ -118,7 +118,7 @@ export class Engine {
       config,
       samples,
       targets,
-      methods: first.map(({ name, changes, needsTuning, forgets }) => ({ name, changes, needsTuning, forgets })),
+      methods: first.map(({ name, changes, forgets }) => ({ name, changes, forgets })),
     };
   }
 

@@ -63,9 +63,9 @@ export class LiveControls {
     this.half = controls.toggle({ key: "half", label: "Activations in bfloat16", value: false });
     this.method = controls.select({
       key: "method", label: "Extension method", value: plain,
-      choices: model.methods.map(({ name, needsTuning, forgets }) => ({
+      choices: model.methods.map(({ name, forgets }) => ({
         value: name,
-        label: name === plain ? "none" : name + (needsTuning ? " (needs tuning)" : forgets ? " (forgets)" : ""),
+        label: name === plain ? "none" : name + (forgets ? " (forgets)" : ""),
       })),
     }); // prettier-ignore
     this.target = controls.select({

@@ -40,7 +40,6 @@ export interface MethodTables {
   /** The model reads only the last tokens, up to its trained length. */
   crops: boolean;
   forgets: boolean;
-  needsTuning: boolean;
   /** Radians per token of each pair; null: no rotation. */
   frequencies: number[] | null;
   attentionFactor: number;

@@ -1,10 +1,10 @@
-"""Rules with their own divisor for each pair: YaRN (NTK by parts with a temperature), MrRoPE and LongRoPE."""
+"""Rules with their own divisor for each pair: YaRN (NTK by parts with a temperature) and LongRoPE."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.scaling.base import Ladder, Scaling
@@ -126,58 +126,7 @@ def yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-@dataclass(frozen=True)
-class MrRoPE(Scaling):
-    """Mixed-radix RoPE: fast pairs are unchanged, slow pairs divided by `factor`, pairs between by powers of it.
-
-    l and h are the indices of the pairs that rotate `beta_fast` and `beta_slow` times within the trained length,
-    rounded outward as in YaRN. Pair i is divided by factor^e. For `variant="uni"`, e = (i - l) / (h - l): each digit of
-    the mixed radix has the same share. For `"pro"`, e = (i - l)(i - l + 1) / ((h - l)(h - l + 1)): the share grows with
-    the pair. The attention factor is YaRN's, 0.1 ln(factor) + 1, unless `attention_factor` is given.
-    In a Hugging Face config it becomes `longrope` with two equal lists.
-    Source: "MrRoPE: mixed-radix rotary position embedding" 2026, arXiv:2601.22181, section 4;
-    github.com/mattian7/mrRoPE.
-
-    >>> rule = MrRoPE(4.0, 256, variant="uni")
-    >>> plain = Ladder(10000.0, 32, tuple(range(16))).inv_freq()
-    >>> [round(f / g, 2) for f, g in zip(plain, rule.inv_freq(Ladder(10000.0, 32, tuple(range(16))), None))]
-    [1.0, 1.22, 1.49, 1.81, 2.21, 2.69, 3.28, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
-    """
-
-    factor: float
-    original_max_position_embeddings: int
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    variant: Literal["pro", "uni"] = "pro"
-    rope_type: ClassVar[str] = "mrrope"
-
-    def __post_init__(self) -> None:
-        check_factor("MrRoPE", self.factor)
-        check_length("MrRoPE", self.original_max_position_embeddings)
-        check_above_zero("MrRoPE", attention_factor=self.attention_factor)
-        if self.variant not in ("pro", "uni"):
-            raise RopeError("MrRoPE: unknown variant.", facts={"variant": self.variant}, cure='Choose "pro" or "uni".')
-        check_bounds("MrRoPE", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
-
-    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        fast, slow = _bounds(self, ladder)
-        low, high = max(math.floor(fast), 0), min(math.ceil(slow), ladder.dim - 1)
-        return [f / self.factor ** self._exponent(i, low, high) for i, f in enumerate(ladder.inv_freq())]
-
-    def _exponent(self, index: int, low: int, high: int) -> float:
-        if index >= high:
-            return 1.0
-        if index <= low:
-            return 0.0
-        steps, width = index - low, high - low
-        return steps / width if self.variant == "uni" else steps * (steps + 1) / (width * (width + 1))
-
-    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
-        return yarn_mscale(self.factor, 1.0) if self.attention_factor is None else float(self.attention_factor)
-
-
-def _bounds(rule: YaRN | MrRoPE, ladder: Ladder) -> tuple[float, float]:
+def _bounds(rule: YaRN, ladder: Ladder) -> tuple[float, float]:
     """Return the fractional indices of the pairs that rotate `beta_fast` and `beta_slow` times when trained."""
     trained = rule.original_max_position_embeddings
     fast, slow = (ladder.index_at(beta * 2 * math.pi / trained) for beta in (rule.beta_fast, rule.beta_slow))
