@@ -85,14 +85,15 @@ def check_numbers(softcap: float | None, **dropouts: float) -> None:
 
 def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
     """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
-    cached = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
+    cache.check_layer(layer)
+    cached = None if cache.ropes is None else cache.ropes[layer]
     if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
         raise RopeError(
             "Attention: the cache was not made for this layer's rope.",
             facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
             cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
         )
-    if 0 <= layer < cache.num_layers and cache.extensions[layer] != extension:
+    if cache.extensions[layer] != extension:
         raise RopeError(
             "Attention: the cache was not made for this layer's extension.",
             facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
@@ -283,8 +284,8 @@ class Attention(nn.Module):
           covers only the new tokens. The result at padded tokens is finite and has no meaning.
         - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not
           attend to each other.
-        - `cache`: keeps no gradients, and counts the tokens as stored after its last layer has written.
-        - `layer`: number of this layer in the cache, required if the cache has several.
+        - `cache`: keeps no gradients, and counts the tokens of each layer.
+        - `layer`: number of this layer in the cache, required if the cache has several; no two modules share one.
         - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
         - `inputs`: built by a model from these arguments for all its layers; omit the others in that case.
@@ -319,7 +320,8 @@ class Attention(nn.Module):
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
                 check_cache(cache, layer, self.rope, self.extension)
-            inputs = ForwardInputs.of(hidden_states, **arguments)
+                cache.check_writer(layer, self)
+            inputs = ForwardInputs.of(hidden_states, **arguments, layer=layer)
         else:
             check_inputs(inputs, hidden_states, arguments)
         cache = inputs.cache
@@ -327,7 +329,7 @@ class Attention(nn.Module):
             if self.encoding is not None:
                 hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
             out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)
-        if cache is not None and standalone and layer == cache.num_layers - 1:
+        if cache is not None and standalone:
             cache.commit(inputs.layout)
         return (out, weights) if weights is not None else out
 

@@ -235,13 +235,18 @@ class TokenLayout:
     """int64 `[batch, seq]`: the token's index in its document."""
     branches: Branches | None = None
     """For a call with several continuations of the cache's row, stored after it only during the call."""
+    held: tuple[int, ...] = ()
+    """Tokens per row before this call (with a cache)."""
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
     memo: Memo = field(init=False, repr=False)
     """Values that the layers of this forward share."""
+    written: set[int] = field(init=False, repr=False)
+    """The layers of the cache that have stored this call's tokens."""
 
     def __post_init__(self) -> None:
         self.memo = Memo()
+        self.written = set()
 
     @property
     def plain(self) -> bool:
