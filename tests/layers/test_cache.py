@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules import module as of_modules
+from torch.nn.utils import parametrize
 
 import ropewalk as rw
 from ropewalk import RopeConfig, RopeError, inverse_frequencies
@@ -234,21 +237,68 @@ def test_fused_norm_equals_the_modules(dtype, interleaved):
         torch.testing.assert_close(fused, separate, rtol=10 * TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
 
 
-def test_a_hook_on_a_norm_is_called():
-    """Whoever listens to a norm module hears it."""
-    attention, heard = make_of_fused(torch.float32, qk_norm=True), []
-    attention.k_norm.register_forward_hook(lambda module, given, out: heard.append(out.shape))
+def heard(seen: list[type], function: Any = lambda *_: None) -> Any:
+    """A function that adds the class of its first argument to `seen`."""
+    return lambda module, *given: seen.append(type(module)) or function(module, *given)
+
+
+class Doubled(torch.nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+CHANGES: dict[str, Any] = {
+    "forward": lambda m, seen, patch: patch.setattr(m, "forward", partial(heard(seen, type(m).forward), m)),
+    "class": lambda m, seen, patch: patch.setattr(type(m), "forward", heard(seen, type(m).forward)),
+    "subclass": lambda m, seen, _: setattr(
+        m, "__class__", type("Other", (type(m),), {"forward": heard(seen, type(m).forward)})
+    ),
+    **{
+        name: lambda m, seen, _, name=name: getattr(m, f"register_{name}")(heard(seen))
+        for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+    },
+    **{
+        f"global {name}": lambda m, seen, _, name=name: getattr(of_modules, f"register_module_{name}")(heard(seen))
+        for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["q_norm", "k_norm", "q_proj", "v_proj", "o_proj"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_is_not_plain_is_called(change: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever patches a module or listens to it is heard, and nothing changes by that."""
+    attention, seen = make_of_fused(torch.float32, qk_norm=True), list[type]()
+    backward, module = "backward" in change, attention.get_submodule(name)
+    x = torch.randn(1, 4, 30, requires_grad=backward)
+    with torch.set_grad_enabled(backward):
+        wanted = attention(x)
+        handle = CHANGES[change](module, seen, monkeypatch)
+        try:
+            found = attention(x)
+            if backward:
+                found.sum().backward()
+        finally:
+            if handle is not None:
+                handle.remove()
+        assert type(module) in seen
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        parametrize.register_parametrization(module, "weight", Doubled())
+        assert not torch.allclose(attention(x), wanted)
+
+
+@torch.no_grad()
+def test_plain_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a kernel may compute them; the test above would pass without."""
+    attention, seen = make_of_fused(torch.float32, qk_norm=True), list[type]()
+    if not choose(torch.zeros(1)).kernels:
+        pytest.skip("needs the compiled extension")
+    for name in ("q_norm", "k_norm", "q_proj", "v_proj", "o_proj"):
+        monkeypatch.setattr(attention.get_submodule(name), "_call_impl", heard(seen))
     attention(torch.randn(1, 4, 30))
-    assert heard == [(1, 4, 1, 10)]
-
-
-def test_another_norm_is_honoured():
-    """A norm that is not ours is called, not replaced."""
-    attention = make_of_fused(torch.float32, qk_norm=True)
-    x = torch.randn(1, 4, 30)
-    before = attention(x)
-    attention.q_norm = torch.nn.Identity()
-    assert not torch.allclose(attention(x), before)
+    assert seen == []
 
 
 def test_the_kernel_is_asked():

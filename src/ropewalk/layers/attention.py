@@ -16,7 +16,7 @@ from ropewalk.layers.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.layers.encodings import resolve
 from ropewalk.layers.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.layers.masks import SeqLen, Visibility
-from ropewalk.layers.norm import RMSNorm, projected
+from ropewalk.layers.norm import RMSNorm, is_plain, projected
 from ropewalk.layers.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
@@ -433,10 +433,8 @@ def _split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
-    """Return both norms as one request, or None unless they are `RMSNorm` without hooks and have the same epsilon."""
-    for norm in (q_norm, k_norm):
-        if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
-            return None
-    assert isinstance(q_norm, RMSNorm)
-    assert isinstance(k_norm, RMSNorm)
-    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm.eps == k_norm.eps else None
+    """Return both norms as one request, or None unless they are plain `RMSNorm` modules with the same epsilon."""
+    if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm) or q_norm.eps != k_norm.eps:
+        return None
+    plain = is_plain(q_norm, RMSNorm) and is_plain(k_norm, RMSNorm)
+    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if plain else None
