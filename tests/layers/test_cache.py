@@ -163,7 +163,7 @@ def test_seq_len_as_given() -> None:
     assert make(2, seq_len=torch.tensor([7, 8])).seq_len.tolist() == [7, 8]
     not_whole = (4.0, True, "9", [7, 8], torch.tensor(7.0), torch.tensor(True))
     for wrong in (0, torch.tensor([7]), torch.tensor([7, 0]), torch.tensor([7.0, 8.0]), *not_whole):
-        with pytest.raises(RopeError, match="`seq_len` must be an int of at least 1"):
+        with pytest.raises(RopeError, match="`seq_len` must be"):
             make(2, seq_len=wrong)  # type: ignore[arg-type]
     with pytest.raises(RopeError, match="`seq_len` is required"):
         make(ropes=[DYNAMIC])

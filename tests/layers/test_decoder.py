@@ -201,9 +201,9 @@ def test_what_is_refused() -> None:
         model(torch.tensor([[0, 50]]))
     for changes, message in (
         ({"ropes": (rope(),)}, "one entry per layer"),
-        ({"ropes": 10_000}, "`rope` must be a RopeConfig"),
+        ({"ropes": 10_000}, "`rope` must be of type RopeConfig"),
         ({"sliding_window": (1, 2)}, "one entry per layer"),
-        ({"sliding_window": "8"}, "`sliding_window` must be a int"),
+        ({"sliding_window": "8"}, "`sliding_window` must be of type int"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a whole number"),
         ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
         ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
@@ -363,7 +363,7 @@ def test_with_positions_refuses() -> None:
     for settings, message in (
         ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
         ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
-        ({"rope": 10_000.0}, "`rope` must be a RopeConfig"),
+        ({"rope": 10_000.0}, "`rope` must be of type RopeConfig"),
         ({"extension": "rerope"}, "`extension` must be a Extension"),
         ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
     ):

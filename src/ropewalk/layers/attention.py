@@ -20,7 +20,7 @@ from ropewalk.layers.norm import RMSNorm, is_plain, projected
 from ropewalk.layers.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole
+from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated, rotated
 from ropewalk.rotation.backends.request import Norm, Turn
@@ -105,6 +105,7 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
     if cache is not None:
         check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
+    check_whole("Attention", least=0, layer=layer)
     if layer is None and cache is not None and cache.num_layers > 1:
         raise RopeError(
             "Attention: `layer` is required: the cache has several layers.",
@@ -116,7 +117,6 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
 
 def check_rope(rope: RopeConfig, head_dim: int) -> None:
     """Raise `RopeError` unless the rope fits the heads."""
-    check_kind("Attention", RopeConfig, "Build one: rw.RopeConfig(head_dim, interleaved=False).", rope=rope)
     if rope.head_dim != head_dim:
         raise RopeError(
             "Attention: `rope` has a different head_dim.",
@@ -171,6 +171,7 @@ class Attention(nn.Module):
     torch.Size([1, 5, 32])
     """
 
+    @checked
     def __init__(
         self,
         hidden_size: int,
@@ -246,6 +247,7 @@ class Attention(nn.Module):
         """Return the softcap and the sinks."""
         return LogitRules(self.softcap or 0.0, self.sinks)
 
+    @checked
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
         """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
@@ -312,6 +314,9 @@ class Attention(nn.Module):
             "position_ids": position_ids, "attention_mask": attention_mask, "document_ids": document_ids,
             "cache": cache, "seq_len": seq_len,
         }  # fmt: skip
+        check_kind("Attention", bool, "Pass True for the weights too.", need_weights=need_weights)
+        if inputs is not None:
+            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs.of(hidden_states, ...).", inputs=inputs)
         standalone, layer = inputs is None, layer_of(cache if inputs is None else inputs.cache, layer)
         if inputs is None:
             if bias is not None:

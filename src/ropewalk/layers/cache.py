@@ -14,8 +14,17 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.masks import SeqLen, SlotTables, TokenLayout, real_tokens
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.values import Float, as_whole, check_whole
+from ropewalk.rope.values import Float, as_whole, check_whole, checked
 from ropewalk.rotation.backends.request import Store
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise RopeError(
+            "KVCache: unknown `device`.", facts={"device": device}, cure='Pass "cpu", "cuda:0" or "mps".'
+        ) from error
 
 
 def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
@@ -86,6 +95,7 @@ class KVCache:
     step = 256
     """Tokens by which the capacity grows."""
 
+    @checked
     def __init__(
         self,
         *,
@@ -110,7 +120,7 @@ class KVCache:
         check_whole("KVCache", least=0, capacity=capacity)
         self.num_layers = num_layers
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype, self.device = dtype, _device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
         self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
         for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
@@ -214,6 +224,9 @@ class KVCache:
 
         **Raises:** `RopeError` if the batch differs, and if growth would change frequencies.
         """
+        check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
+        if layer is not None:
+            self.check_layer(layer)
         if batch != self.batch:
             raise RopeError(
                 "KVCache: the batch differs from the cache's.",
@@ -304,6 +317,7 @@ class KVCache:
 
     def reserve(self, capacity: int) -> None:
         """Reserve memory for `capacity` tokens per row, and keep the stored tokens; never shrink."""
+        check_whole("KVCache", least=0, optional=False, capacity=capacity)
         if capacity <= self.capacity:
             return
         longest = max(self._held(None))
@@ -313,6 +327,7 @@ class KVCache:
                 buffers[layer][:, :, :longest] = old[:, :, :longest]
         self.capacity = capacity
 
+    @checked
     def truncate(self, length: int | Sequence[int]) -> None:
         """Keep only the first `length` tokens of each row (an int, or one per row); the capacity stays."""
         wanted = [length] * self.batch if isinstance(length, int) else list(length)
@@ -324,6 +339,7 @@ class KVCache:
             )
         self._lengths = [tuple(map(min, held, wanted)) for held in self._lengths]
 
+    @checked
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keep these rows in this order; a row may be repeated (beams)."""
         chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ropewalk.atomic_io import write_whole
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import to_float64
+from ropewalk.rope.values import check_positive, check_whole, checked
 
 SAVE_SECONDS = 120.0
 """Time between two writes of `state`."""
@@ -28,6 +29,7 @@ IGNORED = -100  # the label of a token that is not predicted, in transformers
 AT_ONCE = 8192  # tokens whose logits `loss_by_position` has at one time
 
 
+@checked
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
     """Return the learning rate of update `step`, counted from 0.
 
@@ -45,6 +47,7 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: flo
     return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))))
 
 
+@checked
 def fit(
     model: nn.Module,
     loss: Callable[[int], Tensor],
@@ -83,6 +86,8 @@ def fit(
     >>> round(line.weight.item(), 2)
     2.0
     """
+    check_whole("fit", least=0, steps=steps, warmup=warmup)
+    check_positive("fit", lr=lr)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     matrices, others = ([weight for weight in trained if (weight.ndim >= 2) == kind] for kind in (True, False))
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -198,6 +203,7 @@ class TextWindows:
     (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
+    @checked
     def __init__(self, documents: Sequence[Sequence[int]], *, length: int, seed: int) -> None:
         self.tokens = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in documents]))
         self.starts = torch.tensor([0, *map(len, documents)]).cumsum(0)[:-1]
@@ -228,6 +234,7 @@ class TextWindows:
         return Batch(tokens[:, :-1], tokens[:, 1:], documents if spans else None)
 
 
+@checked
 def split_text(text: str, fraction: float) -> tuple[str, str]:
     r"""Split off the last `fraction` of the characters for validation, after the end of a line if one is near.
 
@@ -242,6 +249,7 @@ def split_text(text: str, fraction: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
+@checked
 def held_out_windows(documents: Sequence[Sequence[int]], *, length: int, limit: int) -> Tensor:
     """Return up to `limit` windows, evenly spread over the documents: token ids, int64 `[windows, length + 1]`.
 
@@ -271,6 +279,8 @@ def next_token_loss(model: Decoder, batch: Batch) -> Tensor:
     >>> bool(next_token_loss(load("tiny", dtype=torch.float32), Batch(ids[:, :-1], ids[:, 1:])) > 4)
     True
     """
+    check_kind("next_token_loss", nn.Module, "Pass a Decoder.", model=model)
+    check_kind("next_token_loss", Batch, "Pass TextWindows.batch(...), or Batch(inputs, targets).", batch=batch)
     seq_len = batch.inputs.shape[1] if model.config.needs_seq_len else None
     logits = model(batch.inputs, document_ids=batch.document_ids, seq_len=seq_len)
     return F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
@@ -282,6 +292,14 @@ def loss_by_position(model: Decoder, windows: Tensor) -> Tensor:
 
     `windows`: token ids, int64 `[windows, seq + 1]`, as from `held_out_windows`.
     """
+    check_kind("loss_by_position", nn.Module, "Pass a Decoder.", model=model)
+    check_kind("loss_by_position", Tensor, "Pass held_out_windows(...).", windows=windows)
+    if windows.ndim != 2 or windows.shape[1] < 2:
+        raise RopeError(
+            "loss_by_position: `windows` must be [windows, seq + 1].",
+            facts={"windows": windows},
+            cure="Pass held_out_windows(...).",
+        )
     length = windows.shape[1] - 1
     total = torch.zeros(length, dtype=torch.float64)
     was_training, seq_len = model.training, length if model.config.needs_seq_len else None
