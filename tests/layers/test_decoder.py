@@ -364,7 +364,7 @@ def test_with_positions_refuses() -> None:
         ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
         ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
         ({"rope": 10_000.0}, "`rope` must be of type RopeConfig"),
-        ({"extension": "rerope"}, "`extension` must be a Extension"),
+        ({"extension": "rerope"}, "`extension` must be of type Extension"),
         ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
     ):
         with pytest.raises(RopeError, match=message):
