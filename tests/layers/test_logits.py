@@ -133,7 +133,7 @@ def test_they_are_gemma_2s_and_gpt_oss_s() -> None:
 @pytest.mark.parametrize("softcap", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_softcap_is_positive(softcap: float) -> None:
     """0 would make every weight the same."""
-    with pytest.raises(RopeError, match="`softcap` must be a positive number"):
+    with pytest.raises(RopeError, match="`softcap` must be"):
         make(softcap=softcap)
 
 

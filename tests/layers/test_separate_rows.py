@@ -17,7 +17,7 @@ from ropewalk.encodings import ENCODINGS
 from ropewalk.layers.attention import Attention
 from ropewalk.rope.extensions import DualChunk, ReRoPE
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN
-from tests.layers.extension_material import EXTENSIONS, HEAD_DIM, HEADS, KV_HEADS, REMAPPING
+from tests.layers.extension_material import EXTENSIONS, HEAD_DIM, HEADS, KV_HEADS, REMAPPING, REPEATS
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 HIDDEN, TRAINED = 24, 16
@@ -122,8 +122,7 @@ def batch_of(rows: list[Tensor], real: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.repeats_shapes
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[REPEATS] * bool(at % 5)) for at, form in enumerate(FORMS)])
 @settings(max_examples=6, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_cached_padded_and_packed(form: str, data: st.DataObject) -> None:

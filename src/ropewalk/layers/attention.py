@@ -105,7 +105,8 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
     if cache is not None:
         check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
-    check_whole("Attention", least=0, layer=layer)
+    if layer is not None:
+        check_whole("Attention", least=0, layer=layer)
     if layer is None and cache is not None and cache.num_layers > 1:
         raise RopeError(
             "Attention: `layer` is required: the cache has several layers.",

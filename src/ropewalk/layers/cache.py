@@ -189,7 +189,8 @@ class KVCache:
 
     def check_layer(self, layer: int) -> None:
         """Raise `RopeError` if there is no such layer."""
-        check_whole("KVCache", least=0, most=self.num_layers - 1, optional=False, layer=layer)
+        if type(layer) is not int or not 0 <= layer < self.num_layers:  # each layer asks it for each token
+            check_whole("KVCache", least=0, most=self.num_layers - 1, optional=False, layer=layer)
 
     def check_writer(self, layer: int, writer: nn.Module) -> None:
         """Raise `RopeError` if a module other than `writer` has written the tokens of a layer."""
@@ -201,7 +202,8 @@ class KVCache:
                 facts={"layer": layer, "cache": self},
                 cure="Give each attention module of a model its own layer number.",
             )
-        self._writers[layer] = weakref.ref(writer)
+        if other is not writer:
+            self._writers[layer] = weakref.ref(writer)
 
     def check_seq_len(self, seq_len: SeqLen | None) -> None:
         """Raise `RopeError` if a call's `seq_len` differs from the cache's; None is the cache's."""
@@ -224,7 +226,8 @@ class KVCache:
 
         **Raises:** `RopeError` if the batch differs, and if growth would change frequencies.
         """
-        check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
+        if type(batch) is not int or type(seq) is not int or seq < 0:
+            check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
         if layer is not None:
             self.check_layer(layer)
         if batch != self.batch:
