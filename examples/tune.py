@@ -3,8 +3,7 @@
     python examples/tune.py --model FOLDER --text a.txt b.txt --target 32768 --validation c.txt --out longer
     accelerate launch --config_file fsdp.yaml examples/tune.py --model FOLDER --text a.txt --target 32768 --out longer
 
-Windows have the trained length, and their positions skip up to the target (PoSE). Methods in attention count tokens, so
-their windows have the target length. With --validation, the doctor measures the model before and after, in one process.
+Windows have the target length. With --validation, the doctor measures the model before and after, in one process.
 --rank trains low-rank adapters, which are merged at the end (needs peft). With --resume, a stopped run resumes from its
 last checkpoint.
 """
@@ -19,12 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
 
 import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.diagnosis.callback import DoctorCallback
-from ropewalk.layers import SkipCollator
 from ropewalk.layers.training import held_out_windows
 from ropewalk.methods import METHODS
 
@@ -67,10 +65,10 @@ def main(arguments: list[str] | None = None) -> list[float]:
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
     handle = rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
     handle.saves_config = METHODS[given.method].config is not None
-    counts = METHODS[given.method].in_attention
-    window = given.window or (given.target if counts else handle.trained_length)
+    window = given.window or given.target
     documents = [tokenizer(read_text(path)[1]).input_ids for path in given.text]
-    rows = [{"input_ids": ids[:-1]} for ids in held_out_windows(documents, length=window, limit=10**9)]
+    windows = held_out_windows(documents, length=window, limit=10**9)[:, :-1]
+    rows = [{"input_ids": ids, "labels": ids} for ids in windows]
     if given.rank:
         model = with_adapters(model, given.rank)
     callbacks = [DoctorCallback(tokenizer, text=given.validation)] if given.validation and alone else []
@@ -95,7 +93,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
             remove_unused_columns=False,
         ),
         train_dataset=rows,
-        data_collator=SkipCollator(target=None if counts or window >= given.target else given.target, seed=given.seed),
+        data_collator=default_data_collator,
         processing_class=tokenizer,
         callbacks=callbacks,
     )

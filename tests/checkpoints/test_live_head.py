@@ -126,6 +126,31 @@ def test_what_stands_around_the_head_is_the_models(
     assert rows == []
 
 
+@pytest.mark.parametrize("how", ["hook", "forward", "accelerate's hook"])
+@torch.no_grad()
+def test_a_head_that_is_not_plain_is_called(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of the head, or a forward of its own; accelerate's hook moves weights, and the product stays wide."""
+    rows = counted(monkeypatch)
+    model = random_model("phi3").bfloat16()
+    _, hidden, targets = read(model)
+    head, own = model.lm_head, model.lm_head.forward
+    if how == "hook":
+        head.register_forward_hook(lambda module, given, out: out / 3)
+    elif how == "forward":
+        head.forward = lambda hidden: own(hidden) / 3
+    else:
+        accelerate = pytest.importorskip("accelerate.hooks")
+        accelerate.add_hook_to_module(head, accelerate.AlignDevicesHook("cpu"))
+    live = LiveModel(model)
+    found = live.target_losses(hidden.clone(), targets)
+    if how == "accelerate's hook":
+        wanted, bound = truth(hidden, head.weight, targets), 1e-5
+    else:
+        wanted, bound = truth(hidden, head.weight, targets, lambda logits: (logits.bfloat16() / 3).double()), 0.02
+    assert float(abs(found.double() - wanted).max()) < bound
+    assert rows == []
+
+
 @torch.no_grad()
 def test_the_cache_has_the_name_that_the_layers_give_it() -> None:
     """Layers with `cache` instead of `past_key_values`, as from transformers 5.24 on, which warns for the old name."""

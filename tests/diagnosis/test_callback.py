@@ -14,7 +14,6 @@ import transformers
 import ropewalk as rw
 from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.errors import RopeError
-from ropewalk.layers import SkipCollator
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.layers.training import held_out_windows
 from tests.prose import prose
@@ -34,13 +33,13 @@ def held_out(tmp_path: Path) -> Path:
 def trainer(folder: Path, model: Any, callback: DoctorCallback, *, steps: int = 4, lr: float = 1e-2) -> Any:
     """A Trainer of windows of the trained length."""
     windows = held_out_windows([TextTokenizer.bytes().encode(prose(900))], length=TRAINED, limit=2 * steps)
-    rows = [{"input_ids": window[:-1]} for window in windows]
+    rows = [{"input_ids": window[:-1], "labels": window[:-1]} for window in windows]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "run"), max_steps=steps, use_cpu=True, per_device_train_batch_size=2, report_to="none",
         remove_unused_columns=False, learning_rate=lr, disable_tqdm=True, save_strategy="no", logging_steps=100,
     )  # fmt: skip
     made = transformers.Trainer(
-        model=model, args=arguments, train_dataset=rows, data_collator=SkipCollator(target=TARGET),
+        model=model, args=arguments, train_dataset=rows, data_collator=transformers.default_data_collator,
         callbacks=[callback],
     )  # fmt: skip
     made.remove_callback(transformers.trainer_callback.PrinterCallback)

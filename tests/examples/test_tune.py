@@ -57,7 +57,7 @@ def test_the_doctor_measures_before_and_after(words: list[str], tmp_path: Path) 
     record = json.loads((out / "tuning.json").read_text())
     assert record["loss"] == losses
     assert len(losses) == 4
-    assert record["window"] == 256
+    assert record["window"] == 512
     assert [reading["step"] for reading in record["doctor"]] == [0, 4]
     assert record["doctor"][0]["doctor/loss_within"] != record["doctor"][1]["doctor/loss_within"]
     config = json.loads((out / "config.json").read_text())

@@ -123,7 +123,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         ({"labels": ["a", "b"]}, "shape of a tensor differs from the config"),
         ({"labels": None}, "config.json is damaged"),
         ({"pooling": "last"}, "unknown `pooling`"),
-        ({"encoder": config["encoder"] | {"hidden_size": "wide"}}, "`hidden_size` must be a whole number"),
+        ({"encoder": config["encoder"] | {"hidden_size": "wide"}}, "`hidden_size` must be of type int"),
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(rw.RopeError, match=message):

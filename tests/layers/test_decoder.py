@@ -1,4 +1,4 @@
-"""The decoder: chunks equal the whole, packed and padded rows equal themselves alone, logits are transformers'."""
+"""The decoder: its logits are transformers'; weights, compilers, and positions that are replaced."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ropewalk import RopeConfig, RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.extensions import Positions, ReRoPE
-from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
+from tests.layers.test_separate_rows import ROPES
 
 VOCAB, DIM, TRAINED = 50, 8, 16
 
@@ -25,27 +26,6 @@ def rope(scaling: Scaling | None = None, **changes: Any) -> RopeConfig:
 
 
 LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), TRAINED, factor=4.0)
-PHIMOE = LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 4.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
-RULES: dict[str, tuple[Any, int]] = {
-    "default": (rope(), 40),
-    "interleaved": (rope(interleaved=True), 40),
-    "linear": (rope(Linear(4.0)), 40),
-    "ntk": (rope(NTK(4.0)), 40),
-    "dynamic": (rope(DynamicNTK(2.0)), 40),
-    "dynamic within": (rope(DynamicNTK(2.0)), 3),
-    "dynamic paper": (rope(DynamicNTK(variant="paper")), 40),
-    "yarn": (rope(YaRN(4.0, TRAINED)), 40),
-    "longrope short": (rope(LONG), 12),
-    "longrope long": (rope(LONG), 40),
-    "longrope mscale": (rope(PHIMOE), 40),
-    "llama3": (rope(Llama3(8.0, 1.0, 4.0, TRAINED)), 40),
-    "proportional": (rope(Proportional(0.5)), 40),
-    "partial": (rope(rotary_dim=4), 40),
-    "nope": (None, 40),
-    "nope layers": ((rope(), None, rope()), 40),
-    "two thetas": ((rope(), rope(theta=20.0), rope()), 40),
-    "mixed rules": ((rope(LONG), rope(Linear(2.0)), rope(DynamicNTK(2.0))), 40),
-}
 
 
 def make(ropes: Any = None, **changes: Any) -> Decoder:
@@ -75,56 +55,6 @@ def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
     torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(
-    ("rule", "window"), [*((rule, (None, 4, 1)) for rule in RULES), ("default", None), ("default", 5), ("nope", 5)]
-)
-def test_chunks_equal_the_whole(rule: str, window: Any) -> None:
-    """Under every rule, uneven chunks and single tokens through the cache are the full forward at its seq_len."""
-    ropes, seq_len = RULES[rule]
-    model, count = make(ropes, sliding_window=window), 24 if seq_len == 40 else 12
-    tokens, uneven = ids(2, count), [7, 1, 2, 1, 1, 12][: 6 if count == 24 else 5]
-    full = model(tokens, seq_len=seq_len)
-    assert full.std() > 0.3
-    close(in_chunks(model, tokens, uneven, seq_len=seq_len), full)
-    close(in_chunks(model, tokens, [1] * count, seq_len=seq_len), full)
-    model = model.double()  # where a wrong angle cannot hide behind rounding
-    full = model(tokens, seq_len=seq_len)
-    close(in_chunks(model, tokens, uneven, seq_len=seq_len), full, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("rule", "window"), [*((rule, (None, 4, None)) for rule in RULES), ("default", None), ("default", 4), ("nope", 4)]
-)
-def test_left_padded_batches_equal_rows_alone(rule: str, window: Any) -> None:
-    """Rows of unequal length, padded left, right or inside, each with its own seq_len: every row is as it is alone."""
-    ropes, seq_len = RULES[rule]
-    model = make(ropes, sliding_window=window)
-    lengths, more = [11, 4, 7], 5 if seq_len == 40 else 1
-    each = torch.tensor([seq_len, seq_len + 30, seq_len]) if seq_len == 40 else torch.tensor([seq_len] * 3)
-    rows = [ids(1, n + more) for n in lengths]
-    alone = [model(row, seq_len=int(n)) for row, n in zip(rows, each, strict=True)]
-    tokens, mask = torch.zeros(3, 13, dtype=torch.long), torch.zeros(3, 13, dtype=torch.long)
-    for r, (row, n, begin) in enumerate(zip(rows, lengths, (2, 9, 0), strict=True)):  # left, left, right
-        tokens[r, begin : begin + n], mask[r, begin : begin + n] = row[0, :n], 1
-    whole = model(tokens, attention_mask=mask, seq_len=each)
-    cache = model.new_cache(3, seq_len=each)
-    chunks = zip(tokens.split([6, 1, 6], 1), mask.split([6, 1, 6], 1), strict=True)
-    parts = [model(part, attention_mask=real, cache=cache) for part, real in chunks]
-    assert cache.lengths.tolist() == lengths
-    cached = torch.cat(parts, 1)
-    for r, n in enumerate(lengths):
-        close(whole[r, mask[r].bool()], alone[r][0, :n])
-        close(cached[r, mask[r].bool()], alone[r][0, :n])
-    for step in range(more):
-        new = model(
-            torch.cat([row[:, n + step : n + step + 1] for row, n in zip(rows, lengths, strict=True)]), cache=cache
-        )
-        for r, n in enumerate(lengths):
-            close(new[r, 0], alone[r][0, n + step])
-    assert whole.isfinite().all()
-    assert cached.isfinite().all()
-
-
 def test_position_ids_and_mask_are_separate() -> None:
     """Other position ids turn keys and queries, and leave the causal rule alone: also through the cache."""
     model, tokens = make(rope()), ids(2, 12)
@@ -140,11 +70,11 @@ def test_position_ids_and_mask_are_separate() -> None:
 def test_rotation_matters() -> None:
     """Every rule gives other logits than the default does: none of the equalities above is of rules that do nothing."""
     tokens, plain = ids(1, 37), make(rope())
-    for name, (ropes, seq_len) in RULES.items():
-        if name in ("default", "dynamic within", "longrope short"):
+    for name, other_rope in {**ROPES, "nope": None}.items():
+        if name == "default":
             continue
-        other = plain.with_positions(rope=ropes)
-        assert (other(tokens, seq_len=seq_len) - plain(tokens)).abs().max() > 1e-3, name
+        other = plain.with_positions(rope=other_rope)
+        assert (other(tokens, seq_len=40) - plain(tokens)).abs().max() > 1e-3, name
 
 
 def test_tables_are_built_once_per_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,9 +201,9 @@ def test_what_is_refused() -> None:
         model(torch.tensor([[0, 50]]))
     for changes, message in (
         ({"ropes": (rope(),)}, "one entry per layer"),
-        ({"ropes": 10_000}, "`rope` must be a RopeConfig"),
+        ({"ropes": 10_000}, "`rope` must be of type RopeConfig"),
         ({"sliding_window": (1, 2)}, "one entry per layer"),
-        ({"sliding_window": "8"}, "`sliding_window` must be a int"),
+        ({"sliding_window": "8"}, "`sliding_window` must be of type int"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a whole number"),
         ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
         ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
@@ -433,8 +363,8 @@ def test_with_positions_refuses() -> None:
     for settings, message in (
         ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
         ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
-        ({"rope": 10_000.0}, "`rope` must be a RopeConfig"),
-        ({"extension": "rerope"}, "`extension` must be a Extension"),
+        ({"rope": 10_000.0}, "`rope` must be of type RopeConfig"),
+        ({"extension": "rerope"}, "`extension` must be of type Extension"),
         ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
     ):
         with pytest.raises(RopeError, match=message):

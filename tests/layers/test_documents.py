@@ -101,17 +101,6 @@ def test_each_row_keeps_its_length_and_its_positions() -> None:
             torch.testing.assert_close(packed[1:, 3:], alone, atol=1e-12, rtol=0)
 
 
-def test_both_ways_and_weights() -> None:
-    """Without the causal rule too; weights, which are asked for in full, give the same output."""
-    for window in (None, 2):
-        layer = rw.Attention(16, 4, head_dim=8, rope=ROPE, causal=False, sliding_window=window).double()
-        x, marks = torch.randn(2, 12, 16, dtype=torch.float64), pack([[5, 7], [3, 9]])
-        out, weights = layer(x, document_ids=marks, need_weights=True)
-        torch.testing.assert_close(layer(x, document_ids=marks), out, atol=1e-12, rtol=0)
-        assert weights[0, :, :5, 5:].abs().max() == 0
-        torch.testing.assert_close(out[1:, 3:], layer(x[1:, 3:]), atol=1e-12, rtol=0)
-
-
 def test_nothing_but_padding() -> None:
     """Rows of padding alone are finite, and so are their gradients."""
     model, ids = make(rope=ROPE), torch.randint(0, VOCAB, (2, 6))

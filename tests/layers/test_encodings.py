@@ -232,22 +232,6 @@ def test_cached_equals_full(model, ids):
     torch.testing.assert_close(torch.cat(parts, 1), model(ids), atol=1e-11, rtol=0)
 
 
-def test_padded_equals_unpadded(model, ids):
-    """Padding on the left is not there, with a cache of rows of different lengths as well."""
-    mask = torch.ones(2, SEQ + 4, dtype=torch.long)
-    mask[:, :4] = 0
-    padded = torch.cat([torch.zeros_like(ids[:, :4]), ids], 1)
-    torch.testing.assert_close(model(padded, attention_mask=mask)[:, 4:], model(ids), atol=1e-11, rtol=0)
-    cache, mask = model.new_cache(2), torch.ones_like(ids)
-    mask[1, :5] = 0
-    model(ids, attention_mask=mask, cache=cache)
-    more = torch.randint(0, 50, (2, 1))
-    got = model(more, cache=cache)
-    for row, first in ((0, 0), (1, 5)):
-        whole = torch.cat([ids[row, first:], more[row]])[None]
-        torch.testing.assert_close(got[row], model(whole)[0, -1:], atol=1e-11, rtol=0)
-
-
 def test_saved_and_loaded(model, ids, tmp_path):
     """Through ropewalk's own config, with every setting and learned number."""
     rw.save(model, tmp_path / "model")
@@ -372,11 +356,3 @@ def test_bad_calls():
                    lambda: encodings.RelativeBias(max_distance=-1)):  # fmt: skip
         with pytest.raises(rw.RopeError):
             config()
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in CAUSAL])
-def test_bidirectional(name):
-    """Padding hides in both directions, and a layer alone applies its encoding itself."""
-    attention = rw.Attention(16, 4, encoding=name, causal=False).double()
-    x, mask = torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([[0, 0, 1, 1, 1, 1]])
-    torch.testing.assert_close(attention(x, attention_mask=mask)[:, 2:], attention(x[:, 2:]), atol=1e-11, rtol=0)

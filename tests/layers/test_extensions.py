@@ -20,9 +20,10 @@ from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.forward_inputs import ForwardInputs
+from ropewalk.layers.generation import generate
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
-from ropewalk.rope.scaling import Linear, YaRN
+from ropewalk.rope.scaling import Linear, LongRoPE, YaRN
 from tests.layers.extension_material import (
     DYNAMIC,
     EXTENSIONS,
@@ -40,6 +41,7 @@ from tests.layers.extension_material import (
 )
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
+LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), 16, factor=4.0)
 
 
 @pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
@@ -274,6 +276,63 @@ def test_encodings_refuse_remapped_positions(extension):
             Decoder(replace(config, encoding=name, extension=extension))
         with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
             Decoder(replace(config, encoding=name)).with_positions(extension=extension)
+
+
+# --- in caches
+
+
+@pytest.mark.parametrize("before", [*EXTENSIONS, None], ids=repr)
+def test_a_cache_of_another_extension_is_refused(before):
+    """What a layer gave under one is in the keys and values of the next: no other goes on, nor does the plain model."""
+    ids, base = torch.randint(0, 50, (1, 9)), make_model(None)
+    cache = base.with_positions(extension=before).new_cache()
+    with torch.no_grad():
+        base.with_positions(extension=before)(ids, cache=cache)
+        for after in [*EXTENSIONS, None]:
+            if after != before:
+                with pytest.raises(rw.RopeError, match="a different extension"):
+                    base.with_positions(extension=after)(ids[:, :1], cache=cache)
+        equal = None if before is None else replace(before)  # the same settings are the same extension
+        base.with_positions(extension=equal)(ids[:, :1], cache=cache)
+    assert cache.lengths.tolist() == [10]
+
+
+def test_a_cache_knows_the_extension_of_each_layer():
+    """One layer's difference is enough."""
+    base, ids = make_model(None), torch.randint(0, 50, (1, 5))
+    mixed = base.with_positions(extension=(None, SelfExtend(group=2, window=4), None))
+    cache = mixed.new_cache(2)
+    assert cache.extensions == (None, SelfExtend(group=2, window=4), None)
+    with pytest.raises(rw.RopeError, match="a different extension"):
+        base.with_positions(extension=(None, SelfExtend(group=2, window=5), None))(ids.expand(2, -1), cache=cache)
+
+
+def test_a_layer_alone_asks_for_its_extension():
+    """A cache made by hand names them; without names it is for layers without any."""
+    sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    x = torch.randn(1, 3, 24)
+    layer, plain = make_layer(ReRoPE(window=4), torch.float32), make_layer(LogN(trained_length=9), torch.float32)
+    plain.set_positions(plain.rope, None)
+    named, unnamed = rw.KVCache(**sizes, extensions=[ReRoPE(window=4)]), rw.KVCache(**sizes)
+    with torch.no_grad():
+        layer(x, cache=named)
+        plain(x, cache=unnamed)
+        for one, cache in ((layer, unnamed), (plain, named)):
+            with pytest.raises(rw.RopeError, match="not made for this layer's extension"):
+                one(x, cache=cache)
+        with pytest.raises(rw.RopeError, match="`layer` must be a whole number from 0 to 0"):
+            plain(x, cache=unnamed, layer=1)
+    with pytest.raises(rw.RopeError, match="one entry per layer"):
+        rw.KVCache(**sizes, extensions=[None, None])
+
+
+@pytest.mark.parametrize("rule", [DYNAMIC, replace(ROPE, scaling=LONG)], ids=["dynamic", "longrope"])
+def test_generation_gives_each_row_its_own_length(rule):
+    """Prompts of unequal length under dual chunk attention: each row as it is alone, across LongRoPE's switch."""
+    model = make_model(None).with_positions(rope=rule, extension=DualChunk(chunk=6, trained_length=8))
+    prompts = [torch.randint(0, 50, (length,)).tolist() for length in (20, 4, 12)]
+    together = generate(model, prompts, max_new_tokens=8, temperature=0.0)
+    assert together == [generate(model, [prompt], max_new_tokens=8, temperature=0.0)[0] for prompt in prompts]
 
 
 # --- under export and a compiler

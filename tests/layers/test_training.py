@@ -1,11 +1,10 @@
-"""The training loop, windows of text, losses by position, and the collator of skipped positions."""
+"""The training loop, windows of text, and losses by position."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,7 @@ from ropewalk.layers import training
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.training import (
-    IGNORED,
     Batch,
-    SkipCollator,
     TextWindows,
     fit,
     held_out_windows,
@@ -32,7 +29,6 @@ from ropewalk.layers.training import (
 )
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Scaling
-from tests.attachment.families import small_model
 
 
 def decoder(**changes: object) -> Decoder:
@@ -276,82 +272,3 @@ def test_frequencies_by_length_get_the_length_of_the_window(rule: Scaling | None
     expected = F.cross_entropy(model(ids[:, :-1], seq_len=16)[0], ids[0, 1:]).item()
     assert next_token_loss(model, Batch(ids[:, :-1], ids[:, 1:])).item() == pytest.approx(expected, rel=1e-6)
     assert loss_by_position(model, ids).mean().item() == pytest.approx(expected, rel=1e-5)
-
-
-# --- the collator of skipped positions
-
-FAMILIES = ["llama", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2"]
-
-
-def logits(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """`[rows, seq, vocab]`."""
-    with torch.no_grad():
-        found: torch.Tensor = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
-    return found
-
-
-def row(tokens: int, seed: int = 0) -> torch.Tensor:
-    """Random token ids."""
-    return torch.randint(3, 64, (tokens,), generator=torch.Generator().manual_seed(seed))
-
-
-def test_shorter_rows_are_padded_on_the_right() -> None:
-    """With their own ids, labels that are not predicted, and a mask; given labels are kept."""
-    rows = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9], "labels": [-100, 9]}]
-    batch = SkipCollator(target=None, pad_token_id=1)(rows)
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 1]]
-    assert batch["labels"].tolist() == [[5, 6, 7], [-100, 9, IGNORED]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
-
-
-@given(tokens=st.integers(2, 40), more=st.integers(0, 60), seed=st.integers(0, 99))
-def test_positions_skip_once_and_stay_below_the_target(tokens: int, more: int, seed: int) -> None:
-    """They begin at 0, increase by one except at most once, and depend on nothing but tokens and seed."""
-    collate = SkipCollator(target=tokens + more, seed=seed)
-    batch = collate([{"input_ids": row(tokens, seed)}])
-    positions = batch["position_ids"][0]
-    steps = positions.diff()
-    assert positions[0] == 0
-    assert positions[-1] < tokens + more
-    assert int((steps != 1).sum()) <= 1
-    assert bool((steps >= 1).all())
-    assert torch.equal(positions, collate([{"input_ids": row(tokens, seed).tolist()}])["position_ids"][0])
-    assert torch.equal(batch["labels"], batch["input_ids"])
-
-
-def test_every_distance_below_the_target_occurs() -> None:
-    """Over 400 rows of 8 tokens, all distances from 1 to 63."""
-    found = set()
-    for number in range(400):
-        positions = SkipCollator(target=64)([{"input_ids": row(8, number)}])["position_ids"][0]
-        found |= set((positions[:, None] - positions).flatten().tolist())
-    assert set(range(1, 64)) <= found
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_after_a_skip_see_those_before_it(family: str) -> None:
-    """The logits are those of the same positions under a mask that is written out."""
-    model = small_model(family)
-    batch = SkipCollator(target=64, seed=1)([{"input_ids": row(12)}])
-    positions = batch["position_ids"][0]
-    assert positions[-1] > 11
-    tokens = torch.arange(12)
-    seen = tokens <= tokens[:, None]
-    kinds = {"full_attention": seen}
-    window = getattr(model.config, "sliding_window", None)
-    if window:
-        kinds["sliding_attention"] = seen & (tokens > tokens[:, None] - window)
-    masks = {name: mask[None, None] for name, mask in kinds.items()}
-    if family == "mistral":
-        masks = {"full_attention": masks["sliding_attention"]}
-    given = masks if family == "gemma3_text" else masks["full_attention"]
-    with torch.no_grad():
-        expected = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=given).logits
-    assert (logits(model, batch) - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-def test_a_window_longer_than_the_target_is_refused() -> None:
-    """There is no room to skip into."""
-    with pytest.raises(RopeError, match="longer than the target of skipped positions"):
-        SkipCollator(target=4)([{"input_ids": [1, 2, 3, 4, 5]}])

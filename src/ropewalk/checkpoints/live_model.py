@@ -18,7 +18,7 @@ from ropewalk.attachment.live_attention import calls_with
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.layers.masks import Branches, TokenLayout
-from ropewalk.layers.norm import HALF
+from ropewalk.layers.norm import HALF, is_plain
 from ropewalk.layers.precision import to_float64
 from ropewalk.rotation.backends.widened import slow_dtype
 
@@ -324,8 +324,8 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
     shell = copy.copy(model)
     shell._modules = dict(model._modules)
     shell._modules[name] = _GivenLayers(base)
-    wide = None
-    if type(head) is nn.Linear and head.weight.dtype in HALF:
+    wide, forward = None, "_old_forward" if hasattr(head, "_hf_hook") else "forward"
+    if is_plain(head, nn.Linear, forward) and head.weight.dtype in HALF:
         for child, module in model._modules.items():
             if module is head:
                 shell._modules[child], wide = _WideHead(head), child

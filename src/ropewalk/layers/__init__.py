@@ -11,12 +11,11 @@ if TYPE_CHECKING:
     from ropewalk.layers.config import DecoderConfig
     from ropewalk.layers.decoder import Decoder
     from ropewalk.layers.generation import generate
-    from ropewalk.layers.training import SkipCollator, fit
+    from ropewalk.layers.training import fit
 
 __all__ = [
     "Decoder",
     "DecoderConfig",
-    "SkipCollator",
     "TextClassifier",
     "TextClassifierConfig",
     "fit",
@@ -26,7 +25,6 @@ __all__ = [
 _HOMES = {
     "Decoder": "ropewalk.layers.decoder",
     "DecoderConfig": "ropewalk.layers.config",
-    "SkipCollator": "ropewalk.layers.training",
     "TextClassifier": "ropewalk.layers.classifier",
     "TextClassifierConfig": "ropewalk.layers.classifier",
     "fit": "ropewalk.layers.training",

@@ -76,7 +76,7 @@ def attend(
 
     **Returns:** `[batch, heads, seq, head_dim]`.
     """
-    if q.numel() == 0:
+    if q.numel() == 0 or keys.numel() == 0:
         return torch.zeros_like(q)  # torch's flash kernel on the CPU divides by zero, which ends the process
     kernel = None
     if not dropout and bias is None:
@@ -139,7 +139,7 @@ def open_blocks(seq: int) -> list[tuple[int, int]]:
 
     A compiler gets one block: a loop over blocks would make a different graph for every length.
     """
-    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, seq, OPEN_BLOCK), seq]
+    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, max(1, seq), OPEN_BLOCK), seq]
     return list(pairwise(edges))
 
 

@@ -16,11 +16,11 @@ from ropewalk.layers.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.layers.encodings import resolve
 from ropewalk.layers.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.layers.masks import SeqLen, Visibility
-from ropewalk.layers.norm import RMSNorm, projected
+from ropewalk.layers.norm import RMSNorm, is_plain, projected
 from ropewalk.layers.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole
+from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated, rotated
 from ropewalk.rotation.backends.request import Norm, Turn
@@ -85,14 +85,15 @@ def check_numbers(softcap: float | None, **dropouts: float) -> None:
 
 def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
     """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
-    cached = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
+    cache.check_layer(layer)
+    cached = None if cache.ropes is None else cache.ropes[layer]
     if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
         raise RopeError(
             "Attention: the cache was not made for this layer's rope.",
             facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
             cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
         )
-    if 0 <= layer < cache.num_layers and cache.extensions[layer] != extension:
+    if cache.extensions[layer] != extension:
         raise RopeError(
             "Attention: the cache was not made for this layer's extension.",
             facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
@@ -104,6 +105,8 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
     if cache is not None:
         check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
+    if layer is not None:
+        check_whole("Attention", least=0, layer=layer)
     if layer is None and cache is not None and cache.num_layers > 1:
         raise RopeError(
             "Attention: `layer` is required: the cache has several layers.",
@@ -115,7 +118,6 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
 
 def check_rope(rope: RopeConfig, head_dim: int) -> None:
     """Raise `RopeError` unless the rope fits the heads."""
-    check_kind("Attention", RopeConfig, "Build one: rw.RopeConfig(head_dim, interleaved=False).", rope=rope)
     if rope.head_dim != head_dim:
         raise RopeError(
             "Attention: `rope` has a different head_dim.",
@@ -170,6 +172,7 @@ class Attention(nn.Module):
     torch.Size([1, 5, 32])
     """
 
+    @checked
     def __init__(
         self,
         hidden_size: int,
@@ -245,6 +248,7 @@ class Attention(nn.Module):
         """Return the softcap and the sinks."""
         return LogitRules(self.softcap or 0.0, self.sinks)
 
+    @checked
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
         """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
@@ -283,8 +287,8 @@ class Attention(nn.Module):
           covers only the new tokens. The result at padded tokens is finite and has no meaning.
         - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not
           attend to each other.
-        - `cache`: keeps no gradients, and counts the tokens as stored after its last layer has written.
-        - `layer`: number of this layer in the cache, required if the cache has several.
+        - `cache`: keeps no gradients, and counts the tokens of each layer.
+        - `layer`: number of this layer in the cache, required if the cache has several; no two modules share one.
         - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
         - `inputs`: built by a model from these arguments for all its layers; omit the others in that case.
@@ -311,6 +315,9 @@ class Attention(nn.Module):
             "position_ids": position_ids, "attention_mask": attention_mask, "document_ids": document_ids,
             "cache": cache, "seq_len": seq_len,
         }  # fmt: skip
+        check_kind("Attention", bool, "Pass True for the weights too.", need_weights=need_weights)
+        if inputs is not None:
+            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs.of(hidden_states, ...).", inputs=inputs)
         standalone, layer = inputs is None, layer_of(cache if inputs is None else inputs.cache, layer)
         if inputs is None:
             if bias is not None:
@@ -319,7 +326,8 @@ class Attention(nn.Module):
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
                 check_cache(cache, layer, self.rope, self.extension)
-            inputs = ForwardInputs.of(hidden_states, **arguments)
+                cache.check_writer(layer, self)
+            inputs = ForwardInputs.of(hidden_states, **arguments, layer=layer)
         else:
             check_inputs(inputs, hidden_states, arguments)
         cache = inputs.cache
@@ -327,7 +335,7 @@ class Attention(nn.Module):
             if self.encoding is not None:
                 hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
             out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)
-        if cache is not None and standalone and layer == cache.num_layers - 1:
+        if cache is not None and standalone:
             cache.commit(inputs.layout)
         return (out, weights) if weights is not None else out
 
@@ -431,10 +439,8 @@ def _split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
-    """Return both norms as one request, or None unless they are `RMSNorm` without hooks and have the same epsilon."""
-    for norm in (q_norm, k_norm):
-        if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
-            return None
-    assert isinstance(q_norm, RMSNorm)
-    assert isinstance(k_norm, RMSNorm)
-    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm.eps == k_norm.eps else None
+    """Return both norms as one request, or None unless they are plain `RMSNorm` modules with the same epsilon."""
+    if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm) or q_norm.eps != k_norm.eps:
+        return None
+    plain = is_plain(q_norm, RMSNorm) and is_plain(k_norm, RMSNorm)
+    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if plain else None

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.masks import SeqLen, SlotTables, TokenLayout, real_tokens
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.values import Float, as_whole, check_whole
+from ropewalk.rope.values import Float, as_whole, check_whole, checked
 from ropewalk.rotation.backends.request import Store
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise RopeError(
+            "KVCache: unknown `device`.", facts={"device": device}, cure='Pass "cpu", "cuda:0" or "mps".'
+        ) from error
 
 
 def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
@@ -54,6 +64,9 @@ class KVCache:
     A slot is the token's index in its row, which is also its default position id. Each layer has one buffer for keys
     and one for values, `[batch, kv_heads, capacity, head_dim]`. A forward with a cache keeps no gradients.
 
+    Each layer counts its own tokens, so a model may use any layers, in any order. `RopeError` is raised for a second
+    module with the same layer number, and if the layers hold different tokens because a call was left out or failed.
+
     If frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for the
     cache's life. A call that exceeds it raises `RopeError`, because the frequencies of the cached keys would be wrong.
 
@@ -82,6 +95,7 @@ class KVCache:
     step = 256
     """Tokens by which the capacity grows."""
 
+    @checked
     def __init__(
         self,
         *,
@@ -106,7 +120,7 @@ class KVCache:
         check_whole("KVCache", least=0, capacity=capacity)
         self.num_layers = num_layers
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype, self.device = dtype, _device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
         self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
         for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
@@ -116,7 +130,8 @@ class KVCache:
                     facts={**sizes, name: of_layers},
                     cure="Pass one, or None, for each layer, as model.new_cache does.",
                 )
-        self._lengths = [0] * batch
+        self._lengths = [(0,) * batch] * num_layers
+        self._writers: list[weakref.ref[nn.Module] | None] = [None] * num_layers
         self._seq_len = row_lengths(seq_len, batch)
         self._one_seq_len = seq_len is not None and not (isinstance(seq_len, Tensor) and seq_len.ndim)
         if self._seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
@@ -132,12 +147,16 @@ class KVCache:
     @property
     def batch(self) -> int:
         """Return the number of rows."""
-        return len(self._lengths)
+        return len(self._lengths[0])
 
     @property
     def lengths(self) -> Tensor:
-        """Return the number of stored tokens per row, int64 `[batch]`."""
-        return torch.tensor(self._lengths, dtype=torch.int64, device=self.device)
+        """Return the number of stored tokens per row, int64 `[batch]`, in the layer that holds most."""
+        return torch.tensor(self._held(None), dtype=torch.int64, device=self.device)
+
+    def _held(self, layer: int | None) -> tuple[int, ...]:
+        """Return the number of a layer's tokens per row; None: of the layer that holds most."""
+        return tuple(map(max, *self._lengths, (0,) * self.batch)) if layer is None else self._lengths[layer]
 
     @property
     def seq_len(self) -> SeqLen | None:
@@ -160,9 +179,31 @@ class KVCache:
 
     def __repr__(self) -> str:
         return (
-            f"KVCache(layers={self.num_layers}, lengths={self._lengths}, capacity={self.capacity}, "
+            f"KVCache(layers={self.num_layers}, lengths={list(self._held(None))}, capacity={self.capacity}, "
             f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, whose layers any module may continue."""
+        return {**vars(self), "_writers": [None] * self.num_layers}
+
+    def check_layer(self, layer: int) -> None:
+        """Raise `RopeError` if there is no such layer."""
+        if type(layer) is not int or not 0 <= layer < self.num_layers:  # each layer asks it for each token
+            check_whole("KVCache", least=0, most=self.num_layers - 1, optional=False, layer=layer)
+
+    def check_writer(self, layer: int, writer: nn.Module) -> None:
+        """Raise `RopeError` if a module other than `writer` has written the tokens of a layer."""
+        known = self._writers[layer]
+        other = None if known is None else known()
+        if other is not None and other is not writer and any(self._lengths[layer]):
+            raise RopeError(
+                "KVCache: a different module has written the tokens of this layer.",
+                facts={"layer": layer, "cache": self},
+                cure="Give each attention module of a model its own layer number.",
+            )
+        if other is not writer:
+            self._writers[layer] = weakref.ref(writer)
 
     def check_seq_len(self, seq_len: SeqLen | None) -> None:
         """Raise `RopeError` if a call's `seq_len` differs from the cache's; None is the cache's."""
@@ -173,34 +214,46 @@ class KVCache:
                 cure="A cache's `seq_len` is fixed: omit it, or create a new cache with it.",
             )
 
-    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> TokenLayout:
+    def lay_out(
+        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, layer: int | None = None
+    ) -> TokenLayout:
         """Return the slots of a call's tokens, and reserve memory; `commit` counts the tokens.
 
-        **Arguments:** `attention_mask`: bool or integer `[batch, seq]`, only for the new tokens.
+        **Arguments:**
+
+        - `attention_mask`: bool or integer `[batch, seq]`, only for the new tokens.
+        - `layer`: the only layer of the call; None: all layers, which hold the same tokens.
 
         **Raises:** `RopeError` if the batch differs, and if growth would change frequencies.
         """
+        if type(batch) is not int or type(seq) is not int or seq < 0:
+            check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
+        if layer is not None:
+            self.check_layer(layer)
         if batch != self.batch:
             raise RopeError(
                 "KVCache: the batch differs from the cache's.",
                 facts={"batch": batch, "cache": self},
                 cure="Create a new cache.",
             )
-        real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
+        real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._held(layer)
         new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
         lengths = tuple(old + count for old, count in zip(held, new, strict=True))
+        if layer is not None and not {each for each in self._lengths if any(each)} <= {held, lengths}:
+            raise self._not_continued(layer)
         if self._seq_len is not None:
             refuse_outgrowing(lengths, self._seq_len, self.ropes or ())
         total = max(lengths)
         layout = TokenLayout(
-            batch, seq, self.device, total=total, cached=True, lengths=lengths, slot_tables=self._slot_tables
-        )
+            batch, seq, self.device, total=total, cached=True, held=held, lengths=lengths,
+            slot_tables=self._slot_tables,
+        )  # fmt: skip
         if real is None and len(set(held)) == 1:
             layout.start = held[0]
         else:
             ones = torch.ones(batch, seq, dtype=torch.int64, device=self.device)
             counted = (ones if real is None else real.long()).cumsum(1) - 1
-            layout.slots = (self.lengths[:, None] + counted).clamp_(min=0)
+            layout.slots = (torch.tensor(held, device=self.device)[:, None] + counted).clamp_(min=0)
             layout.real = real
         if total > self.capacity:
             self.reserve(math.ceil((total + self.capacity // 8) / self.step) * self.step)
@@ -219,6 +272,7 @@ class KVCache:
         **Returns:** keys and values `[batch, kv_heads, layout.total, head_dim]`, views of the buffers.
         """
         self._check_written(layer, keys, layout)
+        layout.written.add(layer)
         for buffer, fresh in ((self._keys[layer], keys.detach()), (self._values[layer], values.detach())):
             if layout.slots is None:
                 buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2).to(buffer.dtype)
@@ -234,6 +288,7 @@ class KVCache:
         self._check_written(layer, values, layout)
         if values.dtype != self.dtype or values.device != self._keys[layer].device:
             return None
+        layout.written.add(layer)
         return Store(self._keys[layer], self._values[layer], values, layout.kernel_slots())
 
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
@@ -241,12 +296,9 @@ class KVCache:
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
 
     def _check_written(self, layer: int, keys: Tensor, layout: TokenLayout) -> None:
-        if not 0 <= layer < self.num_layers:
-            raise RopeError(
-                "KVCache: no such layer.",
-                facts={"layer": layer, "cache": self},
-                cure="Pass a layer from 0 to num_layers - 1.",
-            )
+        self.check_layer(layer)
+        if self._lengths[layer] != layout.held or layer in layout.written:
+            raise self._not_continued(layer)
         if keys.shape != (self.batch, layout.seq, self.num_key_value_heads, self.head_dim):
             raise RopeError(
                 "KVCache: keys must be [batch, seq, kv_heads, head_dim].",
@@ -254,21 +306,31 @@ class KVCache:
                 cure="Pass one call's keys and values, before transposing heads and tokens.",
             )
 
+    def _not_continued(self, layer: int | None) -> RopeError:
+        return RopeError(
+            "KVCache: the call does not continue the tokens that the layers hold.",
+            facts={"layer": layer, "tokens of each layer": self._lengths},
+            cure="Call each layer once for each chunk of tokens. After a call that failed: cache.truncate(length).",
+        )
+
     def commit(self, layout: TokenLayout) -> None:
-        """Count a call's tokens as stored, after every layer has written them."""
-        self._lengths = list(layout.lengths)
+        """Count a call's tokens as stored in the layers that have written them."""
+        for layer in layout.written:
+            self._lengths[layer] = layout.lengths
 
     def reserve(self, capacity: int) -> None:
         """Reserve memory for `capacity` tokens per row, and keep the stored tokens; never shrink."""
+        check_whole("KVCache", least=0, optional=False, capacity=capacity)
         if capacity <= self.capacity:
             return
-        longest = max(self._lengths)
+        longest = max(self._held(None))
         for buffers in self._buffers:
             for layer, old in enumerate(buffers):
                 buffers[layer] = self._empty(capacity)
                 buffers[layer][:, :, :longest] = old[:, :, :longest]
         self.capacity = capacity
 
+    @checked
     def truncate(self, length: int | Sequence[int]) -> None:
         """Keep only the first `length` tokens of each row (an int, or one per row); the capacity stays."""
         wanted = [length] * self.batch if isinstance(length, int) else list(length)
@@ -278,8 +340,9 @@ class KVCache:
                 facts={"length": length, "cache": self},
                 cure="Pass an int, or a list with one length for each row.",
             )
-        self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
+        self._lengths = [tuple(map(min, held, wanted)) for held in self._lengths]
 
+    @checked
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keep these rows in this order; a row may be repeated (beams)."""
         chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
@@ -297,8 +360,7 @@ class KVCache:
             for buffers in self._buffers:
                 for layer, old in enumerate(buffers):
                     buffers[layer] = old.index_select(0, index)
-        held = self._lengths
-        self._lengths = [held[row] for row in chosen]
+        self._lengths = [tuple(held[row] for row in chosen) for held in self._lengths]
         if self._seq_len is not None:
             self._seq_len = tuple(self._seq_len[row] for row in chosen)
 

@@ -19,11 +19,12 @@ from ropewalk.layers.masks import TokenLayout
 from ropewalk.layers.norm import RMSNorm, residual_stream
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.values import Float, Int, Shaped
+from ropewalk.rope.values import Float, Int, Shaped, checked
 
 POOLINGS = ("mean", "first")
 
 
+@checked
 @dataclass(frozen=True)
 class TextClassifierConfig:
     """The shape of a text classifier; fields shared with `DecoderConfig` have its names.
@@ -128,9 +129,9 @@ class TextClassifier(nn.Module):
     torch.Size([1, 2])
     """
 
+    @checked
     def __init__(self, config: TextClassifierConfig) -> None:
         super().__init__()
-        check_kind("TextClassifier", TextClassifierConfig, "Pass its config.", config=config)
         self.config = config
         self.tokenizer: TextTokenizer | None = None
         shape = config.encoder
@@ -179,6 +180,7 @@ class TextClassifier(nn.Module):
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout) if self.training and self.config.dropout else x
 
+    @checked
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, at most `max_length`; first-token pooling puts the bos token before them.
 
@@ -199,6 +201,8 @@ class TextClassifier(nn.Module):
 
     def _check_call(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
         check_ids(input_ids, self.config.vocab_size, "TextClassifier")
+        if attention_mask is not None:
+            check_kind("TextClassifier", Tensor, "Pass 1 for a real token.", attention_mask=attention_mask)
         if torch.compiler.is_compiling() or input_ids.device.type != "cpu":
             return
         if not input_ids.shape[1] or (attention_mask is not None and not bool((attention_mask != 0).any(-1).all())):

@@ -9,9 +9,10 @@ from ropewalk.layers.encoding import EncodingConfig
 from ropewalk.layers.encodings import NoPE, resolve
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension, ExtensionSetting, Positions, RopeSetting, entries
-from ropewalk.rope.values import MOST_SIZE, check_whole
+from ropewalk.rope.values import MOST_SIZE, check_whole, checked
 
 
+@checked
 @dataclass(frozen=True)
 class DecoderConfig:
     """The shape of a decoder; fields use Hugging Face's names where they exist.

@@ -23,6 +23,7 @@ from ropewalk.layers.norm import RMSNorm, multiplied, projected, residual_stream
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import UNCHANGED, Extension, ExtensionSetting, RopeSetting, Unchanged
+from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 EntryT = TypeVar("EntryT")
@@ -209,9 +210,9 @@ class Decoder(nn.Module):
     torch.Size([1, 3, 32])
     """
 
+    @checked
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        check_kind("Decoder", DecoderConfig, 'Pass its config, or load a model: rw.load("tiny").', config=config)
         self.config = config
         self.tokenizer: TextTokenizer | None = None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -256,6 +257,12 @@ class Decoder(nn.Module):
         `seq_len`.
         """
         self._check_call(input_ids, cache)
+        if head_fn is not None and not callable(head_fn):
+            raise RopeError(
+                "Decoder: `head_fn` must be a function.",
+                facts={"head_fn": head_fn},
+                cure="Pass a function of hidden states and the head's weight.",
+            )
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
             inputs = ForwardInputs.of(
@@ -282,6 +289,7 @@ class Decoder(nn.Module):
         """Return `[batch, seq, hidden]` after the final norm, without the head; arguments as `forward`'s."""
         return self(input_ids, **arguments, head_fn=only_hidden)  # type: ignore[no-any-return]
 
+    @checked
     def with_positions(
         self,
         *,
@@ -334,6 +342,7 @@ class Decoder(nn.Module):
         other.layers = nn.ModuleList(layers)
         return other
 
+    @checked
     def new_cache(
         self,
         batch: int = 1,
@@ -369,6 +378,8 @@ class Decoder(nn.Module):
 
     def _check_call(self, input_ids: Tensor, cache: KVCache | None) -> None:
         check_ids(input_ids, self.config.vocab_size, "Decoder")
+        if cache is not None:
+            check_kind("Decoder", KVCache, "Create it with new_cache().", cache=cache)
         made_for = None if cache is None else (cache.ropes, cache.extensions)
         if made_for not in (None, (self.config.ropes, self.config.extensions)):
             raise RopeError(

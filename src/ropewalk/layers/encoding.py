@@ -53,12 +53,12 @@ class Places:
 
     def span(self) -> tuple[int, int]:
         """Return a lower and an upper bound of query - key."""
+        seq, keys = self.queries.shape[-1], self.keys.shape[-1]
+        if not (seq and keys):
+            return 0, 0
         if self.run is not None:
             first_query, first_key = self.run
-            nearest = first_query - first_key
-            return nearest - self.keys.shape[-1] + 1, nearest + self.queries.shape[-1] - 1
-        if not self.distance.numel():
-            return 0, 0
+            return first_query - first_key - keys + 1, first_query - first_key + seq - 1
         least, most = self.distance.aminmax()
         return int(least), int(most)
 
@@ -117,8 +117,8 @@ class DistanceBias(Encoding):
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
         """Return the bias of every query and key, computed once for each distance."""
         device = places.queries.device
-        if places.run is not None:
-            seq, keys = places.queries.shape[-1], places.keys.shape[-1]
+        seq, keys = places.queries.shape[-1], places.keys.shape[-1]
+        if places.run is not None and seq and keys:
             first_query, first_key = places.run
             nearest = first_query - (first_key + keys - 1)
             distances = torch.arange(nearest + seq + keys - 2, nearest - 1, -1, device=device)

@@ -13,6 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.encoding import DistanceBias, Encoding, EncodingConfig, Places, Sizes, check_positive
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.tables import make_tables
+from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
@@ -31,6 +32,7 @@ class NoPE(EncodingConfig):
         return Encoding(self)
 
 
+@checked
 @dataclass(frozen=True)
 class LearnedAbsolute(EncodingConfig):
     """One learned vector for each of the first `max_position_embeddings` positions.
@@ -71,6 +73,7 @@ class _Table(Encoding):
         return x + vectors.to(x.dtype)
 
 
+@checked
 @dataclass(frozen=True)
 class Sinusoidal(EncodingConfig):
     """Sines and cosines added to embeddings: sin(m theta^(-2i/d)) to feature 2i of token m, the cosine to 2i+1.
@@ -161,6 +164,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
+@checked
 @dataclass(frozen=True)
 class RelativeBias(EncodingConfig):
     """A learned number per distance, head and layer; distances beyond `max_distance` tokens share the last.
@@ -195,6 +199,7 @@ class _Clipped(DistanceBias):
         return bias.movedim(-1, 0)
 
 
+@checked
 @dataclass(frozen=True)
 class T5Bias(EncodingConfig):
     """A learned number for each bucket of distances and each head, shared by all layers.
@@ -288,6 +293,7 @@ class _Logarithmic(DistanceBias):
         return -r1 * torch.log1p(r2 * distance.abs())
 
 
+@checked
 @dataclass(frozen=True)
 class FIRE(EncodingConfig):
     """A small network for each layer that maps normalized distances to biases.
@@ -347,6 +353,7 @@ class _Interpolated(Encoding):
         return bias.movedim(-1, -3).to(dtype)
 
 
+@checked
 @dataclass(frozen=True)
 class TransformerXL(EncodingConfig):
     """Relative attention with learned u, v and projection of R for each layer.
@@ -404,6 +411,7 @@ class _Relative(Encoding):
         return q + self.u.to(q.dtype), by_distance.gather(-1, chosen)
 
 
+@checked
 @dataclass(frozen=True)
 class XPos(EncodingConfig):
     """RoPE with scales that decay with the distance, for causal attention (scores of later keys would grow).
@@ -491,6 +499,7 @@ ENCODINGS: dict[str, type[EncodingConfig]] = {
 ROPE_NAMES = ("rope", "axial")
 
 
+@checked
 def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> EncodingConfig | RopeConfig:
     """Return the settings of an encoding.
 

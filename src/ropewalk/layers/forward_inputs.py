@@ -48,11 +48,13 @@ class ForwardInputs:
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
+        layer: int | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
         """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
 
-        **Arguments:** those of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
+        **Arguments:** those of `Attention.forward` and `Decoder.forward`. `layer`: the only layer that is called with
+        these inputs, or None. `where`: the caller's name in errors.
 
         **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, and wrong shapes.
         """
@@ -85,7 +87,7 @@ class ForwardInputs:
                 cure="Put each document into its own row, with an attention_mask.",
             )
         else:
-            layout = cache.lay_out(batch, seq, attention_mask=attention_mask)
+            layout = cache.lay_out(batch, seq, attention_mask=attention_mask, layer=layer)
         return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
 
     def tables(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor, float]:

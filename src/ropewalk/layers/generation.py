@@ -48,7 +48,7 @@ def sample(
     # Subtract the largest first, so that no small temperature divides to infinity (and inf - inf to NaN).
     exact = to_float64(logits)
     downward = exact - exact.amax(-1, keepdim=True)
-    for draw, scores in zip(draws, downward / temperature, strict=True):
+    for draw, scores in zip(draws, downward / float(temperature), strict=True):
         count = scores.shape[0] if top_k is None else min(top_k, scores.shape[0])
         best = scores.topk(count) if count < scores.shape[0] else scores.sort(descending=True)
         reached = best.values.softmax(-1).cumsum(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.dispatch import PLAIN
+from ropewalk.rope.values import is_of
 from ropewalk.rotation.backends.request import Bounds
 
 ValueT = TypeVar("ValueT")
@@ -127,10 +128,14 @@ class Branches:
     """The same as stretches of consecutive tokens, int64 `[seq]` each; an uninterrupted line is one stretch."""
 
     def __init__(self, parents: Sequence[int], device: torch.device | str | None = None) -> None:
-        if not parents or not all(-1 <= parent < number for number, parent in enumerate(parents)):
+        if (
+            not is_of(parents, Sequence[int])
+            or not parents
+            or not all(-1 <= parent < number for number, parent in enumerate(parents))
+        ):
             raise RopeError(
                 "Branches: each token must follow an earlier one, or -1 (the end of the cache).",
-                facts={"parents": list(parents)},
+                facts={"parents": parents},
                 cure="Sort the tokens so that parents come first.",
             )
         depths: list[int] = []
@@ -235,13 +240,18 @@ class TokenLayout:
     """int64 `[batch, seq]`: the token's index in its document."""
     branches: Branches | None = None
     """For a call with several continuations of the cache's row, stored after it only during the call."""
+    held: tuple[int, ...] = ()
+    """Tokens per row before this call (with a cache)."""
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
     memo: Memo = field(init=False, repr=False)
     """Values that the layers of this forward share."""
+    written: set[int] = field(init=False, repr=False)
+    """The layers of the cache that have stored this call's tokens."""
 
     def __post_init__(self) -> None:
         self.memo = Memo()
+        self.written = set()
 
     @property
     def plain(self) -> bool:
@@ -423,6 +433,7 @@ def lay_out(
     if layout.real is not None:
         layout.slots = (layout.real.long().cumsum(1) - 1).clamp_(min=0)
     if document_ids is not None:
+        check_kind(where, Tensor, "Pass one id per token.", document_ids=document_ids)
         if document_ids.shape != (batch, seq) or document_ids.is_floating_point():
             raise RopeError(
                 f"{where}: `document_ids` must be integers [batch, seq].",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MethodType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as of_modules
+from torch.nn.modules.module import _has_any_global_hook
 
 from ropewalk.rotation.backends import choose_linear
 
@@ -15,11 +16,10 @@ from ropewalk.rotation.backends import choose_linear
 def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
     """Return the result `[..., outputs]` of each layer for `x` `[..., features]`.
 
-    A kernel may replace plain `nn.Linear` layers without hooks or patches. All others are called (quantized layers,
-    adapters, sharding hooks).
+    A kernel may replace plain `nn.Linear` layers. All others are called (quantized layers, adapters, sharding hooks).
     """
     compiling = torch.compiler.is_compiling()
-    if not compiling and all(type(layer) is nn.Linear and is_unpatched(layer) for layer in layers):
+    if not compiling and all(is_plain(layer, nn.Linear) for layer in layers):
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         backend = choose_linear(x, weights, biases)  # type: ignore[arg-type]
         if backend.kernels:
@@ -30,17 +30,6 @@ def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
 def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x` `[..., features]` times a weight `[outputs, features]`, transposed, plus a bias: a head's logits."""
     return choose_linear(x, (weight,), (bias,)).multiply(x, (weight,), (bias,))[0]
-
-
-def is_unpatched(layer: nn.Module) -> bool:
-    """Return whether a module has no hooks and no patched forward, so that a kernel may replace its forward."""
-    return not (
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or "forward" in layer.__dict__
-        or of_modules._global_forward_hooks
-        or of_modules._global_forward_pre_hooks
-    )
 
 
 HALF = (torch.bfloat16, torch.float16)
@@ -74,6 +63,30 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+_FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {kind: kind.forward for kind in (nn.Linear, RMSNorm)}
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module], forward: str = "forward") -> bool:
+    """Return whether a call of `module` computes what `kind` defines and nothing else, so that it may be skipped.
+
+    A subclass (also that of a parametrization), a forward patched on the module or on the class, and any hook, the
+    module's own or global, forward or backward, make it False. `forward`: the attribute of a forward of its own.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> handle = layer.register_forward_hook(lambda *_: None)
+    >>> is_plain(layer, nn.Linear), handle.remove(), is_plain(layer, nn.Linear)
+    (False, None, True)
+    """
+    own = vars(module)
+    return (
+        type(module) is kind
+        and kind.forward is _FORWARDS[kind]
+        and (forward not in own or own[forward] == MethodType(_FORWARDS[kind], module))
+        and not (module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook())  # type: ignore[no-untyped-call]
+        and not (module._backward_hooks or module._backward_pre_hooks)
+    )
 
 
 def residual_stream(x: Tensor) -> Tensor:

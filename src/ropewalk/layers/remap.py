@@ -259,5 +259,4 @@ def attend_remapped_openly(
         outs.append((F.dropout(share, dropout) if dropout else share) @ wide)
         if need_weights:
             weights.append(share)
-    out = torch.cat(outs, dim=2).to(q.dtype) if outs else torch.zeros_like(q)
-    return out, torch.cat(weights, dim=2) if need_weights else None
+    return torch.cat(outs, dim=2).to(q.dtype), torch.cat(weights, dim=2) if need_weights else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ropewalk.atomic_io import read_json, read_text, write_json
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
+from ropewalk.rope.values import checked
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,11 +34,12 @@ class TextTokenizer:
     'né'
     """
 
+    @checked
     def __init__(
         self,
         tokenizer: Tokenizer,
         bos_id: int | None = None,
-        eos_ids: Iterable[int] = (),
+        eos_ids: Sequence[int] = (),
         *,
         chat_template: str | None = None,
     ) -> None:
@@ -46,7 +48,7 @@ class TextTokenizer:
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.chat_template = chat_template
         for name, token in [("bos_id", bos_id), *(("eos_ids", eos) for eos in self.eos_ids)]:
-            if token is not None and tokenizer.id_to_token(token) is None:
+            if token is not None and not has_token(token, tokenizer):
                 raise RopeError(
                     f"TextTokenizer: `{name}` is not in the vocabulary.",
                     facts={name: token, "vocab_size": self.vocab_size},
@@ -58,6 +60,7 @@ class TextTokenizer:
         """Return the number of ids: one more than the largest, special tokens included."""
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @checked
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Return the ids of `text`; with `add_special`, also the checkpoint's tokens around every text."""
         try:
@@ -76,6 +79,7 @@ class TextTokenizer:
         before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
         return ids[:before]
 
+    @checked
     def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
         """Return the ids of a text to continue, with prefix tokens and no end token.
 
@@ -93,6 +97,7 @@ class TextTokenizer:
             begin = [self.bos_id] if bos and self.bos_id is not None else []
         return ids if ids[: len(begin)] == begin else [*begin, *ids]
 
+    @checked
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Return the text of `ids`; incomplete characters become U+FFFD. `skip_special` omits control tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))

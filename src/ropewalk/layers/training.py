@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +13,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from ropewalk.atomic_io import write_whole
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import to_float64
+from ropewalk.rope.values import check_positive, check_whole, checked
 
 SAVE_SECONDS = 120.0
 """Time between two writes of `state`."""
-IGNORED = -100  # the label of a token that is not predicted, in transformers
 AT_ONCE = 8192  # tokens whose logits `loss_by_position` has at one time
 
 
+@checked
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
     """Return the learning rate of update `step`, counted from 0.
 
@@ -45,6 +43,7 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: flo
     return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))))
 
 
+@checked
 def fit(
     model: nn.Module,
     loss: Callable[[int], Tensor],
@@ -83,6 +82,8 @@ def fit(
     >>> round(line.weight.item(), 2)
     2.0
     """
+    check_whole("fit", least=0, steps=steps, warmup=warmup)
+    check_positive("fit", lr=lr)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     matrices, others = ([weight for weight in trained if (weight.ndim >= 2) == kind] for kind in (True, False))
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -198,6 +199,7 @@ class TextWindows:
     (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
+    @checked
     def __init__(self, documents: Sequence[Sequence[int]], *, length: int, seed: int) -> None:
         self.tokens = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in documents]))
         self.starts = torch.tensor([0, *map(len, documents)]).cumsum(0)[:-1]
@@ -228,6 +230,7 @@ class TextWindows:
         return Batch(tokens[:, :-1], tokens[:, 1:], documents if spans else None)
 
 
+@checked
 def split_text(text: str, fraction: float) -> tuple[str, str]:
     r"""Split off the last `fraction` of the characters for validation, after the end of a line if one is near.
 
@@ -242,6 +245,7 @@ def split_text(text: str, fraction: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
+@checked
 def held_out_windows(documents: Sequence[Sequence[int]], *, length: int, limit: int) -> Tensor:
     """Return up to `limit` windows, evenly spread over the documents: token ids, int64 `[windows, length + 1]`.
 
@@ -271,6 +275,8 @@ def next_token_loss(model: Decoder, batch: Batch) -> Tensor:
     >>> bool(next_token_loss(load("tiny", dtype=torch.float32), Batch(ids[:, :-1], ids[:, 1:])) > 4)
     True
     """
+    check_kind("next_token_loss", nn.Module, "Pass a Decoder.", model=model)
+    check_kind("next_token_loss", Batch, "Pass TextWindows.batch(...), or Batch(inputs, targets).", batch=batch)
     seq_len = batch.inputs.shape[1] if model.config.needs_seq_len else None
     logits = model(batch.inputs, document_ids=batch.document_ids, seq_len=seq_len)
     return F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
@@ -282,6 +288,14 @@ def loss_by_position(model: Decoder, windows: Tensor) -> Tensor:
 
     `windows`: token ids, int64 `[windows, seq + 1]`, as from `held_out_windows`.
     """
+    check_kind("loss_by_position", nn.Module, "Pass a Decoder.", model=model)
+    check_kind("loss_by_position", Tensor, "Pass held_out_windows(...).", windows=windows)
+    if windows.ndim != 2 or windows.shape[1] < 2:
+        raise RopeError(
+            "loss_by_position: `windows` must be [windows, seq + 1].",
+            facts={"windows": windows},
+            cure="Pass held_out_windows(...).",
+        )
     length = windows.shape[1] - 1
     total = torch.zeros(length, dtype=torch.float64)
     was_training, seq_len = model.training, length if model.config.needs_seq_len else None
@@ -294,63 +308,3 @@ def loss_by_position(model: Decoder, windows: Tensor) -> Tensor:
     finally:
         model.train(was_training)
     return total / len(windows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkipCollator:
-    """Collate windows for a causal language model of transformers, with positions that skip once (PoSE).
-
-    Each row is cut at a random token, and the positions of its second part begin up to `target` - length later. All
-    distances below `target` occur, at the cost of the short window. With `target` None, positions do not skip. Cut and
-    skip depend only on `seed` and the row's tokens, so a resumed run repeats them.
-
-    A row is one document. Use a method that scales frequencies: methods in attention count tokens, not positions.
-
-    **Arguments of a call:** rows as mappings with `input_ids` (a list or int64 `[seq]`), and optionally `labels`.
-    Shorter rows are padded on the right with `pad_token_id`.
-
-    **Returns:** int64 `[rows, seq]`: `input_ids`, `labels`, `position_ids`, and `attention_mask`, without which
-    transformers treats a skip as a new document.
-
-    **Raises:** `RopeError` for a row longer than `target`.
-    **Source:** Zhu et al. 2023, arXiv:2309.10400, section 3.2, with two chunks and the text in one piece.
-
-    >>> batch = SkipCollator(target=64, seed=1)([{"input_ids": [5, 6, 7, 8]}])
-    >>> batch["position_ids"].tolist()
-    [[0, 1, 2, 59]]
-    """
-
-    target: int | None
-    seed: int = 0
-    pad_token_id: int = 0
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return the batch."""
-        ids = [torch.as_tensor(row["input_ids"]) for row in rows]
-        longest = max(map(len, ids))
-        if self.target is not None and longest > self.target:
-            raise RopeError(
-                "SkipCollator: a window is longer than the target of skipped positions.",
-                facts={"tokens": longest, "target": self.target},
-                cure="Cut shorter windows, or raise the target.",
-            )
-
-        def padded(parts: Sequence[Any], value: int) -> Tensor:
-            return torch.stack([pad(torch.as_tensor(one), (0, longest - len(one)), value=value) for one in parts])
-
-        return {
-            "input_ids": padded(ids, self.pad_token_id),
-            "labels": padded([row.get("labels", tokens) for row, tokens in zip(rows, ids, strict=True)], IGNORED),
-            "position_ids": torch.stack([self._positions(tokens, longest) for tokens in ids]),
-            "attention_mask": padded([torch.ones_like(tokens) for tokens in ids], 0),
-        }
-
-    def _positions(self, tokens: Tensor, longest: int) -> Tensor:
-        """Return the positions of a row, int64 `[longest]`."""
-        places = torch.arange(longest)
-        if self.target is None or len(tokens) < 2:
-            return places
-        digest = hashlib.blake2b(tokens.numpy().astype("<i8").tobytes(), digest_size=8).digest()
-        random = np.random.Generator(np.random.PCG64([self.seed, int.from_bytes(digest, "little")]))
-        cut, skip = int(random.integers(1, len(tokens))), int(random.integers(self.target - longest + 1))
-        return places + skip * (places >= cut)

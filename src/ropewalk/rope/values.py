@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
 import operator
-from collections.abc import Mapping, Sequence, Set
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import islice
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ropewalk.errors import RopeError
 
@@ -72,6 +76,84 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 # --- arguments and options
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def checked(function: FunctionT) -> FunctionT:
+    """Check the arguments of each call against the annotations; decorate classes to check those of `__init__`.
+
+    For functions that are not called in every layer, as a check takes some microseconds. Lengths, ranges and shapes
+    are left to the function, and annotations that cannot be evaluated are not checked.
+
+    >>> @checked
+    ... def half(number: int) -> int: return number // 2
+    >>> half(number=2.5)
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: half: `number` must be of type int.
+      number  2.5
+    Pass a value of this type.
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+    signature, where = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
+
+    @functools.cache
+    def kinds() -> dict[str, Any]:
+        return {name: _evaluated(each.annotation, function) for name, each in signature.parameters.items()}
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        for name, value in signature.bind(*arguments, **options).arguments.items():
+            kind = kinds()[name]
+            if not is_of(value, kind):
+                shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+                rule = re.sub(r"\b[a-z_]+\.|[<>]|class ", "", shown)
+                raise RopeError(
+                    f"{where}: `{name}` must be of type {rule}.", facts={name: value}, cure="Pass a value of this type."
+                )
+        return function(*arguments, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
+    try:
+        kind = eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+        return object if kind in (Any, inspect.Parameter.empty) else kind
+    except (NameError, TypeError):  # imported for type checkers only, or a shape without jaxtyping
+        return object
+
+
+def is_of(value: Any, kind: Any) -> bool:
+    """Return whether a value is of an annotated type; of a long sequence the first hundred entries are checked.
+
+    An int is also a float, a bool is neither, and NaN is no number.
+
+    >>> is_of([1, 2], Sequence[int]), is_of("ab", Sequence[str]), is_of(2, float | None), is_of(True, int)
+    (True, False, True, False)
+    """
+    origin, options = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(is_of(value, option) for option in options)
+    if kind is None:
+        return value is None
+    if kind is int:
+        return as_whole(value) is not None
+    if kind is float:
+        return not isinstance(value, bool) and isinstance(value, numbers.Real) and bool(value == value)
+    if origin is tuple and Ellipsis not in options:
+        return isinstance(value, tuple) and len(value) == len(options) and all(map(is_of, value, options))
+    if origin in (tuple, Sequence):  # arrays are sequences here
+        if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
+            return False
+        if getattr(value, "ndim", 1) == 0 or (origin is tuple and not isinstance(value, tuple)):
+            return False
+        return all(is_of(each, options[0]) for each in islice(value, 100))
+    kind = getattr(kind, "array_type", origin or kind)  # jaxtyping's
+    return isinstance(value, kind) if isinstance(kind, type) else True
 
 
 def check_whole(

@@ -162,22 +162,9 @@ def test_what_goes_where() -> None:
 
 
 @torch.no_grad()
-def test_layers_that_are_more_than_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer with a hook, another forward or another class is called; plain ones are not."""
-    x = torch.randn(1, 8)
-
-    class Other(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + 1
-
-    hooked, patched, other, plain = nn.Linear(8, 3), nn.Linear(8, 3), Other(8, 3), nn.Linear(8, 3)
-    hooked.register_forward_hook(lambda module, args, out: out + 1)
-    forward = patched.forward
-    patched.forward = lambda x: forward(x) + 1
-    for layer in (hooked, patched, other):
-        expected = reference.multiply(x, [layer.weight], [layer.bias])[0] + 1
-        torch.testing.assert_close(projected(x, plain, layer)[1], expected)
-    calls: list[int] = []
+def test_the_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By plain layers, in one call, and by a head."""
+    x, plain, calls = torch.randn(1, 8), nn.Linear(8, 3), list[int]()
     monkeypatch.setattr(cpu, "multiply", lambda x, weights, biases: calls.append(len(weights)) or weights)
     projected(x, plain, plain)
     multiplied(x, plain.weight)
