@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ropewalk.methods.ropes import (
     Reach,
+    changes_nothing,
     extended,
     is_unsettled,
     longrope_block,
@@ -23,6 +24,7 @@ __all__ = [
     "Look",
     "Method",
     "Reach",
+    "changes_nothing",
     "chosen_methods",
     "default_methods",
     "extended",

@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
 from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import as_whole, check_whole
 
@@ -153,6 +153,21 @@ def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
     """Return the same positions after `settle` for every rope."""
     ropes = tuple(None if rope is None else settle(rope, with_scaling, source) for rope in positions.ropes)
     return replace(positions, ropes=ropes)
+
+
+def changes_nothing(own: Positions, changed: Positions, length: int) -> bool:
+    """Return whether every layer keeps, up to this length in tokens, the frequencies of training and its attention.
+
+    So it is if a window hides distant tokens from every layer that rotates, or if theta is large enough already.
+
+    >>> rope = RopeConfig(8, interleaved=False)
+    >>> windowed = Positions((rope, None), (None, None), (4096, None))
+    >>> changes_nothing(windowed, windowed, 131072)
+    True
+    """
+    pairs = {(before.as_trained(), after) for before, after in zip(own.ropes, changed.ropes, strict=True) if before}
+    same = all(after is not None and same_rope(before, after, (1, length)) for before, after in pairs)
+    return same and not any(changed.extensions)
 
 
 def settled_by_length(positions: Positions, length: int | None) -> Positions:
