@@ -66,7 +66,6 @@ def main(arguments: list[str] | None = None) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
     handle = rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
-    handle.saves_config = METHODS[given.method].config is not None
     counts = METHODS[given.method].in_attention
     window = given.window or (given.target if counts else handle.trained_length)
     documents = [tokenizer(read_text(path)[1]).input_ids for path in given.text]
@@ -112,8 +111,6 @@ def main(arguments: list[str] | None = None) -> list[float]:
                   "doctor": readings}  # fmt: skip
         (given.out / "tuning.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} updates; wrote {given.out}")
-        if not handle.saves_config:
-            print(f'config.json cannot express it: rw.attach(model, "{given.method}", target={given.target})')
         for callback in callbacks:
             print(callback.readings[-1].diagnosis.verdict.sentence)
     if not alone:

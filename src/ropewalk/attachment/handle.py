@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 
 _MARK = "_ropewalk_attachment"
+STATED = "attached_method"  # key of config.json: the method of a saved model that no rope in a config is
 
 
 class SavePretrained:
@@ -57,25 +59,41 @@ class SavePretrained:
         self.model = model
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Save as the model's class does, with the method in config.json.
+        """Save as the model's class does, with the method in config.json: its rope, or its name for `attach`.
 
         After `detach`, a shallow copy of the model keeps this function, which then saves as the class does.
 
-        **Raises:** `RopeError` for a method that config.json cannot express.
+        **Raises:** `RopeError` for positions of `set_positions` that config.json cannot express.
+        **Warns:** for a method that config.json cannot express.
         """
         handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
-        if handle is not None and handle.saves_config:
-            config, fields = handle._config, handle.rope_fields()
-        else:
-            config, fields = None, {}
-        before = {name: getattr(config, name) for name in fields}
+        if handle is None:
+            return save(self.model, *args, **options)
+        config, fields = handle._config, _written_fields(handle)
+        before = {name: getattr(config, name) for name in fields if name != STATED}
+        loaded = {name: value for name, value in vars(config).items() if name == STATED}
+        vars(config).pop(STATED, None)
         try:
             for name, value in fields.items():
                 setattr(config, name, value)
             return save(self.model, *args, **options)
         finally:
-            for name, value in before.items():
+            vars(config).pop(STATED, None)
+            for name, value in (before | loaded).items():
                 setattr(config, name, value)
+
+
+def _written_fields(handle: Attachment) -> dict[str, Any]:
+    """Return the keys of config.json for an attached model: those of its ropes, or its method for `attach`."""
+    try:
+        return handle.rope_fields()
+    except RopeError as error:
+        positions, stated = handle._stated or (None, None)
+        if handle.positions != positions:
+            raise
+        again = "Other programs run the saved model without it. After loading, rw.attach(model) applies it again."
+        warnings.warn(f"{error.rule} {again}", stacklevel=3)
+        return {STATED: stated}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -88,7 +106,6 @@ class Attachment:
     - `kernels`: whether ropewalk's attention kernel runs for supported calls.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
       device and nothing was compared.
-    - `saves_config`: whether `save_pretrained` writes the method into config.json; False saves the model's own config.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
 
@@ -109,7 +126,6 @@ class Attachment:
     length: int | None = None
     kernels: bool = False
     difference: float | None = None
-    saves_config: bool = True
     _modules: tuple[RotaryModule, ...] = ()
     labels: tuple[str | None, ...] = ()
     _config: Any = None
@@ -118,6 +134,7 @@ class Attachment:
     _slice: Slice | None = None
     _called: bool = False
     _noise: float | None = None
+    _stated: tuple[Positions, dict[str, Any]] | None = None
     _forwards: list[TablesForward] = field(default_factory=list)
     _kept: list[Replaced] = field(default_factory=list)
     _replaced: list[Replaced] = field(default_factory=list)
@@ -379,7 +396,7 @@ def attach(
     **Arguments:**
     - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
     - `method`: a method of `ropewalk.methods`, or its name. None is the model's own rotation, with angles formed in
-      float64 and rounded once, exact at any position.
+      float64 and rounded once, exact at any position; if an attached model was saved, the method that was attached.
     - `target`: the target length of the method in tokens.
     - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
     - `kernels`: run ropewalk's attention kernel on eager CPU tensors, also without a method.
@@ -403,6 +420,15 @@ def attach(
     """
     check_kind("attach", nn.Module, "Load it first: AutoModelForCausalLM.from_pretrained(...).", model=model)
     warn_if_slow(model, "attach")
+    stated = getattr(text_config_of(model), STATED, None) if method is None else None
+    if stated is not None:
+        if not isinstance(stated, Mapping) or set(stated) != {"method", "target", "trained_length"}:
+            raise RopeError(
+                f"attach: `{STATED}` in the model's config is not what save_pretrained of an attached model writes.",
+                facts={STATED: stated},
+                cure='Correct or remove the key, or pass a method; "plain" is none.',
+            )
+        method, target, trained_length = stated["method"], stated["target"], stated["trained_length"]
     return attach_silently(model, method, target=target, trained_length=trained_length, kernels=kernels)
 
 
@@ -433,6 +459,8 @@ def attach_silently(
         handle.detach()
         raise
     handle.seq_len = length
+    if chosen is not None:
+        handle._stated = wanted, {"method": chosen.name, "target": target, "trained_length": trained_length}
     return handle
 
 
