@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
+from ropewalk.attachment.tables import LayerTables
 from ropewalk.methods import METHODS
 from ropewalk.rope.extensions import LogN
-from tests.attachment.families import outputs_of, small_model
+from tests.attachment.families import outputs_of, quantized, small_model
 
 IDS = torch.randint(3, 64, (1, 200), generator=torch.Generator().manual_seed(1))
 SAID = [name for name, record in METHODS.items() if record.config is not None and not record.crops]
@@ -261,11 +262,23 @@ def test_ids_of_the_check_are_ordinary():
     assert not set(ids[:3]) & set(_ordinary_ids(named).tolist())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma", "glm4", "qwen3"])
+@pytest.mark.parametrize("method", [None, "yarn", "rerope"])
+def test_quantized_activations(name, method, monkeypatch):
+    """They move by whole steps if cosines are rounded differently: the bound is the measured noise of the model."""
+    own, options = LayerTables.__call__, {} if method is None else {"target": 256}
+    monkeypatch.setattr(LayerTables, "__call__", lambda *given: own(*given[:4], given[4] or 2**-14))
+    with pytest.raises(rw.RopeError, match="differ from those before"):
+        rw.attach(small_model(name), method, **options)
+    with rw.attach(quantized(small_model(name)), method, **options) as handle:
+        assert handle.difference > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
 @pytest.mark.parametrize("broken", ["pairing", "scale", "keys"])
 def test_a_broken_attention_is_noticed(monkeypatch, broken, dtype):
     """Pairs that are mixed up, a scale that is lost, positions off by one between queries and keys are refused."""
-    model = small_model("llama").to(dtype)
+    model = quantized(small_model("llama")) if dtype == torch.int8 else small_model("llama").to(dtype)
     if broken == "pairing":
         wrong = live_attention.Slice(trailing=False, interleaved=True)
         monkeypatch.setattr("ropewalk.attachment.handle.possible_slices", lambda own: [wrong])
