@@ -43,6 +43,11 @@ def test_commutes_with_rotation_and_comes_back(pairs, rest, heads, to):
     assert torch.equal(rw.convert_pairing(rw.convert_pairing(x, **convert), **back), x)
 
 
+def of_gemma(name: str, **fields: Any) -> Any:
+    """Convert no weights of a Gemma 4, whose keys may be its values."""
+    return rw.convert_pairing({}, to="interleaved", config={"model_type": name, **fields})
+
+
 # --- state dicts: every causal family of transformers, converted and run in its class with the other pairing
 
 NORMS = {"use_qk_norm": True, "qk_layernorm": True}  # off by default
@@ -164,6 +169,9 @@ def test_one_layer_and_several_stacks():
         (lambda: of_llama({"q_proj.weight": torch.zeros(8)}, dim=1), "only `config`"),
         (lambda: of_llama(torch.zeros(8)), "only `config`"),
         (lambda: rw.convert_pairing({"q_proj.weight": torch.zeros(8, 2)}, to="half"), "only `config`"),
+        (lambda: of_gemma("gemma4_text", attention_k_eq_v=True), "whole heads of q and k"),
+        (lambda: of_gemma("diffusion_gemma_text"), "whole heads of q and k"),
+        (lambda: of_gemma("gemma4_text"), "no separate q and k"),
         (lambda: rw.convert_pairing({}, config={"model_type": "own", "rope_interleave": True}, to="half"), "family"),
     ],
 )  # fmt: skip

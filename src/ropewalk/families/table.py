@@ -303,6 +303,7 @@ _GEMMA4 = replace(
     head_dim=256,
     blocks=two_thetas(1e4, 1e6, **_PROPORTIONAL),
     head_dim_of={"full_attention": ("global_head_dim", 512)},
+    values_from_keys=("attention_k_eq_v", False),
 )
 _MODERNBERT = replace(
     HALF,
@@ -315,7 +316,8 @@ _MODERNBERT = replace(
 FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
 FAMILIES.add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
 FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
-FAMILIES.add("gemma4_text gemma4_unified_text diffusion_gemma_text", _GEMMA4)
+FAMILIES.add("gemma4_text gemma4_unified_text", _GEMMA4)
+FAMILIES.add("diffusion_gemma_text", _GEMMA4, values_from_keys=("attention_k_eq_v", True))  # and its config has no flag
 FAMILIES.add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
 FAMILIES.add("modernbert modernbert-decoder", _MODERNBERT)
 FAMILIES.add(

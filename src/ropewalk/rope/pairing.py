@@ -99,10 +99,12 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
     """Convert the q and k projections and norms of a state dict; raise `RopeError` for what is unknown."""
     fields = text_part(config)
     family = FAMILIES.get(family_name(str(fields.get("model_type"))) or "")
-    if family is None or family.mla or family.halves or family.whole_width or family.projected is not None:
+    shared = family is not None and family.values_from_keys is not None and bool(fields.get(*family.values_from_keys))
+    if family is None or family.mla or family.halves or family.whole_width or family.projected is not None or shared:
+        facts = {} if family is None else {"latent attention (MLA)": family.mla, "values are keys": shared}
         raise RopeError(
             "convert_pairing: the family of a state dict must be known, and rotate only whole heads of q and k.",
-            facts={"model_type": fields.get("model_type"), "latent attention (MLA)": family is not None and family.mla},
+            facts={"model_type": fields.get("model_type"), **facts},
             cure="Convert the rows that rotate as tensors, with dim=0, by the model's own code.",
         )
     places: dict[str, tuple[str, str]] = {}
@@ -138,7 +140,7 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
         if module in sizes and part in _CONVERTED:
             head_dim, rotary_dim = sizes[module]
             width = 2 * head_dim if family.gated and part in _QUERIES else head_dim
-            new[name] = _convert(source[name], to, width, rotary_dim, 0, name, flat=part in _NORMS)
+            new[name] = _convert(source[name], to, width, rotary_dim, -1 if part in _NORMS else 0, name)
     return new
 
 
@@ -177,18 +179,13 @@ def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> 
     return torch.cat([order.reshape(-1), torch.arange(rotary_dim, head_dim, device="cpu")])
 
 
-def _convert(
-    x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | None, dim: int, name: str, *, flat: bool = False
-) -> Tensor:
-    """Return the tensor with its heads reordered; `flat`: the heads fill all its dimensions."""
+def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | None, dim: int, name: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise RopeError(
             f"convert_pairing: {name} is not a tensor.",
             facts={name: x},
             cure="Pass tensors: torch.as_tensor(...) makes one of an array.",
         )
-    if flat and x.ndim > 1:
-        return _convert(x.flatten(), to, head_dim, rotary_dim, 0, name).view(x.shape)
     place = as_whole(dim)
     size = x.shape[dim] if place is not None and -x.ndim <= place < x.ndim else 0
     head_dim = size if head_dim is None else as_whole(head_dim) or 0
