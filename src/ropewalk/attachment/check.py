@@ -16,7 +16,7 @@ TOKENS = 12  # of the short forward
 _TOLERANCE = 1e-4  # of the largest output; also in float64, since the model's own tables are float32
 # Multiples of the rounding noise: over the small models of 29 families and SmolLM2-135M in 16 bits a right attachment
 # differs by at most 1.3 of it, and one with the wrong pairing or positions off by one by at least 5.4. With int8
-# activations (torchao 0.18 and bitsandbytes 0.50 over 31 families) it is at most 1.0 and, wrong, at least 4.8.
+# activations (torchao 0.18 and bitsandbytes 0.50, 29 families) it is at most 1.0, and under the wrong pairing 4.0.
 _NOISES = 3.0
 
 

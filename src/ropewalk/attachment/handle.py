@@ -13,14 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
-from ropewalk.attachment.layers import (
-    NO_EFFECT,
-    labels_of,
-    layer_types_of_config,
-    positions_of,
-    rope_fields,
-    text_config_of,
-)
+from ropewalk.attachment.layers import labels_of, layer_types_of_config, positions_of, rope_fields, text_config_of
 from ropewalk.attachment.live_attention import (
     WITH_MASKS,
     CallLayouts,
@@ -43,7 +36,7 @@ from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
-from ropewalk.methods import Method, Reach, changes_nothing, method_named, settled_by_length, trained_length_of
+from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
@@ -540,14 +533,11 @@ def _under(
             cure=f"Pass target=..., for example {4 * trained}.",
         )
     wanted = method.positions(own, Reach(trained, target or trained))
-    if method.extends and changes_nothing(own, wanted, target or trained):
+    no_effect = why_no_effect(own, wanted, target or trained) if method.extends else None
+    if no_effect is not None:
         raise RopeError(
-            f"attach: `{method.name}` has no effect on this model: {NO_EFFECT}.",
-            facts={
-                "trained_length": trained,
-                "target": target,
-                "windows": sorted({w for w in own.sliding_windows if w}),
-            },
+            f"attach: `{method.name}` has no effect on this model: {no_effect}.",
+            facts={"trained_length": trained, "target": target, "windows": {w for w in own.sliding_windows if w}},
             cure="Use the model without a method, or choose one that changes it for this target.",
         )
     return wanted, target if wanted.needs_seq_len else None

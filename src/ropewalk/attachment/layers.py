@@ -13,11 +13,11 @@ from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import (
     Method,
     Reach,
-    changes_nothing,
     longrope_block,
     main_rope,
     method_named,
     trained_length_of,
+    why_no_effect,
     with_mscales,
 )
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
@@ -133,8 +133,6 @@ def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
     return windows
 
 
-NO_EFFECT = "every layer that rotates has a window within the trained length, or the method's frequencies already, so "
-NO_EFFECT += "that it changes none"
 _KEPT = ("partial_rotary_factor",)
 
 
@@ -208,8 +206,9 @@ def rope_fields(
         return method.not_in_config
     if any(positions.extensions):
         return "no config.json describes a change of attention"
-    if method is not None and method.extends and target is not None and changes_nothing(own, positions, target):
-        return NO_EFFECT
+    no_effect = why_no_effect(own, positions, target) if method is not None and method.extends and target else None
+    if no_effect is not None:
+        return no_effect
     wanted = _ropes_of_names(labels, own.ropes, positions.ropes)
     if wanted is None:
         return "layers of one type have different ropes"

@@ -72,7 +72,7 @@ class Family:
     - `rotary_dim`: the class reads only `rotary_dim`, and this is its default (GPT-J).
     - `projected`: the class rotates max(projection_dim / (2 num_attention_heads), this number) features, of values too.
     - `gated`: in `q_proj` the rows of each head's queries are followed by those of its output gate.
-    - `values_from_keys`: key of a flag, and its default: in some layers the projection of keys computes the values, too.
+    - `values_from_keys`: key of a flag, and its default: in some layers the keys' projection computes values, too.
 
     Frequencies:
     - `theta`, `block`: defaults of released configs, which leave out values equal to the class's.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ropewalk.methods.ropes import (
     Reach,
-    changes_nothing,
     extended,
     is_unsettled,
     longrope_block,
@@ -15,6 +14,7 @@ from ropewalk.methods.ropes import (
     settled_by_length,
     trained_length_of,
     unsettled,
+    why_no_effect,
     with_mscales,
 )
 from ropewalk.methods.table import METHODS, Look, Method, chosen_methods, default_methods, method_named, named_methods
@@ -24,7 +24,6 @@ __all__ = [
     "Look",
     "Method",
     "Reach",
-    "changes_nothing",
     "chosen_methods",
     "default_methods",
     "extended",
@@ -39,5 +38,6 @@ __all__ = [
     "settled_by_length",
     "trained_length_of",
     "unsettled",
+    "why_no_effect",
     "with_mscales",
 ]

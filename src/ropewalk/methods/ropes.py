@@ -155,19 +155,20 @@ def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
     return replace(positions, ropes=ropes)
 
 
-def changes_nothing(own: Positions, changed: Positions, length: int) -> bool:
-    """Return whether every layer keeps, up to this length in tokens, the frequencies of training and its attention.
-
-    So it is if a window hides distant tokens from every layer that rotates, or if theta is large enough already.
+def why_no_effect(own: Positions, changed: Positions, length: int) -> str | None:
+    """Return why a method changes no layer up to this length in tokens, as a clause; None if it changes one.
 
     >>> rope = RopeConfig(8, interleaved=False)
     >>> windowed = Positions((rope, None), (None, None), (4096, None))
-    >>> changes_nothing(windowed, windowed, 131072)
-    True
+    >>> (why_no_effect(windowed, windowed, 131072) or "")[:41]
+    'every layer that rotates has a window wit'
     """
     pairs = {(before.as_trained(), after) for before, after in zip(own.ropes, changed.ropes, strict=True) if before}
     same = all(after is not None and same_rope(before, after, (1, length)) for before, after in pairs)
-    return same and not any(changed.extensions)
+    if any(changed.extensions) or not same:
+        return None
+    hidden = "every layer that rotates has a window within the trained length, or these frequencies already"
+    return f"{hidden}, so that it changes none"
 
 
 def settled_by_length(positions: Positions, length: int | None) -> Positions:
