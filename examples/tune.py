@@ -24,7 +24,6 @@ import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.layers.training import held_out_windows
-from ropewalk.methods import METHODS
 
 TINY = Path(rw.__file__).parent / "builtin" / "tiny"
 
@@ -64,7 +63,6 @@ def main(arguments: list[str] | None = None) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
     handle = rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
-    handle.saves_config = METHODS[given.method].config is not None
     window = given.window or given.target
     documents = [tokenizer(read_text(path)[1]).input_ids for path in given.text]
     windows = held_out_windows(documents, length=window, limit=10**9)[:, :-1]
@@ -110,8 +108,6 @@ def main(arguments: list[str] | None = None) -> list[float]:
                   "doctor": readings}  # fmt: skip
         (given.out / "tuning.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} updates; wrote {given.out}")
-        if not handle.saves_config:
-            print(f'config.json cannot express it: rw.attach(model, "{given.method}", target={given.target})')
         for callback in callbacks:
             print(callback.readings[-1].diagnosis.verdict.sentence)
     if not alone:

@@ -458,7 +458,7 @@ def converted(wrong: rw.Decoder) -> rw.Decoder:
     rope = next(rope for rope in wrong.config.ropes if rope is not None)
     model = rw.Decoder(wrong.config)
     to: Pairing = "interleaved" if rope.interleaved else "half"
-    weights = rw.convert_pairing(wrong.state_dict(), to=to, head_dim=rope.head_dim, rotary_dim=rope.rotary_dim)
+    weights = rw.convert_pairing(wrong.state_dict(), to=to, config={"model_type": "llama", "head_dim": rope.head_dim})
     model.load_state_dict(weights)
     return model.eval()
 

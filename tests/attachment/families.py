@@ -88,3 +88,21 @@ def outputs_of(model: nn.Module, input_ids: torch.Tensor, **options: Any) -> tor
     """Logits, or hidden states of a model without a head."""
     out = model(input_ids=input_ids, **options)
     return out.logits if "logits" in out else out.last_hidden_state
+
+
+def quantized(model: nn.Module) -> nn.Module:
+    """The model with int8 weights and activations, as torchao's Int8DynamicActivationInt8WeightConfig computes."""
+
+    def steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
+        return (x / scale).round(), scale
+
+    class Int8Linear(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            (x, scale), (weight, of_rows) = steps(x), steps(self.weight)
+            return x @ weight.T * scale * of_rows.T + (0 if self.bias is None else self.bias)
+
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Int8Linear
+    return model

@@ -24,6 +24,9 @@ from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), LogN(32), ReRoPE(20, leak=0.25, log_n=32)]
 PARTS = {"tables": (RotaryEmbedding, "cos_sin"), "configs": (RopeConfig, "__post_init__")}
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
+LARGE_THETAS = ("cohere", "ernie4_5", "gemma3_text", "gpt_oss", "mixtral", "olmo3", "smollm3", "solar_open")
+NO_EFFECT = {**dict.fromkeys(WINDOWED, "yarn abf dca log-n"), **dict.fromkeys(LARGE_THETAS, "abf")}
+NO_EFFECT |= {"nanochat": "yarn abf"}  # whose explicit frequencies no method scales
 FAST = ["llama", "gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4", "smollm3", "qwen2_vl_text"]
 ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES]
 IDS = torch.randint(3, 64, (2, 150), generator=torch.Generator().manual_seed(1))
@@ -110,6 +113,22 @@ def test_decoding_equals_the_full_forward(name):
             check_rule(model, handle, rule)
             assert (outputs_of(model, IDS) - own).abs().max() > 0.05
     assert torch.equal(outputs_of(model, IDS), own)
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_a_method_changes_the_logits_or_is_refused(name):
+    """A window hides distant tokens from every layer that rotates, or theta is large enough: no method does nothing."""
+    model, ids, refused = small_model(name), IDS[:1], {}
+    own = outputs_of(model, ids)[:, 64:]
+    for method in ("yarn", "abf", "dca", "log-n"):
+        try:
+            with rw.attach(model, method, target=256):
+                assert (outputs_of(model, ids)[:, 64:] - own).abs().max() > 1e-3, method
+        except rw.RopeError as error:
+            refused[method] = str(error)
+    assert " ".join(refused) == NO_EFFECT.get(name, "")
+    assert all("has no effect on this model" in reason for reason in refused.values()) or name == "nanochat"
 
 
 @pytest.mark.parametrize("rule", [RULES[0], RULES[2], RULES[4]])

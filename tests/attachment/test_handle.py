@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
+from ropewalk.attachment.tables import LayerTables
 from ropewalk.methods import METHODS
-from tests.attachment.families import outputs_of, small_model
+from ropewalk.rope.extensions import LogN
+from tests.attachment.families import outputs_of, quantized, small_model
 
 IDS = torch.randint(3, 64, (1, 200), generator=torch.Generator().manual_seed(1))
 SAID = [name for name, record in METHODS.items() if record.config is not None and not record.crops]
@@ -169,20 +172,33 @@ def test_an_unknown_family_is_refused_with_its_class_and_file():
     assert refused.value.facts["file"].endswith("models/llama/modeling_llama.py")
 
 
+@pytest.mark.parametrize(("name", "method"), [("llama", "self-extend"), ("gemma2", "yarn")])
 @torch.no_grad()
-def test_what_a_config_cannot_say_is_refused(tmp_path):
-    """Methods in attention, and ropes that differ where a config has one; nothing is written."""
-    with rw.attach(model := small_model("llama"), "self-extend", target=256):
-        with pytest.raises(rw.RopeError, match="`self-extend` cannot be written"):
-            model.save_pretrained(tmp_path / "a")
-        assert outputs_of(model, IDS).isfinite().all()
-    with rw.attach(model := small_model("gemma2"), "yarn", target=256) as handle:
-        assert [rope.scaling is None for rope in handle.ropes] == [True, False, True, False]
-        with pytest.raises(rw.RopeError, match="one rope for all layers"):
-            model.save_pretrained(tmp_path / "b")
-    assert not list(tmp_path.iterdir())
+def test_a_method_that_no_config_expresses_is_saved_by_its_name(tmp_path, name, method):
+    """In attention, or a rope for some layers where a config has one: `attach` applies it to what was loaded."""
+    model = small_model(name)
+    with rw.attach(model, method, target=256) as handle:
+        with pytest.warns(UserWarning, match="cannot be written"):
+            model.save_pretrained(folder := tmp_path / "a")
+        expected, read = outputs_of(model, IDS), AutoModelForCausalLM.from_pretrained(folder).eval()
+        handle.set_positions(replace(handle.positions, extensions=(*handle.positions.extensions[:-1], LogN(64))))
+        with pytest.raises(rw.RopeError, match="cannot be written"):
+            model.save_pretrained(tmp_path / "b")  # not what the method's name stands for
     model.save_pretrained(tmp_path / "b")
-    assert (tmp_path / "b" / "config.json").exists()
+    assert "attached_method" not in (tmp_path / "b" / "config.json").read_text()
+    with rw.attach(read):
+        assert (outputs_of(read, IDS) - expected).abs().max() <= 1e-5
+        with pytest.warns(UserWarning, match="cannot be written"):
+            read.save_pretrained(again := tmp_path / "again")
+    assert (again / "config.json").read_text() == (folder / "config.json").read_text()
+    with rw.attach(read, "plain"):
+        read.save_pretrained(tmp_path / "c")
+    assert "attached_method" not in (tmp_path / "c" / "config.json").read_text()
+    read.config.attached_method["target"] = "many"
+    for wrong in (dict(read.config.attached_method), "dca"):
+        read.config.attached_method = wrong
+        with pytest.raises(rw.RopeError, match="attach: "):
+            rw.attach(read)
 
 
 # --- the check of attach
@@ -246,11 +262,23 @@ def test_ids_of_the_check_are_ordinary():
     assert not set(ids[:3]) & set(_ordinary_ids(named).tolist())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma", "glm4", "qwen3"])
+@pytest.mark.parametrize("method", [None, "yarn", "rerope"])
+def test_quantized_activations(name, method, monkeypatch):
+    """They move by whole steps if cosines are rounded differently: the bound is the measured noise of the model."""
+    own, options = LayerTables.__call__, {} if method is None else {"target": 256}
+    monkeypatch.setattr(LayerTables, "__call__", lambda *given: own(*given[:4], given[4] or 2**-14))
+    with pytest.raises(rw.RopeError, match="differ from those before"):
+        rw.attach(small_model(name), method, **options)
+    with rw.attach(quantized(small_model(name)), method, **options) as handle:
+        assert handle.difference > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
 @pytest.mark.parametrize("broken", ["pairing", "scale", "keys"])
 def test_a_broken_attention_is_noticed(monkeypatch, broken, dtype):
     """Pairs that are mixed up, a scale that is lost, positions off by one between queries and keys are refused."""
-    model = small_model("llama").to(dtype)
+    model = quantized(small_model("llama")) if dtype == torch.int8 else small_model("llama").to(dtype)
     if broken == "pairing":
         wrong = live_attention.Slice(trailing=False, interleaved=True)
         monkeypatch.setattr("ropewalk.attachment.handle.possible_slices", lambda own: [wrong])

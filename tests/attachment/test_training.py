@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,6 +89,34 @@ def test_built_on_the_meta_device():
     handle.detach()
     with pytest.raises(rw.RopeError, match="to_empty"):
         rw.attach(model)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["dca", "yarn"])
+def test_checkpoints_of_the_trainer(tmp_path, method):
+    """Each is written, resumes to the weights of a run without a stop, and is loaded with its method."""
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    def run(folder: Path, steps: int, resume: bool) -> nn.Module:
+        model = small_model("llama", num_hidden_layers=2)
+        rw.attach(model, method, target=256)
+        settings = TrainingArguments(
+            output_dir=str(folder), max_steps=steps, save_steps=1, per_device_train_batch_size=2, learning_rate=1e-3,
+            lr_scheduler_type="constant", report_to="none", use_cpu=True, disable_tqdm=True, logging_strategy="no",
+        )  # fmt: skip
+        rows = [{"input_ids": ids, "labels": ids} for ids in IDS]
+        Trainer(model=model, args=settings, train_dataset=rows).train(resume_from_checkpoint=resume)
+        return model.eval()
+
+    with pytest.warns(UserWarning, match="cannot be written") if method == "dca" else nullcontext():
+        whole = run(tmp_path / "whole", 2, False)
+        run(tmp_path / "parts", 1, False)
+        resumed = run(tmp_path / "parts", 2, True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "parts" / "checkpoint-2").eval()
+    rw.attach(loaded)
+    with torch.no_grad():
+        assert torch.equal(resumed(IDS).logits, whole(IDS).logits)
+        assert (loaded(IDS).logits - whole(IDS).logits).abs().max() <= 1e-4
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")

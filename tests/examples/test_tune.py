@@ -67,11 +67,14 @@ def test_the_doctor_measures_before_and_after(words: list[str], tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
-def test_adapters_are_merged(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder is a whole model; feed-forward weights are unchanged. dca is not in config.json, but in the output."""
+def test_adapters_are_merged(words: list[str], tmp_path: Path) -> None:
+    """The folder is a whole model; feed-forward weights are unchanged. config.json has dca by its name."""
     pytest.importorskip("peft")
-    example("tune").main([*words, "--method", "dca", "--steps", "2", "--rank", "2", "--out", str(tmp_path / "out")])
-    assert f'rw.attach(model, "dca", target={TARGET})' in capsys.readouterr().out
+    words += ["--method", "dca", "--steps", "2", "--rank", "2", "--out", str(tmp_path / "out")]
+    with pytest.warns(UserWarning, match=r"rw\.attach\(model\) applies it again"):
+        example("tune").main(words)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["attached_method"] == {"method": "dca", "target": TARGET, "trained_length": None}
     assert json.loads((tmp_path / "out" / "tuning.json").read_text())["window"] == TARGET
     before, after = weights(tmp_path / "source"), weights(tmp_path / "out")
     changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,12 +36,13 @@ from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
-from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of
+from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 
 _MARK = "_ropewalk_attachment"
+STATED = "attached_method"  # key of config.json: the method of a saved model that no rope in a config is
 
 
 class SavePretrained:
@@ -50,25 +52,41 @@ class SavePretrained:
         self.model = model
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Save as the model's class does, with the method in config.json.
+        """Save as the model's class does, with the method in config.json: its rope, or its name for `attach`.
 
         After `detach`, a shallow copy of the model keeps this function, which then saves as the class does.
 
-        **Raises:** `RopeError` for a method that config.json cannot express.
+        **Raises:** `RopeError` for positions of `set_positions` that config.json cannot express.
+        **Warns:** for a method that config.json cannot express.
         """
         handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
-        if handle is not None and handle.saves_config:
-            config, fields = handle._config, handle.rope_fields()
-        else:
-            config, fields = None, {}
-        before = {name: getattr(config, name) for name in fields}
+        if handle is None:
+            return save(self.model, *args, **options)
+        config, fields = handle._config, _written_fields(handle)
+        before = {name: getattr(config, name) for name in fields if name != STATED}
+        loaded = {name: value for name, value in vars(config).items() if name == STATED}
+        vars(config).pop(STATED, None)
         try:
             for name, value in fields.items():
                 setattr(config, name, value)
             return save(self.model, *args, **options)
         finally:
-            for name, value in before.items():
+            vars(config).pop(STATED, None)
+            for name, value in (before | loaded).items():
                 setattr(config, name, value)
+
+
+def _written_fields(handle: Attachment) -> dict[str, Any]:
+    """Return the keys of config.json for an attached model: those of its ropes, or its method for `attach`."""
+    try:
+        return handle.rope_fields()
+    except RopeError as error:
+        positions, stated = handle._stated or (None, None)
+        if handle.positions != positions:
+            raise
+        again = "Other programs run the saved model without it. After loading, rw.attach(model) applies it again."
+        warnings.warn(f"{error.rule} {again}", stacklevel=3)
+        return {STATED: stated}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -81,7 +99,6 @@ class Attachment:
     - `kernels`: whether ropewalk's attention kernel runs for supported calls.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
       device and nothing was compared.
-    - `saves_config`: whether `save_pretrained` writes the method into config.json; False saves the model's own config.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
 
@@ -102,7 +119,6 @@ class Attachment:
     length: int | None = None
     kernels: bool = False
     difference: float | None = None
-    saves_config: bool = True
     _modules: tuple[RotaryModule, ...] = ()
     labels: tuple[str | None, ...] = ()
     _config: Any = None
@@ -111,6 +127,7 @@ class Attachment:
     _slice: Slice | None = None
     _called: bool = False
     _noise: float | None = None
+    _stated: tuple[Positions, dict[str, Any]] | None = None
     _forwards: list[TablesForward] = field(default_factory=list)
     _kept: list[Replaced] = field(default_factory=list)
     _replaced: list[Replaced] = field(default_factory=list)
@@ -283,7 +300,7 @@ class Attachment:
                 outputs = self._short_forward()
                 self._check_called()
                 try:
-                    check_agreement(expected, outputs, self._noise)
+                    check_agreement(expected, outputs, self._rounding_noise)
                 except RopeError as disagreement:
                     error = error or disagreement
                 else:
@@ -330,21 +347,30 @@ class Attachment:
         )
 
     def _own_forward(self) -> ShortForward:
-        """Run the short forward under the model's own positions; in 16 bits, measure its rounding noise too.
-
-        The noise is the difference caused by a different rounding of all cosines and sines.
-        """
+        """Run the short forward under the model's own positions."""
         self._install(self.own)
-        own = self._short_forward()
-        if self._noise is None and own.dtype.itemsize < 4:
+        return self._short_forward()
+
+    def _rounding_noise(self) -> float:
+        """Return the typical difference caused by a different rounding of all cosines and sines; 0 if none is coarse.
+
+        In 32 bits a smooth computation moves 16 times further for 16 times the change. Quantized activations do not:
+        they move by whole steps for a small change, too.
+        """
+        if self._noise is None:
+            own = self._own_forward()
+            sizes = (torch.finfo(own.dtype).eps / 2,) if own.dtype.itemsize < 4 else (2.0**-12, 2.0**-8)
+            moved = []
             try:
-                for forward in self._forwards:
-                    forward.nudge = torch.finfo(own.dtype).eps / 2
-                self._noise = typical_difference(own, self._short_forward())
+                for nudge in sizes:
+                    for forward in self._forwards:
+                        forward.nudge = nudge
+                    moved.append(typical_difference(own, self._short_forward()))
             finally:
                 for forward in self._forwards:
                     forward.nudge = 0.0
-        return own
+            self._noise = moved[0] if len(moved) == 1 or moved[0] > moved[1] / 8 else 0.0
+        return self._noise
 
     def _short_forward(self) -> ShortForward:
         return short_forward(self.model, self._config, [rotary.module for rotary in self._modules])
@@ -372,7 +398,7 @@ def attach(
     **Arguments:**
     - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
     - `method`: a method of `ropewalk.methods`, or its name. None is the model's own rotation, with angles formed in
-      float64 and rounded once, exact at any position.
+      float64 and rounded once, exact at any position; if an attached model was saved, the method that was attached.
     - `target`: the target length of the method in tokens.
     - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
     - `kernels`: run ropewalk's attention kernel on eager CPU tensors, also without a method.
@@ -382,7 +408,7 @@ def attach(
     method cannot be applied, or if a short forward before and after does not agree. The model then does not change.
     **Warns:** if the weights are in a dtype that their CPU multiplies slowly, which `attach` does not change.
     **Numerics:** the forwards must agree within 1e-4 of the largest logit in float32, and within three times the
-    model's own rounding noise in 16 bits. Weights on the meta device are not compared.
+    model's own rounding noise in 16 bits or with quantized activations. Weights on the meta device are not compared.
 
     Under FSDP2 all ranks attach together, before or after the model is sharded.
 
@@ -396,6 +422,15 @@ def attach(
     """
     check_kind("attach", nn.Module, "Load it first: AutoModelForCausalLM.from_pretrained(...).", model=model)
     warn_if_slow(model, "attach")
+    stated = getattr(text_config_of(model), STATED, None) if method is None else None
+    if stated is not None:
+        if not isinstance(stated, Mapping) or set(stated) != {"method", "target", "trained_length"}:
+            raise RopeError(
+                f"attach: `{STATED}` in the model's config is not what save_pretrained of an attached model writes.",
+                facts={STATED: stated},
+                cure='Correct or remove the key, or pass a method; "plain" is none.',
+            )
+        method, target, trained_length = stated["method"], stated["target"], stated["trained_length"]
     return attach_silently(model, method, target=target, trained_length=trained_length, kernels=kernels)
 
 
@@ -426,6 +461,8 @@ def attach_silently(
         handle.detach()
         raise
     handle.seq_len = length
+    if chosen is not None:
+        handle._stated = wanted, {"method": chosen.name, "target": target, "trained_length": trained_length}
     return handle
 
 
@@ -471,7 +508,7 @@ def _checked(handle: Attachment) -> float | None:
         for one in reversed(uncast):
             one.restore()
     after = handle._own_forward()
-    return check_agreement(before, after, handle._noise)
+    return check_agreement(before, after, handle._rounding_noise)
 
 
 def _under(
@@ -496,4 +533,11 @@ def _under(
             cure=f"Pass target=..., for example {4 * trained}.",
         )
     wanted = method.positions(own, Reach(trained, target or trained))
+    no_effect = why_no_effect(own, wanted, target or trained) if method.extends else None
+    if no_effect is not None:
+        raise RopeError(
+            f"attach: `{method.name}` has no effect on this model: {no_effect}.",
+            facts={"trained_length": trained, "target": target, "windows": {w for w in own.sliding_windows if w}},
+            cure="Use the model without a method, or choose one that changes it for this target.",
+        )
     return wanted, target if wanted.needs_seq_len else None

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import Method, Reach, longrope_block, main_rope, method_named, trained_length_of, with_mscales
+from ropewalk.methods import (
+    Method,
+    Reach,
+    longrope_block,
+    main_rope,
+    method_named,
+    trained_length_of,
+    why_no_effect,
+    with_mscales,
+)
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope
@@ -197,8 +206,9 @@ def rope_fields(
         return method.not_in_config
     if any(positions.extensions):
         return "no config.json describes a change of attention"
-    if method is not None and method.extends and positions.ropes == tuple(r and r.as_trained() for r in own.ropes):
-        return "every layer that rotates has a window within the trained length, so that it changes none"
+    no_effect = why_no_effect(own, positions, target) if method is not None and method.extends and target else None
+    if no_effect is not None:
+        return no_effect
     wanted = _ropes_of_names(labels, own.ropes, positions.ropes)
     if wanted is None:
         return "layers of one type have different ropes"

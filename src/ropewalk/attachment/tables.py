@@ -98,18 +98,14 @@ def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeC
         if fitting:
             break
     if not fitting:
-        raise _unlike(name, rope, {"class": type(make()).__name__, "layer_type": label})
+        raise RopeError(
+            f"attach: the tables of {name} differ from those of the config.",
+            facts={"class": type(make()).__name__, "layer_type": label, "rope": rope},
+            cure="Use the model without attaching it.",
+        )
     low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
     arrangement: Arrangement = min(fitting)  # a single pair fits two forms, which are then the same
     return Format(arrangement, low[0].dtype == torch.bfloat16, negated)
-
-
-def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
-    return RopeError(
-        f"attach: the tables of {name} differ from those of the config.",
-        facts={**facts, "rope": rope},
-        cure="Use the model without attaching it.",
-    )
 
 
 def _rotates_backwards(rope: RopeConfig) -> bool:

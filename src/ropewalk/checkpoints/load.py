@@ -170,7 +170,7 @@ def hugging_face_form(model: Decoder, tokenizer: TextTokenizer | None) -> tuple[
             if old != new and old is not None:
                 start = f"layers.{layer}.self_attn."
                 own = {name: tensor for name, tensor in weights.items() if name.startswith(start)}
-                weights |= convert_pairing(own, to="half", head_dim=old.head_dim)
+                weights |= convert_pairing(own, to="half", config={"model_type": "llama", "head_dim": old.head_dim})
         config = half
     content, ends = config_to_hf(config), [] if tokenizer is None else list(tokenizer.eos_ids)
     content |= {

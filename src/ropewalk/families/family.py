@@ -70,7 +70,9 @@ class Family:
       neither the config nor `block` states one. `scaled_partial`: that fraction for blocks with a scaling rule, if
       different. `fraction_keys`: keys of the fraction that the class reads, or `rotary_dim`.
     - `rotary_dim`: the class reads only `rotary_dim`, and this is its default (GPT-J).
-    - `projected`: the class rotates max(projection_dim / (2 num_attention_heads), this number) features.
+    - `projected`: the class rotates max(projection_dim / (2 num_attention_heads), this number) features, of values too.
+    - `gated`: in `q_proj` the rows of each head's queries are followed by those of its output gate.
+    - `values_from_keys`: key of a flag, and its default: in some layers the keys' projection computes values, too.
 
     Frequencies:
     - `theta`, `block`: defaults of released configs, which leave out values equal to the class's.
@@ -167,6 +169,8 @@ class Family:
     whole_width: bool = False
     top_thetas: tuple[str, ...] = ("rope_theta",)
     projected: int | None = None
+    gated: bool = False
+    values_from_keys: tuple[str, bool] | None = None
     keys: tuple[str, ...] = ()
     theta_ratio: str | None = None
     holds: Mapping[str, Condition] = field(default_factory=dict)

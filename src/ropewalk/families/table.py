@@ -51,7 +51,7 @@ FAMILIES.add(
     switch=("position_embeddings_type", "rotary", "relative"),
     heads_key="speech_encoder_attention_heads",
 )
-FAMILIES.add(  # values rotate, too
+FAMILIES.add(
     "clvp_encoder",
     HALF,
     projected=32,
@@ -162,7 +162,7 @@ _ROTARY_DIM = ("partial_rotary_factor", "rotary_dim")
 FAMILIES.add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128, fraction_keys=_ROTARY_DIM)
 # Its class ignores `rotary_dim`. The released config also states the fraction, 0.5, so both mean 64 of 128 features.
 FAMILIES.add("minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
-FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256)
+FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256, gated=True)
 
 
 _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
@@ -303,6 +303,7 @@ _GEMMA4 = replace(
     head_dim=256,
     blocks=two_thetas(1e4, 1e6, **_PROPORTIONAL),
     head_dim_of={"full_attention": ("global_head_dim", 512)},
+    values_from_keys=("attention_k_eq_v", False),
 )
 _MODERNBERT = replace(
     HALF,
@@ -315,7 +316,8 @@ _MODERNBERT = replace(
 FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
 FAMILIES.add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
 FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
-FAMILIES.add("gemma4_text gemma4_unified_text diffusion_gemma_text", _GEMMA4)
+FAMILIES.add("gemma4_text gemma4_unified_text", _GEMMA4)
+FAMILIES.add("diffusion_gemma_text", _GEMMA4, values_from_keys=("attention_k_eq_v", True))  # and its config has no flag
 FAMILIES.add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
 FAMILIES.add("modernbert modernbert-decoder", _MODERNBERT)
 FAMILIES.add(
@@ -406,7 +408,7 @@ FAMILIES.add(
 # --- half-split, three axes
 _QWEN2_VL = replace(HALF, theta=1_000_000.0, mrope="contiguous", mrope_section=(16, 24, 24))
 _QWEN3_VL = replace(HALF, theta=500_000.0, mrope="interleaved", mrope_section=(24, 20, 20))
-_QWEN3_5 = replace(HALF, partial=0.25, head_dim=256, mrope="interleaved", mrope_section=(11, 11, 10))
+_QWEN3_5 = replace(HALF, partial=0.25, head_dim=256, mrope="interleaved", mrope_section=(11, 11, 10), gated=True)
 FAMILIES.add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", _QWEN2_VL)
 FAMILIES.add("paddleocr_vl_text", _QWEN2_VL, theta=500_000.0, head_dim=128)
 FAMILIES.add("qwen3_vl_text", _QWEN3_VL, head_dim=128)

@@ -14,6 +14,7 @@ from ropewalk.methods.ropes import (
     settled_by_length,
     trained_length_of,
     unsettled,
+    why_no_effect,
     with_mscales,
 )
 from ropewalk.methods.table import METHODS, Look, Method, chosen_methods, default_methods, method_named, named_methods
@@ -37,5 +38,6 @@ __all__ = [
     "settled_by_length",
     "trained_length_of",
     "unsettled",
+    "why_no_effect",
     "with_mscales",
 ]

@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Positions
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
 from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import as_whole, check_whole
 
@@ -153,6 +153,22 @@ def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
     """Return the same positions after `settle` for every rope."""
     ropes = tuple(None if rope is None else settle(rope, with_scaling, source) for rope in positions.ropes)
     return replace(positions, ropes=ropes)
+
+
+def why_no_effect(own: Positions, changed: Positions, length: int) -> str | None:
+    """Return why a method changes no layer up to this length in tokens, as a clause; None if it changes one.
+
+    >>> rope = RopeConfig(8, interleaved=False)
+    >>> windowed = Positions((rope, None), (None, None), (4096, None))
+    >>> (why_no_effect(windowed, windowed, 131072) or "")[:41]
+    'every layer that rotates has a window wit'
+    """
+    pairs = {(before.as_trained(), after) for before, after in zip(own.ropes, changed.ropes, strict=True) if before}
+    same = all(after is not None and same_rope(before, after, (1, length)) for before, after in pairs)
+    if any(changed.extensions) or not same:
+        return None
+    hidden = "every layer that rotates has a window within the trained length, or these frequencies already"
+    return f"{hidden}, so that it changes none"
 
 
 def settled_by_length(positions: Positions, length: int | None) -> Positions:

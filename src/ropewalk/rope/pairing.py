@@ -7,21 +7,28 @@ the rows of its q and k projections (weights, biases, and the per-head norms aft
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Literal, overload
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, describe
+from ropewalk.families import FAMILIES, Family, family_name
+from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.values import as_whole
 
 Pairing = Literal["interleaved", "half"]
 
-_QUERY_OR_KEY = re.compile(
-    r"(^|\.)(q_proj|k_proj|q_norm|k_norm|wq|wk|attn_q|attn_k|attn_q_norm|attn_k_norm)\.(weight|bias)$"
-)
-_FUSED = re.compile(r"(^|\.)(qkv_proj|query_key_value|Wqkv|c_attn|attn_qkv|in_proj)[._](weight|bias)$")
+_QUERIES = ("q_proj", "wq")
+_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
+_CONVERTED = {*_QUERIES, "k_proj", "wk", *_NORMS}
+_KEPT = {"v_proj", "wv", "v_norm", "o_proj", "out_proj", "dense", "wo", "Wo", "attn_sub_norm", "gate_proj", "g_proj"}
+_KEPT |= {"gate_bias", "sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "A", "dt_proj", "rotary_emb"}
+_FUSED = {"qkv_proj", "query_key_value", "Wqkv", "c_attn", "qkv", "W_pack", "in_proj_weight"}
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+_TENSOR = re.compile(r"(linear\.|norms\.\d+\.)?(weight|bias)")  # of a layer inside the projection, of a norm by head
 
 
 @overload
@@ -29,37 +36,41 @@ def convert_pairing(
     source: Tensor, *, to: Pairing, head_dim: int | None = None, rotary_dim: int | None = None, dim: int = -1
 ) -> Tensor: ...
 @overload
-def convert_pairing(
-    source: Mapping[str, Tensor], *, to: Pairing, head_dim: int, rotary_dim: int | None = None, dim: int = 0
-) -> dict[str, Tensor]: ...
+def convert_pairing(source: Mapping[str, Tensor], *, to: Pairing, config: Any) -> dict[str, Tensor]: ...
 def convert_pairing(
     source: Tensor | Mapping[str, Tensor],
     *,
     to: Pairing,
     head_dim: int | None = None,
     rotary_dim: int | None = None,
-    dim: int | None = None,
+    dim: int = -1,
+    config: Any = None,
 ) -> Tensor | dict[str, Tensor]:
     """Convert a tensor, or the q and k projections of a state dict, from one pairing to the other.
 
     **Arguments:**
-    - `source`: a tensor, or a state dict with Hugging Face's, Meta's or GGUF's names. In a state dict, weights, biases
-      and per-head norms of q and k are permuted, for any number of heads (GQA); other tensors are passed on unchanged.
+    - `source`: a tensor, or the state dict of a language model or of a part of it, with transformers' or Meta's names.
+      In a state dict, weights, biases and per-head norms of q and k are permuted, for any number of heads (GQA); output
+      gates in the q projection and other tensors are passed on unchanged.
     - `to`: `"interleaved"` from half-split, or `"half"` from interleaved.
-    - `head_dim`: features of one head; for a tensor it defaults to the size of `dim`.
-    - `rotary_dim`: number of leading features of a head that rotate; the others keep their place.
-    - `dim`: dimension of heads * head_dim features. Default: the last for a tensor (queries, keys), 0 in a state dict
-      (weights, biases).
+    - `head_dim`: for a tensor, features of one head. Defaults to the size of `dim`.
+    - `rotary_dim`: for a tensor, number of leading features of a head that rotate; the others keep their place.
+    - `dim`: for a tensor, dimension of heads * head_dim features.
+    - `config`: for a state dict, the model's config, as for `RopeConfig.from_hf`: sizes, and the family's weights.
 
     **Returns:** a new tensor, or a new dict.
-    **Raises:** `RopeError` if sizes do not fit, or if a state dict contains fused qkv projections (split them first) or
-    no q and k.
+    **Raises:** `RopeError` if sizes do not fit; for a state dict also if the family is unknown or rotates anything
+    but whole heads of q and k (MLA), if q and k are fused with v (convert their rows as tensors), if it contains
+    several stacks of layers, and for unknown tensors in an attention layer.
     **Source:** the permutation of Hugging Face's `convert_llama_weights_to_hf`.
 
     >>> convert_pairing(torch.arange(6), to="half").tolist()
     [0, 2, 4, 1, 3, 5]
     >>> convert_pairing(convert_pairing(torch.arange(6), to="half"), to="interleaved").tolist()
     [0, 1, 2, 3, 4, 5]
+    >>> layer = {"q_proj.weight": torch.arange(8), "k_proj.weight": torch.arange(4)}
+    >>> convert_pairing(layer, to="half", config={"model_type": "llama", "head_dim": 4})["q_proj.weight"].tolist()
+    [0, 2, 1, 3, 4, 6, 5, 7]
     """
     if to not in ("interleaved", "half"):
         raise RopeError(
@@ -71,25 +82,93 @@ def convert_pairing(
             facts={"source": source},
             cure="Pass torch.as_tensor(source) for an array or a list.",
         )
-    if isinstance(source, Tensor):
-        return _convert(source, to, head_dim, rotary_dim, -1 if dim is None else dim, "the tensor")
-    if head_dim is None:
+    if isinstance(source, Tensor) != (config is None) or (
+        config is not None and (head_dim, rotary_dim, dim) != (None, None, -1)
+    ):
         raise RopeError(
-            "convert_pairing: a state dict needs `head_dim`.",
-            cure="Pass head_dim=... (hidden_size / num_attention_heads).",
+            "convert_pairing: a tensor takes `head_dim`, `rotary_dim` and `dim`, a state dict only `config`.",
+            facts={"source": type(source).__name__, "head_dim": head_dim, "rotary_dim": rotary_dim, "dim": dim},
+            cure="Pass config=model.config with a state dict, and none with a tensor.",
         )
-    fused = [name for name in source if _FUSED.search(str(name))]
-    chosen = [name for name in source if _QUERY_OR_KEY.search(str(name))]
-    if fused or not chosen:
+    if isinstance(source, Tensor):
+        return _convert(source, to, head_dim, rotary_dim, dim, "the tensor")
+    return _convert_weights(source, to, config)
+
+
+def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> dict[str, Tensor]:
+    """Convert the q and k projections and norms of a state dict; raise `RopeError` for what is unknown."""
+    fields = text_part(config)
+    family = FAMILIES.get(family_name(str(fields.get("model_type"))) or "")
+    shared = family is not None and family.values_from_keys is not None and bool(fields.get(*family.values_from_keys))
+    if family is None or family.mla or family.halves or family.whole_width or family.projected is not None or shared:
+        facts = {} if family is None else {"latent attention (MLA)": family.mla, "values are keys": shared}
+        raise RopeError(
+            "convert_pairing: the family of a state dict must be known, and rotate only whole heads of q and k.",
+            facts={"model_type": fields.get("model_type"), **facts},
+            cure="Convert the rows that rotate as tensors, with dim=0, by the model's own code.",
+        )
+    places: dict[str, tuple[str, str]] = {}
+    for name in source:
+        parts = str(name).split(".")
+        place = next((index for index, part in enumerate(parts) if part in _CONVERTED | _FUSED), None)
+        if place is not None:
+            places[name] = ".".join(parts[:place]), parts[place]
+    modules = {module for module, part in places.values() if part in _CONVERTED}
+    fused = {module for module, part in places.values() if part in _FUSED}
+    if not modules or modules & fused:
         raise RopeError(
             "convert_pairing: the state dict has no separate q and k projections.",
-            facts={"fused" if fused else "keys": (fused or list(source))[:4]},
+            facts={"fused" if fused else "keys": list(places if fused else source)[:4]},
             cure="Split fused projections into q and k and convert each as a tensor with dim=0.",
         )
-    return {
-        name: _convert(value, to, head_dim, rotary_dim, dim or 0, name) if name in set(chosen) else value
-        for name, value in source.items()
-    }
+    stacks = {_LAYER.split(module)[0] for module in modules | fused}
+    if len(stacks) > 1:
+        raise RopeError(
+            "convert_pairing: the state dict has several stacks of layers, and the config describes one.",
+            facts={"stacks": sorted(stacks)},
+            cure="Convert only the language model: model.language_model.state_dict(), or the tensors of one stack.",
+        )
+    unknown = [name for name in source if _is_unknown(str(name), modules)]
+    if unknown:
+        raise RopeError(
+            "convert_pairing: attention layers contain tensors that may share features with q and k.",
+            facts={"tensors": unknown[:4]},
+            cure="Merge adapters and dequantize weights first. Convert other weights as tensors, with dim=0.",
+        )
+    sizes, new = _sizes(modules, fields, family, config), dict(source)
+    for name, (module, part) in places.items():
+        if module in sizes and part in _CONVERTED:
+            head_dim, rotary_dim = sizes[module]
+            width = 2 * head_dim if family.gated and part in _QUERIES else head_dim
+            new[name] = _convert(source[name], to, width, rotary_dim, -1 if part in _NORMS else 0, name)
+    return new
+
+
+def _is_unknown(name: str, modules: Collection[str]) -> bool:
+    """Return whether a tensor of an attention layer is neither of q and k nor known to share no feature with them."""
+    module = next((one for one in modules if not one or name.startswith(f"{one}.")), None)
+    part, _, rest = name.removeprefix(f"{module}.").partition(".")
+    return module is not None and part not in _KEPT and (part not in _CONVERTED or _TENSOR.fullmatch(rest) is None)
+
+
+def _sizes(
+    modules: Collection[str], fields: Mapping[str, Any], family: Family, config: Any
+) -> dict[str, tuple[int, int]]:
+    """Return head_dim and rotary_dim of each attention layer; those of a layer type without rotation are left out."""
+    ropes = {label: rope for label, rope in ropes_of_layer_types(config).items() if rope is not None}
+    sizes = {label: (rope.head_dim, 2 * rope.pairs) for label, rope in ropes.items()}
+    if len(set(sizes.values())) == 1:
+        return dict.fromkeys(modules, next(iter(sizes.values())))
+    labels = [family.block_of.get(label, label) for label in fields.get("layer_types") or ()]
+    layers = {module: _LAYER.split(module, maxsplit=1)[1:2] for module in modules}
+    if sorted(int(layer) for found in layers.values() for layer in found) != list(range(len(labels))):
+        raise RopeError(
+            "convert_pairing: layers of different types rotate heads of different sizes, and layers are missing.",
+            facts={"head_dim and rotary_dim by layer type": sizes, "layers in the state dict": len(layers)},
+            cure="Pass the state dict of all layers of the config.",
+        )
+    found = {module: labels[int(layer)] for module, (layer,) in layers.items()}
+    return {module: sizes[label] for module, label in found.items() if label in sizes}
 
 
 def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> Tensor:
