@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
-    handle = rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
+    rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
     window = given.window or given.target
     documents = [tokenizer(read_text(path)[1]).input_ids for path in given.text]
     windows = held_out_windows(documents, length=window, limit=10**9)[:, :-1]

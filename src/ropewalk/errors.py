@@ -32,6 +32,10 @@ class RopeError(ValueError):
         return _rebuilt, (self.rule, shown, self.cure)
 
 
+class NoRotation(RopeError):
+    """A model whose layers rotate nothing, where a rope is asked for."""
+
+
 class _Shown(str):
     """A fact that has already been described."""
 

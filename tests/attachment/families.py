@@ -38,7 +38,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "exaone4": {"sliding_window": 8, "sliding_window_pattern": 2},
     "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 16}},
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+        "finetuned": True}},
     "deepseek_v2": {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
                     "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "first_k_dense_replace": 1,
                     "n_group": 1, "topk_group": 1, **EXPERTS},

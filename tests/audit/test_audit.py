@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.audit.audit import Audit, audit, audit_sentences, float32_cos_error, reach, wavelengths
-from ropewalk.audit.findings import Layers
-from ropewalk.audit.sources import audits_of, findings_of, layers_of
+from ropewalk.audit.findings import Layers, layers_of
+from ropewalk.audit.sources import audits_of, findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
@@ -22,7 +23,7 @@ from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, Proportional, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder
-from tests.rope.models import CONFIGS, fixture_names
+from tests.rope.models import CONFIGS, fixture, fixture_names, transformers_config
 
 LLAMA2 = RopeConfig(128, interleaved=False, max_position_embeddings=4096)
 LLAMA3 = RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192)
@@ -169,11 +170,11 @@ def test_float32_angles_of_every_position() -> None:
 
 
 def test_pairs_that_do_not_turn_have_no_wavelength() -> None:
-    """p-RoPE's zero columns are null, and count as never turning."""
+    """p-RoPE's zero columns are null; of the pairs that rotate, all complete a turn."""
     config = RopeConfig(8, interleaved=False, scaling=Proportional(0.5), max_position_embeddings=100)
     found = audit(config)
     assert found.wavelengths[2:] == (None, None)
-    assert found.pairs_never_turning == 2
+    assert found.pairs_never_turning == 0
     assert wavelengths(np.array([np.pi, 0.0])) == (2.0, None)
 
 
@@ -203,7 +204,8 @@ def test_the_audit_is_json() -> None:
 def test_an_audit_of_the_first_version_is_read() -> None:
     """Its documents say nothing of scalings, windows and assumptions: nothing is claimed of them."""
     content = audit(LLAMA3).to_json()
-    later = ("scaling", "scaling_is_trained", "scaled_length", "original_length", "trained_source", "window")
+    later = ("scaling", "scaling_is_trained", "scaled_length", "original_length", "trained_source", "window",
+             "interleaved")  # fmt: skip
     first = {key: value for key, value in content.items() if key not in (*later, "reach_assumed", "reach_reason")}
     assert audit_sentences(Audit(**first))[1:2] == [
         "Trained length 8,192: 29 of 64 pairs never complete a turn within it."
@@ -319,6 +321,51 @@ def test_layers_of_a_model_that_is_there() -> None:
     assert (found.window, found.other_signal) == (8, "some layers do not rotate")
     (everything,) = layers_of(Checkpoint.of_positions("", tiny_decoder().config.positions)).values()
     assert (everything.window, everything.other_signal) == (None, None)
+
+
+RATIOS = [0, 0, 4, 128, 4, 0]
+SIZES = {"hidden_size": 64, "num_attention_heads": 1, "max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rotates"),
+    [
+        ({"model_type": "smollm3", "num_hidden_layers": 9}, "no_rope_layers"),
+        ({"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [0, 0, 0, 1]}, "no_rope_layers"),
+        ({"model_type": "llama4_text", "num_hidden_layers": 9}, "no_rope_layers"),
+        ({"model_type": "mistral_large4_text", "num_hidden_layers": 9}, "no_rope_layers"),
+        ({"model_type": "qwen3_5_text", "num_hidden_layers": 8}, "full_attention"),
+        ({"model_type": "cohere2", "num_hidden_layers": 8}, "sliding_attention"),
+        ({"model_type": "deepseek_v4", "num_hidden_layers": 5, "compress_ratios": RATIOS}, "sliding_attention"),
+    ],
+)
+def test_the_layers_of_a_rope_are_those_of_its_class(fields: dict[str, Any], rotates: str, tmp_path: Path) -> None:
+    """The numbers of the layers that rotate (DeepSeek-V4: with the main rope), from the config that the class makes."""
+    config = transformers_config(fields)
+    flags = getattr(config, rotates, None) or [label == rotates for label in config.layer_types]
+    stated = {"layer_types": config.layer_types} if "_attention" in rotates and "compress_ratios" not in fields else {}
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **fields, **stated}))
+    found = audits_of(Checkpoint.open(tmp_path))
+    first = next(each for each in found if each.layer_type in ("main", None, "chunked_attention", "sliding_attention"))
+    assert first.layers == tuple(number for number, flag in enumerate(flags) if flag)
+    assert first.num_layers == fields["num_hidden_layers"]
+    where = audit_sentences(first)[1]
+    assert where.startswith(
+        "Pairs features (2i, 2i + 1)" if first.interleaved else f"Pairs features (i, i + {first.pairs})"
+    )
+    if fields["num_hidden_layers"] == 9:
+        assert where.endswith(", in 7 of 9 layers: 0-2, 4-6, 8.")
+
+
+def test_a_proportional_rope_counts_its_rotating_pairs() -> None:
+    """Gemma 4's class rotates 64 of the 256 pairs of its full layers; all of them turn within its length."""
+    (full, _) = audits("gemma_4_e4b")
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding as Own
+
+    own = Own(transformers_config(fixture("gemma_4_e4b"))).full_attention_inv_freq
+    assert (int((own > 0).sum()), len(own)) == (64, 256)
+    assert "64 of 256 pairs of 512 features" in audit_sentences(full)[0]
+    assert (full.pairs_never_turning, "0 of 64 pairs never" in audit_sentences(full)[2]) == (0, True)
 
 
 def test_all_ropes_of_a_model_have_its_lengths() -> None:

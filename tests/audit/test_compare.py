@@ -252,3 +252,57 @@ def test_an_adapter_has_the_rope_of_its_base(tmp_path: Path) -> None:
     adapter.write_text("{}")
     with pytest.raises(RopeError, match="no such file or folder"):
         open_base(str(tmp_path / "adapter"))
+
+
+MINISTRAL = fixture("ministral_3_3b")["text_config"]
+QWEN35 = fixture("qwen3_5_9b")
+
+
+def test_a_model_without_rotation_is_compared(tmp_path: Path) -> None:
+    """Granite 4 without positions (its class's default) against the same with rope, and Nemotron-H against itself."""
+    granite = {"model_type": "granitemoehybrid", "hidden_size": 64, "num_attention_heads": 1}
+    (tmp_path / "a.json").write_text(json.dumps(granite))
+    still = open_base(str(tmp_path / "a.json"), rotates=False)
+    turning = opened(tmp_path, {**granite, "position_embedding_type": "rope"})
+    for pair, which in (((still, turning), "A"), ((turning, still), "B")):
+        (found,) = compare(*pair)
+        assert (found.code, found.severity, f"no layer of {which} rotates" in found.message) == (
+            "layers",
+            "error",
+            True,
+        )
+    assert compare(still, still) == []
+    with pytest.raises(RopeError, match="has no rotation"):
+        open_base(str(tmp_path / "a.json"))
+
+
+def test_a_drafter_has_its_own_width(tmp_path: Path) -> None:
+    """Theta, scaling and length must fit: vLLM 0.32.0 stops at the shorter length (config/speculative.py, 1633)."""
+    target = opened(tmp_path, fixture("qwen3_8b"), "a.json")
+    sizes = {"num_hidden_layers": 5, "num_attention_heads": 16, "head_dim": 64}
+    drafter = {**fixture("qwen3_8b"), **sizes}
+    found = compare(opened(tmp_path, drafter), target)
+    assert brief(found) == [("width", "note", 1)]
+    found = compare(opened(tmp_path, {**drafter, "rope_theta": 1e4, "max_position_embeddings": 2048}), target)
+    assert [(each.code, each.severity) for each in found] == [
+        ("frequencies", "error"), ("length", "warning"), ("width", "note"),
+    ]  # fmt: skip
+    assert all("neither is a copy" in each.cure for each in found)
+
+
+def test_a_lost_scale_of_queries(tmp_path: Path) -> None:
+    """Ministral 3 without llama_4_scaling_beta, which its class multiplies queries by from token 16,384 on."""
+    block = {**MINISTRAL["rope_parameters"], "llama_4_scaling_beta": 0.0}
+    text = {**MINISTRAL, "rope_parameters": block}
+    assert brief(changed(tmp_path, "ministral_3_3b", text_config=text)) == [("position-scale", "error", 16384)]
+
+
+def test_axes_that_only_one_config_states(tmp_path: Path) -> None:
+    """A rope block without M-RoPE's keys: the same in transformers, and one axis in vLLM 0.32.0 (see test_lint.py)."""
+    text = QWEN35["text_config"]
+    lost = {"rope_type": "default", "rope_theta": text["rope_parameters"]["rope_theta"]}
+    whole = {**QWEN35, "vision_config": {"depth": 2}}
+    right = opened(tmp_path, whole, "a.json")
+    found = compare(right, opened(tmp_path, {**whole, "text_config": {**text, "rope_parameters": lost}}))
+    assert brief(found) == [("axes", "warning", None)]
+    assert found[0].message.startswith("B: The block lacks `mrope_section`")

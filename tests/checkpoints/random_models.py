@@ -23,7 +23,8 @@ _LATENT = {
     "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1,
     "topk_group": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
-_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 2.0, "original_max_position_embeddings": 16}
+_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 2.0, "original_max_position_embeddings": 16,
+         "finetuned": True}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 8, **_SLIDING},
     "gemma3_text": {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], **_SLIDING},

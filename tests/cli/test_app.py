@@ -71,7 +71,7 @@ def test_ctrl_c_anywhere_is_a_word_and_130(
 ) -> None:
     """While the commands are imported, and inside a command that has no word of its own."""
 
-    def stopped(*_: object) -> None:
+    def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, stopped)
@@ -85,7 +85,7 @@ def test_an_unexpected_exception_is_a_sentence_and_70(
 ) -> None:
     """The sentence says how to get the traceback, which is printed only then."""
 
-    def fault(*_: object) -> None:
+    def fault(*_: object, **__: object) -> None:
         raise KeyError("plain\nsecond line")
 
     monkeypatch.setattr("ropewalk.checkpoints.checkpoint.Checkpoint.open", fault)

@@ -24,6 +24,7 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 131072, "--json", out) == 0
     printed = " ".join(capsys.readouterr().out.split())
+    assert "Pairs features (i, i + 64)." in printed
     assert "Trained length 131,072, with its llama3 scaling (8,192 before it): 25 of 64 pairs never" in printed
     assert "Reach" not in printed  # 85,133 tokens, and it was trained beyond them
     assert "note factor-vs-lengths" in printed
@@ -106,3 +107,17 @@ def test_a_length_beside_a_comparison_is_refused(capsys: pytest.CaptureFixture[s
     """It would have no effect."""
     assert inspect("tiny", "--against", "tiny", "--target", 4096) == 2
     assert "Omit --target and --trained-length." in capsys.readouterr().err
+
+
+def test_models_that_do_not_rotate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A comparison answers; what has no rope is refused without one, with the keys that have no effect."""
+    config, other = tmp_path / "config.json", tmp_path / "other.json"
+    config.write_text(json.dumps(LLAMA31))
+    other.write_text(json.dumps({"model_type": "nemotron_h", "hidden_size": 64, "rope_theta": 10_000}))
+    assert inspect(config, "--against", other) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "B: no layer rotates. error layers: from a distance of 1 token: no layer of B rotates." in printed
+    assert inspect(other, "--against", other) == 0
+    capsys.readouterr()
+    assert inspect(other) == 2
+    assert "rope_theta, unused  10000" in capsys.readouterr().err

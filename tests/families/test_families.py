@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ropewalk as rw
-from ropewalk.families import FAMILIES, REFUSED, Condition, Family, Trained, family_name, trained_as
+from ropewalk.audit.traps import lint
+from ropewalk.errors import NoRotation
+from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Condition, Family, Trained, family_name, trained_as
 from ropewalk.families.family import HALF, FamilyTable, Indexer
 from ropewalk.families.trained import FACTS
 from ropewalk.rope.config import ropes_of_layer_types
@@ -25,7 +32,7 @@ def test_every_row_is_plain_data() -> None:
             assert isinstance(value, Family | Condition | Indexer), where
             for field in fields(value):
                 check(getattr(value, field.name), f"{where}.{field.name}")
-        elif isinstance(value, dict | tuple):
+        elif isinstance(value, dict | tuple | list):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 check(item, f"{where}[{key!r}]")
         else:
@@ -38,7 +45,7 @@ def test_every_row_is_plain_data() -> None:
 
 def test_families_are_spelled_once() -> None:
     """No family is both described and refused, and no row is written over another."""
-    assert set(FAMILIES) & set(REFUSED) == set()
+    assert set(FAMILIES) & {*REFUSED, *NO_ROTATION} == set()
     table = FamilyTable()
     table.add("one two", HALF, theta=5.0)
     assert table["two"].theta == 5.0
@@ -207,3 +214,136 @@ def test_ropes_that_differ_in_their_training_alone_are_equal() -> None:
     assert one == other
     assert (hash(one), repr(one)) == (hash(other), repr(other))
     assert (one.trained_length, other.trained_length) == (None, 64)
+
+
+def test_a_fact_needs_the_block_that_was_trained_with() -> None:
+    """Another factor in the same family is another checkpoint, or somebody's own: neither its fact nor its source."""
+    for fact in FACTS:
+        if fact.trained.with_scaling and fact.length_key is None:
+            assert fact.where, fact
+    block = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16_384, "rope_theta": 1e6}
+    base = {**LLAMA, "model_type": "ministral3", "max_position_embeddings": 262_144}
+    assert rw.RopeConfig.from_hf({**base, "rope_parameters": block}).trained is not None
+    medium = {**block, "factor": 64.0, "original_max_position_embeddings": 4096}  # Mistral Medium 3.5
+    assert rw.RopeConfig.from_hf({**base, "rope_parameters": medium}).trained is None
+
+
+NAMED = {"mllama_text_model": "llama", "cohere": "command"}  # families whose series has another name
+
+
+def test_a_source_belongs_to_the_model() -> None:
+    """It names the series by the first letters of its family, a class, or checkpoints that have the family's type."""
+    for fact in FACTS:
+        words = re.sub("[^a-z0-9]", "", fact.trained.source.lower())
+        for name in fact.families.split():
+            letters = NAMED.get(name, name.replace("_", ""))[:3]
+            general = ("LongChat", "DeepSeek-Coder", "the class's own")
+            assert letters in words or fact.trained.source.startswith(general), (name, fact.trained.source)
+
+
+# --- facts about classes, from transformers' own code
+
+
+def modules() -> Iterator[tuple[str, Any, str]]:
+    """The name of each family, with the modeling module of its class and the source of that module."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+
+    for name in FAMILIES:
+        for known in (name, name.removesuffix("_text")):
+            folder = model_type_to_module_name(known)
+            found = importlib.util.find_spec(f"transformers.models.{folder}")
+            files = sorted(Path(found.submodule_search_locations[0]).glob("modeling_*.py")) if found else []
+            if known in CONFIG_MAPPING_NAMES and files:
+                yield name, f"transformers.models.{folder}.{files[0].stem}", files[0].read_text()
+                break
+
+
+@pytest.mark.parametrize(
+    ("field", "code", "more"),
+    [
+        ("softmax_mscale", "mscale_all_dim", {"kimi_k2", "sarvam_mla"}),  # DeepSeek-V3's code under their own type
+        ("resets_cache", "input_ids.shape[1] >= self.config.original_max_position_embeddings + 1", set()),
+        ("query_scale", "_4_attn_scale(|attn_temperature_tuning and", set()),
+    ],
+)
+def test_every_relative_is_listed(field: str, code: str, more: set[str]) -> None:
+    """A field is set for each family whose class has this code, modular copies among them, and for no other."""
+    asked = [(name, source) for name, _, source in modules() if "vision" not in name]
+    has = {name for name, source in asked if any(part in source for part in code.split("|"))}
+    assert len(asked) > 150
+    assert {name for name, family in FAMILIES.items() if getattr(family, field)} == has | more
+
+
+def test_the_second_mscale_acts_in_the_softmax() -> None:
+    """The scale of a class's attention, measured with and without mscale_all_dim."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3Config
+
+    block = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096, "rope_theta": 5e4}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "head_dim": 8}
+    scales = [
+        DeepseekV3Attention(DeepseekV3Config(**sizes, rope_parameters={**block, **more}), layer_idx=0).scaling
+        for more in ({}, {"mscale": 1.0, "mscale_all_dim": 1.0})
+    ]
+    config = {"model_type": "kimi_k2", **sizes, "rope_parameters": {**block, "mscale": 1.0, "mscale_all_dim": 1.0}}
+    (found,) = [finding for finding in lint(config) if finding.code == "softmax-mscale"]
+    assert f"softmax scale by {scales[1] / scales[0]:.3f}" in found.message
+
+
+def test_the_scale_of_queries_by_position() -> None:
+    """Ministral 3's function, and Llama 4's formula with its class's defaults."""
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    block = {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "llama_4_scaling_beta": 0.1,
+    }
+    own = get_llama_4_attn_scale(torch.tensor([[99_999]]), 0.1, 16_384).item()
+    (found,) = [f for f in lint({"model_type": "ministral3", "rope_parameters": block}, target=100_000)
+                if f.code == "position-scale"]  # fmt: skip
+    assert f"{own:.3f} at the end of 100,000 tokens" in found.message
+    config = transformers_config({"model_type": "llama4_text"})
+    (found,) = [f for f in lint(config.to_dict(), target=100_000) if f.code == "position-scale"]
+    assert f"{config.attn_scale:g} ln(1 + floor(position / {config.floor_scale:,}))" in found.message
+
+
+NOTHING: dict[str, dict[str, Any]] = {
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp"], "n_groups": 1, "mamba_num_heads": 4},
+    "zamba": {"num_hidden_layers": 12},
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_class_that_rotates_nothing(name: str) -> None:
+    """Its logits do not depend on position_ids; a config with a theta and a stated pairing is refused all the same."""
+    auto = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 16, "pad_token_id": 0, "num_key_value_heads": 2}
+    sizes |= {"num_attention_heads": 2, "use_mamba_kernels": False, "mamba_head_dim": 8, **NOTHING[name]}
+    config = auto.AutoConfig.for_model(name, **sizes)
+    torch.manual_seed(0)
+    model = auto.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(1, 16, (1, 9))
+    with torch.no_grad():
+        here, there = (model(ids, position_ids=torch.arange(9)[None] * step).logits for step in (1, 7))
+    assert torch.equal(here, there)
+    assert not torch.equal(here[:, -1], model(ids.flip(-1)).logits[:, -1])
+    with pytest.raises(NoRotation, match=f"{name} uses no positions in attention"):
+        rw.RopeConfig.from_hf({**config.to_dict(), "rope_theta": 1e4, "rope_interleave": True})
+
+
+def test_every_causal_family_without_rotation_is_listed() -> None:
+    """transformers' causal models whose code calls no rotation, without composites, which have no attention."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    composite = {"gemma4_assistant", "gemma4_unified_assistant", "got_ocr2", "fuyu", "moss_transcribe_diarize", "emu3",
+                 "mllama", "musicgen", "musicgen_melody"}  # fmt: skip
+    for name in {*CAUSAL} - composite:
+        folder = Path(importlib.util.find_spec("transformers.models").submodule_search_locations[0])
+        files = (folder / model_type_to_module_name(name)).glob("modeling_*.py")
+        calls = re.findall(
+            r"(?<!def )\b(?:apply_rotary\w*|rotary_emb|rotary_fn)\(", "".join(map(Path.read_text, files))
+        )
+        assert calls or name in NO_ROTATION or name in FAMILIES, name

@@ -122,7 +122,7 @@ def sabotaged(rope: rw.RopeConfig) -> dict[str, rw.RopeConfig]:
         else rope.scaling,
     }
     return {
-        "pairing": replace(rope, interleaved=not rope.interleaved),
+        "pairing": replace(rope, interleaved=not rope.interleaved, axis_blocks=False),
         "theta": replace(rope, **theta),
         "width": replace(rope, **fewer),
     }

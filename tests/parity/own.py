@@ -78,12 +78,10 @@ def _pixtral(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
 
 
 def _gemma4(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
-    """Half of each head follows the row and half the column: we turn them as rows of a batch."""
-    q, positions = torch.randn(1, 9, 3, 2 * rope.head_dim), torch.randint(0, LONGEST, (1, 9, 2))
-    cos, sin = part.cls(config)(q, positions)
-    turned = part.file.apply_multidimensional_rope(q, cos, sin, positions)
-    halves = [torch.cat(x.chunk(2, dim=-1)) for x in (q, turned)]
-    return Sample(halves[0], positions[0].T, halves[1])
+    """The first half of each head follows the column and the second the row: its processor puts the column first."""
+    q, positions = torch.randn(1, 9, 3, rope.head_dim), torch.randint(0, LONGEST, (1, 9, 2))
+    cos, sin = part.cls(config)(q, positions.flip(-1))
+    return Sample(q, positions, part.file.apply_multidimensional_rope(q, cos, sin, positions.flip(-1)))
 
 
 def _segment_anything(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:

@@ -192,6 +192,20 @@ def test_deepseek_reads_its_flag(flag: bool) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
+def test_a_tower_whose_head_has_a_block_for_each_axis() -> None:
+    """Gemma 4's: the whole head, the block of the column first, as in the positions of its processor."""
+    from transformers.models.gemma4 import modeling_gemma4 as own
+
+    theirs = transformers.Gemma4VisionConfig()
+    config = rw.RopeConfig.from_hf(theirs)
+    assert (config.head_dim, 2 * config.pairs, config.num_axes) == (64, 64, 2)
+    q, positions = torch.randn(1, 9, 3, 64), torch.randint(0, 64, (1, 9, 2))  # row, column
+    cos, sin = own.Gemma4VisionRotaryEmbedding(theirs)(q, positions.flip(-1))
+    expected = own.apply_multidimensional_rope(q, cos, sin, positions.flip(-1))
+    actual = rw.RotaryEmbedding(config).rotate(q, position_ids=positions)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
 def test_a_published_vision_config() -> None:
     """Qwen2.5-VL's vision_config, given the model_type that transformers 5 writes, is 16 heads of 80 in two halves."""
     vision = {**fixture("qwen2_5_vl_7b")["vision_config"], "model_type": "qwen2_5_vl_vision"}

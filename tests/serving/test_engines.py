@@ -104,6 +104,18 @@ def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
         setting_command("tgi", "tiny", "yarn", target=LONG)
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "kimi_k2", "longcat_flash", "deepseek_v4", "llama"])
+def test_classes_with_a_factor_of_their_own(model_type: str) -> None:
+    """vLLM 0.32.0 runs Kimi K2.5 as DeepseekV2ForCausalLM (models/kimi_k25.py, line 380), whose factor is DeepSeek's
+    (rotary_embedding/deepseek_scaling_rope.py, line 51); that of V4 is 1 (deepseek_v4/common/rope.py, line 43).
+    """
+    block = {"rope_type": "yarn", "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    answer = applied("vllm", Case(block=block, model_type=model_type))
+    texts = [caveat.text for caveat in answer.caveats]
+    assert any("are ignored: 0.1 ln(factor)" in text for text in texts) == (model_type == "llama")
+    assert any("layers of compression ratio 0" in text for text in texts) == (model_type == "deepseek_v4")
+
+
 @pytest.mark.parametrize(
     ("engine", "model_type", "rule", "words"),
     [
@@ -112,7 +124,9 @@ def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
         ("vllm", "gpt_oss", "yarn", None),
         ("sglang", "gpt_oss", "longrope", None),
         ("vllm", "deepseek_v3", "longrope", "DeepSeek's yarn"),
+        ("vllm", "kimi_k2", "longrope", "DeepSeek's yarn"),
         ("sglang", "deepseek_v2", "linear", "deepseek_yarn"),
+        ("sglang", "glm4_moe_lite", "linear", "deepseek_yarn"),
         ("sglang", "deepseek_v2", "yarn", None),
         ("transformers", "deepseek_v2", "linear", None),
         ("sglang", "gemma2", "yarn", "only theta"),

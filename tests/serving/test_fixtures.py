@@ -244,7 +244,8 @@ def test_every_cure_of_an_export_works(folder: Path) -> None:
 PHI_4 = {
     "partial_rotary_factor": 0.5, "original_max_position_embeddings": 16,
     "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
-                        "short_factor": [1.0, 1.0], "long_factor": [1.5, 4.0], "original_max_position_embeddings": 16},
+                        "short_factor": [1.0, 1.0], "long_factor": [1.5, 4.0], "original_max_position_embeddings": 16,
+                        "finetuned": True},
 }  # fmt: skip
 QWEN = {
     "layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_value_heads": 4,
@@ -257,7 +258,7 @@ QWEN = {
 MINISTRAL = {
     "max_position_embeddings": 64,
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
-                        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+                        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "finetuned": True},
 }  # fmt: skip
 
 

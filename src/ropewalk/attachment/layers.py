@@ -53,6 +53,8 @@ def layer_types_of_config(config: Any) -> list[str | None]:
     """Return the type of each layer, or None if the config does not contain it."""
     count = int(config.num_hidden_layers)
     stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
+    if not stated and getattr(config, "compress_ratios", None):  # DeepSeek-V4's older spelling
+        stated = ["compressed_sparse_attention" if ratio else "sliding_attention" for ratio in config.compress_ratios]
     labels: list[str | None] = list(stated)[:count] if stated else [None] * count
     return labels + [None] * (count - len(labels))
 
@@ -69,7 +71,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
     """
     fields: Mapping[str, Any] = config.to_dict()
     count, labels, blocks = int(config.num_hidden_layers), layer_types_of_config(config), labels_of(config)
-    ropes, flags = ropes_of_layer_types(config, alpha=alpha_of(model, config)), _flags(config, count)
+    ropes, flags = ropes_of_layer_types(config, alpha=alpha_of(model, config)), flags_of(config, count)
     live = _live_windows(model, config.model_type)
 
     def rope_of(layer: int) -> RopeConfig | None:
@@ -109,11 +111,14 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     return None if found is None else found.detach()
 
 
-def _flags(config: Any, count: int) -> list[bool] | None:
-    """Return whether each layer rotates; None if the config has no such list."""
+def flags_of(config: Any, count: int) -> list[bool] | None:
+    """Return whether each layer rotates; None if neither the config nor its class has such a list."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
-    stated = getattr(config, "no_rope_layers", None) if family is None or not family.flags else None
-    stated = getattr(config, family.flags, None) if family is not None and family.flags else stated
+    key = "no_rope_layers" if family is None else family.flags
+    stated = getattr(config, key or "", None)
+    if key and family is not None and not stated:
+        every = getattr(config, "no_rope_layer_interval", None) or 4
+        stated = [(layer + 1) % every != 0 for layer in range(count)]
     return [bool(flag) for flag in stated[:count]] if isinstance(stated, list | tuple) and stated else None
 
 

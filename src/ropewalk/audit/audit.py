@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -23,7 +24,9 @@ class Audit:
     """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
 
     - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
-    - `window`: the window of its layers in tokens; None for all tokens.
+    - `window`: the window of its layers in tokens; None for all tokens. `layers`: their numbers, of `num_layers`;
+      empty if the config does not state the type of each.
+    - `interleaved`: pairs are (0, 1), (2, 3), ...; if False, (i, i + rotary_dim/2).
     - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
       unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
       `trained_source`: the source of these facts.
@@ -54,6 +57,9 @@ class Audit:
     original_length: int | None = None
     trained_source: str = ""
     window: int | None = None
+    interleaved: bool | None = None
+    layers: tuple[int, ...] = ()
+    num_layers: int = 0
     reach_assumed: bool = False
     reach_reason: str | None = None
 
@@ -81,8 +87,8 @@ def audit(
     - `layer_type`: a name in the result, for models with several ropes.
     - `layers`: the layers with this rope; by default, they attend to all tokens and distinguish them only by rotation.
 
-    **Returns:** an `Audit`. `pairs_never_turning` counts pairs with a wavelength, as the model was trained, above the
-    trained length or the window of the layers, whichever is less. `reach` is the first distance m >= 1 at which
+    **Returns:** an `Audit`. `pairs_never_turning` counts rotating pairs with a wavelength, as the model was trained,
+    above the trained length or the window of the layers, whichever is less. `reach` is the first distance m >= 1 with
     sum_i cos(m theta_i) < 0: a heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591),
     None if there is none up to `reach_searched`; see `reach_assumed`. `float32_cos_error` is max |cos of the float32
     product - cos| near the target. Frequencies that depend on the length are those at `target`.
@@ -119,13 +125,16 @@ def audit(
         original_length=config.original_length,
         trained_source="" if config.trained is None else config.trained.source,
         window=layers.window,
+        interleaved=config.interleaved,
+        layers=layers.numbers,
+        num_layers=layers.count,
         target=wanted,
         inv_freq=tuple(scaled.tolist()),
         inv_freq_unscaled=tuple(unscaled.tolist()),
         attention_factor=factor,
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
-        pairs_never_turning=None if shown is None else int(np.sum(known * shown < 2 * math.pi)),
+        pairs_never_turning=None if shown is None else int(np.sum((known > 0) & (known * shown < 2 * math.pi))),
         reach=distance,
         reach_unscaled=reach(unscaled, limit),
         reach_assumed=reason is None,
@@ -178,9 +187,11 @@ def audit_sentences(found: Audit) -> list[str]:
     """Return the audit as sentences, one fact each."""
     layers = f" of {found.layer_type} layers" if found.layer_type else ""
     theta = "its own frequencies" if found.theta is None else f"theta {found.theta:,.0f}"
-    shape = f"{found.pairs} pairs of {found.head_dim} features, {theta}"
-    lines = [f"Rope{layers}: {shape}{_scaling(found)}."]
-    trained, turns = _trained(found), f"{found.pairs_never_turning} of {found.pairs} pairs never complete a turn within"
+    rotating = sum(1 for wavelength in found.wavelengths if wavelength is not None)
+    pairs = f"{found.pairs}" if rotating == found.pairs else f"{rotating} of {found.pairs}"
+    lines = [f"Rope{layers}: {pairs} pairs of {found.head_dim} features, {theta}{_scaling(found)}."]
+    lines += [] if found.interleaved is None else [_layers(found)]
+    trained, turns = _trained(found), f"{found.pairs_never_turning} of {rotating} pairs never complete a turn within"
     source = f" Source: {found.trained_source}." if found.trained_source else ""
     if found.window is not None and (found.trained_length is None or found.window < found.trained_length):
         lines.append(f"{trained}.{source}")
@@ -200,6 +211,16 @@ def audit_sentences(found: Audit) -> list[str]:
     if found.attention_factor != 1:
         lines.append(f"Attention factor {found.attention_factor:.4f}: logits are multiplied by its square.")
     return lines
+
+
+def _layers(found: Audit) -> str:
+    """Return the pairing, and the numbers of the layers if they are known, as a sentence."""
+    pairing = "(2i, 2i + 1)" if found.interleaved else f"(i, i + {found.pairs})"
+    runs = [list(run) for _, run in itertools.groupby(enumerate(found.layers), lambda pair: pair[1] - pair[0])]
+    ranges = ", ".join(f"{run[0][1]}" if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs)
+    share = f"{len(found.layers)} of {found.num_layers} layers: {ranges}"
+    share = f"all {found.num_layers} layers" if len(found.layers) == found.num_layers else share
+    return f"Pairs features {pairing}{f', in {share}' if found.layers else ''}."
 
 
 def _scaling(found: Audit) -> str:

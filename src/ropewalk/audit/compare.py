@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
-from ropewalk.attachment.layers import attends
-from ropewalk.audit.findings import SEVERITIES, Finding, Severity
-from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
+from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks, each_layer, layer_of
+from ropewalk.audit.traps import axes_unwritten, query_scale
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import open_safetensors
@@ -21,11 +21,16 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.pairing import convert_pairing
-from ropewalk.rope.rope_parameters import window_of_layer_type
 
 ROUNDING = 1e-6  # relative: the numbers of a GGUF file are float32
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 _COPY = "If A is right, copy its settings into B."
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+_FIT = (
+    "Their sizes differ, so neither is a copy. A drafter has its own width, but its theta, scaling and length must fit "
+    "its target's."
+)
+_OWN: dict[str, Severity] = {"width": "note"}  # what a model that is no copy has of its own
 Layer = tuple[RopeConfig | None, int | None]  # a layer's rope, and its window in tokens
 
 
@@ -41,12 +46,12 @@ class Difference(Finding):
     tokens: int | None = None
 
 
-def open_base(source: str) -> Checkpoint:
-    """Return the checkpoint of a source; for the folder of a peft adapter, that of its base model."""
+def open_base(source: str, *, rotates: bool = True) -> Checkpoint:
+    """Return the checkpoint of a source, or of a peft adapter's base model; `rotates` as for `Checkpoint.open`."""
     adapter = Path(source) / "adapter_config.json"
     if not adapter.is_file() or (Path(source) / "config.json").exists():
-        return Checkpoint.open(source)
-    found = Checkpoint.open(str(read_json(adapter).get("base_model_name_or_path")))
+        return Checkpoint.open(source, rotates=rotates)
+    found = Checkpoint.open(str(read_json(adapter).get("base_model_name_or_path")), rotates=rotates)
     return replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
 
 
@@ -59,19 +64,50 @@ def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     (pi/2) for one pair. Relative differences up to 1e-6 are rounding. Other differences show from the next token. The
     order of the query rows is compared if both checkpoints have weights (of GGUF files, those in `PERMUTED`).
     """
-    own, others = _layers(a), _layers(b)
-    layers = [(f"layer {n}", *of) for n, of in enumerate(zip(own, others, strict=False))]
+    own, others = each_layer(a), each_layer(b)
+    layers = [(f"layer {n}", one[1:], other[1:]) for n, (one, other) in enumerate(zip(own, others, strict=False))]
     if not own or len(own) != len(others):
-        labels = [label for label in (*a.ropes, *b.ropes) if label or len(a.ropes) == len(b.ropes) == 1]
-        layers = [(label or "other layers", _at(a, label), _at(b, label)) for label in dict.fromkeys(labels)]
+        labels = [label for label in (*a.ropes, *b.ropes) if label or max(len(a.ropes), len(b.ropes)) == 1]
+        pairs = [(label, layer_of(a, label)[1:], layer_of(b, label)[1:]) for label in dict.fromkeys(labels)]
+        layers = [(label or "other layers", one, other) for label, one, other in pairs]
     groups: dict[tuple[Layer, Layer], list[str]] = {}
     for name, one, other in layers:
         groups.setdefault((one, other), []).append(name)
-    found = _pairing(a, b, _order_of_rows(a, b))
+    if not a.ropes or not b.ropes:
+        cure = "If B is a copy of A, one of the configs lost the rotation, or names another class."
+        which = "B" if a.ropes else "A"
+        return [_differs("layers", "error", 1, f"no layer of {which} rotates.", cure)] if a.ropes or b.ropes else []
+    copies = _are_copies(a, b)
+    found = _pairing(a, b, _order_of_rows(a, b)) if copies else []
     for (one, other), names in groups.items():
         where = None if len(groups) == 1 else ", ".join(names).replace(", layer ", ", ")
         found += [replace(each, layer_type=where) for each in _compare_layer(one, other)]
+    found += _outside_the_rope(a, b)
+    if not copies:
+        found = [replace(each, cure=_FIT, severity=_OWN.get(each.code, each.severity)) for each in found]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
+
+
+def _are_copies(a: Checkpoint, b: Checkpoint) -> bool:
+    """Return whether the sizes that both configs state agree; a drafter's differ from its target's."""
+    one, other = text_part(a.config), text_part(b.config)
+    return all(one.get(key, other.get(key)) == other.get(key, one.get(key)) for key in _SIZES)
+
+
+def _outside_the_rope(a: Checkpoint, b: Checkpoint) -> list[Difference]:
+    """Return differences of the scale of queries, and of axes that only one config states."""
+    sides = {side: [*blocks(each.config)] if each.config else [] for side, each in (("A", a), ("B", b))}
+    scales = [next(map(query_scale, own), None) for own in sides.values()]
+    lost = {side: next(filter(None, map(axes_unwritten, own)), None) for side, own in sides.items()}
+    found = []
+    if scales[0] != scales[1]:
+        shown = [f"1 + {one[0]:g} ln(1 + floor(position / {one[1]:,}))" if one else "1" for one in scales]
+        told = f"A multiplies queries by {shown[0]}, B by {shown[1]}."
+        found.append(_differs("position-scale", "error", min(one[1] for one in scales if one), told))
+    if None in lost.values():
+        written = [(side, each) for side, each in lost.items() if each is not None]
+        found += [_differs("axes", "warning", None, f"{side}: {each.message}", each.cure) for side, each in written]
+    return found
 
 
 def _drift(one: RopeConfig, other: RopeConfig, seq_len: int) -> tuple[int | None, int]:
@@ -177,22 +213,3 @@ def _query(model: Checkpoint) -> Tensor | None:
             if f".{key}".endswith(".layers.0.self_attn.q_proj.weight"):
                 return Tensor.float(opened.get_tensor(key)).clone()
     return None
-
-
-def _layers(model: Checkpoint) -> list[Layer]:
-    """Return each layer; [] if the config does not state their types."""
-    if model.positions is not None:
-        return list(zip(model.positions.ropes, model.positions.sliding_windows, strict=True))
-    text, family = text_part(model.config), family_of(model.config)
-    flags = text.get((family and family.flags) or "no_rope_layers") or ()
-    types = text.get("layer_types") or [None] * len(flags)
-    rotates = [*flags, *[True] * (len(types) - len(flags))]
-    return [_at(model, label) if flag else (None, None) for label, flag in zip(types, rotates, strict=False)]
-
-
-def _at(model: Checkpoint, label: str | None) -> Layer:
-    """Return the layers of a type, or with a label of `Checkpoint.ropes`."""
-    family = family_of(model.config)
-    name = family.block_of.get(label or "", label) if family else label
-    rope = model.ropes.get(name, model.ropes.get(None) if attends(label) else None)
-    return rope, window_of_layer_type(text_part(model.config), label) if rope else None

@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
+from types import SimpleNamespace
 from typing import Any, Literal
 
-from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
-from ropewalk.rope.extensions import Positions
-from ropewalk.rope.hugging_face import text_part
-from ropewalk.rope.rope_parameters import window_of_layer_type
-from ropewalk.rope.values import is_number
+from ropewalk.attachment.layers import attends, flags_of, layer_types_of_config
+from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
+from ropewalk.families import FAMILIES, Family, family_name
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.hugging_face import NESTED, text_part
+from ropewalk.rope.rope_parameters import blocks_of_layers, window_of_layer_type
+from ropewalk.rope.values import as_whole, is_number
 
 
 @dataclass(frozen=True)
@@ -23,47 +24,60 @@ class Layers:
 
     - `window`: the window of each layer in tokens; None for all tokens.
     - `other_signal`: the other information about positions, in words; None if there is none.
+    - `numbers`: of the layers, from 0; () if the config does not state the type of each. `count`: all layers.
     """
 
     window: int | None = None
     other_signal: str | None = None
+    numbers: tuple[int, ...] = ()
+    count: int = 0
 
 
-def layers_of_config(config: Mapping[str, Any], layer_type: str | None) -> Layers:
-    """Return the layers of a layer type in a Hugging Face config's text part; None for all layers."""
-    name = family_name(str(config.get("model_type", "")))
-    family = FAMILIES.get(name or "")
-    if family is None:
-        return Layers()
-    signal = None
-    if family.mla:
-        signal = "only a slice of each head rotates"
-    elif _has_layers_without_rotation(config, name or ""):
-        signal = "some layers do not rotate"
-    return Layers(window_of_layer_type(config, layer_type), signal)
+Layer = tuple[str | None, RopeConfig | None, int | None]
+"""A layer's type, its rope (None: no rotation), and its window in tokens."""
 
 
-def layers_of_positions(positions: Positions, rope: RopeConfig) -> Layers:
-    """Return the layers of a model with this rope."""
-    windows = [window for own, window in zip(positions.ropes, positions.sliding_windows, strict=True) if own == rope]
-    known = [window for window in windows if window is not None]
-    return Layers(
-        max(known) if known and len(known) == len(windows) else None,
-        "some layers do not rotate" if None in positions.ropes else None,
-    )
+def each_layer(model: Checkpoint) -> list[Layer]:
+    """Return each layer of a model, in their order; [] if its config does not state the type of each."""
+    if model.positions is not None:
+        names = {rope: label for label, rope in model.ropes.items()}
+        pairs = zip(model.positions.ropes, model.positions.sliding_windows, strict=True)
+        return [(names[rope] if rope else None, rope, window) for rope, window in pairs]
+    text = text_part(model.config)
+    count = as_whole(text.get("num_hidden_layers")) or 0
+    config = SimpleNamespace(**{"model_type": None, **text, "num_hidden_layers": count})
+    labels, flags = layer_types_of_config(config), flags_of(config, count)
+    if flags is None and None in labels:
+        return []
+    only = next(iter(model.ropes), None)
+    layers = enumerate(only if label is None else label for label in labels)
+    return [layer_of(model, label) if flags is None or flags[n] else (label, None, None) for n, label in layers]
 
 
-def _has_layers_without_rotation(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether layers of this model have no rotation."""
-    flags = config.get("no_rope_layers")
-    if isinstance(flags, list | tuple) and flags:
-        return 0 in flags
-    if name == "smollm3":  # its class leaves out every fourth layer's by default
-        return True
-    try:
-        return None in ropes_of_layer_types(config).values()
-    except RopeError:
-        return False
+def layer_of(model: Checkpoint, label: str | None) -> Layer:
+    """Return a layer of this type, or with a label of `Checkpoint.ropes`."""
+    family = family_of(model.config)
+    name = family.block_of.get(label or "", label) if family else label
+    rope = model.ropes.get(name, model.ropes.get(None) if attends(label) else None)
+    return name, rope, window_of_layer_type(text_part(model.config), label) if rope else None
+
+
+def layers_of(model: Checkpoint) -> dict[str | None, Layers]:
+    """Return the layers of each rope of a checkpoint."""
+    layers, text, family = each_layer(model), text_part(model.config), family_of(model.config)
+    kinds: list[tuple[str | None, Any]] = [(label, rope) for label, rope, _ in layers]
+    if family is not None:
+        kinds += blocks_of_layers(text, family, family_name(str(text.get("model_type"))) or "").items()
+    still = any(block is None and attends(label) for label, block in kinds)
+    signal = "only a slice of each head rotates" if family and family.mla else None
+    signal = signal or ("some layers do not rotate" if still else None)
+    found = {}
+    for label, own in model.ropes.items():
+        numbers = tuple(n for n, (_, rope, _) in enumerate(layers) if rope == own)
+        windows = {layers[n][2] for n in numbers} or {layer_of(model, label)[2]}
+        window = None if None in windows else max(filter(None, windows))
+        found[label] = Layers(window, signal, numbers, len(layers))
+    return found
 
 
 Severity = Literal["error", "warning", "note"]
@@ -94,13 +108,14 @@ class Finding:
 class Block:
     """One rope block of a config.
 
-    - `written`: the block's own keys. `config`: the whole text config. `nested`: whether it is one of several blocks,
-      keyed by layer type.
+    - `written`: the block's own keys. `config`: the whole text config; `outer`: the config that contains it, or {}.
+      `nested`: whether it is one of several blocks, keyed by layer type.
     - `rope`: None if RopeConfig does not support the config. `layers`: those with this rope. `target`: tokens.
     """
 
     config: Mapping[str, Any]
     written: Mapping[str, Any]
+    outer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     layer_type: str | None = None
     nested: bool = False
     rope: RopeConfig | None = None
@@ -116,6 +131,11 @@ class Block:
     def model_type(self) -> str:
         """Return the config's model_type, or an empty string."""
         return str(self.config.get("model_type", ""))
+
+    @property
+    def family(self) -> Family | None:
+        """Return the family of the config; None if it is unknown."""
+        return FAMILIES.get(family_name(self.model_type) or "")
 
     @property
     def is_trained(self) -> bool:
@@ -151,11 +171,12 @@ Trap = Callable[[Block], Finding | None]
 def blocks(config: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the rope blocks of a config: `rope_parameters` or `rope_scaling`, flat or one for each layer type."""
     text = text_part(config)
+    outer = config if any(isinstance(config.get(key), Mapping) for key in NESTED) else {}
     written = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(written, Mapping):
         written = {}
     nested = {key: value for key, value in written.items() if isinstance(value, Mapping)}
     if not nested:
-        yield Block(config=text, written=written)
+        yield Block(config=text, written=written, outer=outer)
     for layer_type, inner in nested.items():
-        yield Block(config=text, written=inner, layer_type=layer_type, nested=True)
+        yield Block(config=text, written=inner, outer=outer, layer_type=layer_type, nested=True)

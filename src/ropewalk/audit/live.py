@@ -228,7 +228,9 @@ def arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig)
         fresh: nn.Module = make(getattr(module, "config", None))
     except Exception:  # its class takes other arguments
         return None
-    return next((rows.arrangement for rows in called_rows(fresh, label, rope, (0, 1, 2))), None)
+    tables = list(called_rows(fresh, label, rope, (0, 1, 2)))
+    fitting = (rows for rows in tables if rows.cos.shape[-1] == rope.pairs)  # not of a wrong layout of positions
+    return next((rows.arrangement for rows in (*fitting, *tables)), None)
 
 
 @contextmanager

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import Audit, audit
-from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of_positions
+from ropewalk.audit.findings import Finding, layers_of
 from ropewalk.audit.traps import lint
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
+from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.rope.config import indexer_rope
-from ropewalk.rope.hugging_face import text_part
-
-
-def layers_of(model: Checkpoint) -> dict[str | None, Layers]:
-    """Return the layers of each rope of a checkpoint."""
-    if model.positions is not None:
-        return {label: layers_of_positions(model.positions, rope) for label, rope in model.ropes.items()}
-    return {label: layers_of_config(text_part(model.config), label) for label in model.ropes}
 
 
 def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
@@ -29,6 +23,7 @@ def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: i
     audits: list[Audit] = []
     layers = layers_of(model)
     for label, rope in sorted(model.ropes.items(), key=lambda item: item[0] != "full_attention"):
+        rope = replace(rope, interleaved=PERMUTED.get(model.arch or "", rope.interleaved))
         audits.append(audit(rope, trained_length=trained_length, target=target, layer_type=label, layers=layers[label]))
         trained_length, target = audits[0].trained_length, audits[0].target
     return audits

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ropewalk.attachment.layers import attends
 from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, Trap, blocks
 from ropewalk.audit.unread import original_overridden, theta_elsewhere, truncate_nested, unread_settings
-from ropewalk.families import FAMILIES
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import reach
+from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
@@ -51,16 +53,19 @@ def factor_against_lengths(block: Block) -> Finding | None:
             f"{numbers} The model was trained with the written factor, and transformers uses it.",
             "Keep it. Programs that use the ratio of the lengths compute different angles.",
         )
+    reached = factor * original
     if factor > ratio:
+        more = f'Keep the block. To process all of them, write "max_position_embeddings": {reached:.0f}.'
         return block.note(
             "factor-vs-lengths",
-            f"{numbers} transformers uses the written `factor`: the scaling reaches {factor * original:,.0f} tokens.",
-            "Keep it. Programs that stop at max_position_embeddings process fewer tokens.",
+            f"{numbers} transformers uses the written `factor`: the scaling reaches {reached:,.0f} tokens; vLLM and "
+            f"SGLang stop at max_position_embeddings, {longest:,.0f} tokens.",
+            "Keep it." if block.rope_type == "longrope" else more,  # its attention factor follows the lengths
         )
     return block.warning(
         "factor-vs-lengths",
         f"{numbers} transformers uses the written `factor` (it only warns).",
-        f"Process at most {factor * original:,.0f} tokens, or make the three numbers agree.",
+        f"Process at most {reached:,.0f} tokens, or make the three numbers agree.",
     )
 
 
@@ -89,12 +94,8 @@ def dynamic_original(block: Block) -> Finding | None:
         "dynamic-original-ignored",
         f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
         f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
-        "Set max_position_embeddings to the trained length.",
+        "Remove it, and set max_position_embeddings to the trained length.",
     )
-
-
-SOFTMAX_MSCALE_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "mistral_large4"})
-RESETS_ITS_CACHE = frozenset({"phi3", "phi3_v", "phi4_multimodal", "phimoe"})
 
 
 def dynamic_factor(block: Block) -> Finding | None:
@@ -153,15 +154,19 @@ def attention_factor(block: Block) -> Finding | None:
 
 def mscale_one_sided(block: Block) -> Finding | None:
     """Report one of mscale and mscale_all_dim without the other, which has no effect."""
-    one, other = block.number("mscale"), block.number("mscale_all_dim")
-    if block.rope_type != "yarn" or bool(one) == bool(other):
+    one, other, factor = block.number("mscale"), block.number("mscale_all_dim"), block.number("factor")
+    if block.rope_type != "yarn" or bool(one) == bool(other) or factor is None:
         return None
-    present = "mscale" if one else "mscale_all_dim"
+    what = f"Only `{'mscale' if one else 'mscale_all_dim'}` is set (the other is absent or 0)"
+    usual = f"{what}: transformers ignores it and uses 0.1 ln(factor) + 1 = {yarn_mscale(factor, 1.0):.4f}"
+    if one == 1:
+        cure = "Keep it as it is. If both were 1, the attention factor would be 1."
+        return block.note("mscale-one-sided", f"{usual}, the value of DeepSeek's formula, too.", cure)
+    deepseek = yarn_mscale(factor, 1.0 if one is None else one) / yarn_mscale(factor, other or 0.0)
     return block.warning(
         "mscale-one-sided",
-        f"Only `{present}` is set (the other is absent or 0): transformers then ignores it for cos and sin and "
-        "uses 0.1 ln(factor) + 1.",
-        "Set both, or neither.",
+        f"{usual}; DeepSeek's formula gives {deepseek:.4f}.",
+        "Remove it for what transformers computes. Do not set both to one number: the attention factor would be 1.",
     )
 
 
@@ -170,7 +175,7 @@ def softmax_mscale(block: Block) -> Finding | None:
     all_dim, factor = block.number("mscale_all_dim"), block.number("factor")
     if block.rope_type != "yarn" or not all_dim or factor is None:
         return None
-    if block.model_type not in SOFTMAX_MSCALE_FAMILIES:
+    if block.family is None or not block.family.softmax_mscale:
         return None
     extra = yarn_mscale(factor, all_dim) ** 2
     return block.note(
@@ -179,6 +184,31 @@ def softmax_mscale(block: Block) -> Finding | None:
         f"{factor:g}); cos and sin do not contain it.",
         "Apply it to the softmax in a port: equal tables do not prove equal attention.",
     )
+
+
+def position_scale(block: Block) -> Finding | None:
+    """Report a scale of queries that grows with the position, outside the tables."""
+    scale = query_scale(block)
+    if scale is None or block.family is None:
+        return None
+    slope, length = scale
+    return block.note(
+        "position-scale",
+        f"Queries{' of layers without rotation' if block.family.nope else ''} are multiplied by 1 + {slope:g} ln(1 + "
+        f"floor(position / {length:,})), {1 + slope * math.log1p((block.target - 1) // length):.3f} at the end of "
+        f"{block.target:,} tokens; cos and sin do not contain it.",
+        "Apply it to queries in a port: equal tables do not prove equal attention.",
+    )
+
+
+def query_scale(block: Block) -> tuple[float, int] | None:
+    """Return the slope and the length, in tokens, of a scale of queries by position; None without one."""
+    family = block.family
+    if family is None or family.query_scale is None or block.config.get("attn_temperature_tuning") in (0, False):
+        return None
+    of = block if block.written else dataclasses.replace(block, written=family.block)
+    slope, length = (default if of.number(key) is None else of.number(key) for key, default in family.query_scale)
+    return (slope, round(length)) if slope and length and 1 <= length < math.inf else None
 
 
 def longrope_switch(block: Block) -> Finding | None:
@@ -192,7 +222,7 @@ def longrope_switch(block: Block) -> Finding | None:
         f"Beyond {where} long_factor replaces short_factor: keys and values cached before are then stale "
         "(huggingface/transformers#33129)"
     )
-    if block.model_type in RESETS_ITS_CACHE:
+    if block.family is not None and block.family.resets_cache:
         return block.note(
             "longrope-switch",
             f"{fact}; this family's `generate` in transformers recomputes its cache there.",
@@ -211,8 +241,8 @@ def longrope_mscales(block: Block) -> Finding | None:
         return None
     return block.note(
         "longrope-mscales",
-        "`short_mscale` and `long_mscale`: transformers' PhiMoE applies long_mscale beyond the trained length but "
-        "keeps the short frequencies there.",
+        "`short_mscale` and `long_mscale`: of transformers' classes only PhiMoE's uses them. It applies long_mscale "
+        "beyond the trained length, but keeps the short frequencies there.",
         "ropewalk switches both together, as in the checkpoint's own code: expect a difference beyond it.",
     )
 
@@ -334,8 +364,9 @@ def old_spelling(block: Block) -> Finding | None:
 def renamed_type(block: Block) -> Finding | None:
     """Report a type name with a different meaning in one model family."""
     given, family = block.rope_type, block.model_type
-    meaning = None
-    if given == "su" or (given == "yarn" and family in ("phi3", "phi4_multimodal")):
+    own, key = (block.family.meanings if block.family else {}).get(given, (None, None))
+    meaning = own if own is not None and key is None else None
+    if given == "su":
         meaning = "longrope"
     elif given == "mrope":
         meaning = "default, with the axes of its sections"
@@ -364,7 +395,7 @@ def both_blocks(block: Block) -> Finding | None:
 
 def theta_missing(block: Block) -> Finding | None:
     """Report a missing rope_theta, which the class replaces silently by its default."""
-    family = FAMILIES.get(block.model_type)
+    family = block.family
     if block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed):
         return None
     taken = 10_000.0 if block.rope is None else block.rope.theta
@@ -392,8 +423,7 @@ def partial_ignored(block: Block) -> Finding | None:
     partial = block.number("partial_rotary_factor")
     if partial is None or partial == 1 or not block.model_type or block.rope_type == "proportional":
         return None
-    family = FAMILIES.get(block.model_type)
-    if family is not None and (family.partial is not None or family.mla):
+    if block.family is None or block.family.partial is not None or block.family.mla:
         return None
     return block.warning(
         "partial-ignored",
@@ -418,10 +448,17 @@ def head_dim_null(block: Block) -> Finding | None:
 
 def local_layers_scaled(block: Block) -> Finding | None:
     """Report one scaling for both the local and the global layers of a model."""
-    types = block.config.get("layer_types") or ()
+    family, stated = block.family, block.config.get("layer_types")
     if block.nested or block.rope_type not in ("yarn", "linear", "dynamic", "llama3", "longrope"):
         return None
-    if not {"sliding_attention", "full_attention"} <= set(types):
+    still = set(family.nope if family else ())
+    known = stated if isinstance(stated, list) and stated else family.layer_types if family else ()
+    types = {label for label in known if isinstance(label, str) and attends(label)}
+    others = {label for label in types if not is_windowed(label)}
+    windowed = sorted(types - others - still)
+    window = window_of_layer_type(block.config, windowed[0]) if windowed else None
+    without = window is None and (family.window_key if family else "sliding_window") in block.config
+    if not windowed or not others or without:
         return None
     if block.model_type == "olmo3":
         return block.note(
@@ -430,13 +467,60 @@ def local_layers_scaled(block: Block) -> Finding | None:
             "5.0 to 5.12 applied it to sliding layers, too (huggingface/transformers#45945).",
             "Use a release before or after those.",
         )
-    if block.is_trained:
+    if block.is_trained or (family and (family.scaled or family.blocks)):
         return None
+    within = f"which never attend beyond their window{f' of {window:,} tokens' if window else ''}"
+    if others <= still:
+        return block.note(
+            "local-layers-scaled",
+            f"Only {windowed[0]} layers rotate here, {within}: the {block.rope_type} block extends nothing.",
+            "Remove the scaling, unless the model was trained with it.",
+        )
     return block.note(
         "local-layers-scaled",
-        f"One {block.rope_type} block applies to all layers, including sliding ones, which never attend beyond their "
-        "window (Olmo 3 scales only full layers).",
-        "If only full layers were trained with it, write one block for each layer type.",
+        f"One {block.rope_type} block applies to all layers, also to {windowed[0]} layers, {within}.",
+        f"Keep it if the model was trained with it: {block.model_type or 'the class'} has one rope for all layers.",
+    )
+
+
+def block_outside_text(block: Block) -> Finding | None:
+    """Report rope settings beside the text config, where no program looks for them."""
+    blocks_outside = (block.outer.get("rope_scaling"), block.outer.get("rope_parameters"))
+    stated = {key: value for own in blocks_outside if isinstance(own, Mapping) for key, value in own.items()}
+    inner = block.config.get("rope_parameters") or block.config.get("rope_scaling")
+    known = {"rope_type": "default", **(inner if isinstance(inner, Mapping) else {})}
+    if block.rope is not None and not block.nested:
+        known["rope_theta"] = block.rope.theta
+        stated.setdefault("rope_theta", block.outer.get("rope_theta", block.rope.theta))
+    apart = [f"`{key}`" for key, value in stated.items() if key != "type" and known.get(key) != value]
+    if not apart:
+        return None
+    return Finding(
+        code="block-outside-text",
+        severity="warning",
+        message=f"{', '.join(apart)} stand beside the config of the language model, which does not get them: "
+        "transformers 5.23 ignores them, or does not load the config, and vLLM uses only the inner block.",
+        cure="Move them into the language model's block, and keep its other keys.",
+    )
+
+
+def axes_unwritten(block: Block) -> Finding | None:
+    """Report a block of a vision-language model without the sections of its axes."""
+    family, vision = block.family, block.outer.get("vision_config", block.config.get("vision_config"))
+    if family is None or family.mrope not in ("contiguous", "interleaved") or not vision:
+        return None
+    if "mrope_section" in block.written:
+        return None
+    lost: dict[str, Any] = {"mrope_section": list(family.mrope_section)}
+    if family.mrope == "interleaved":
+        lost["mrope_interleaved"] = True
+    if family.partial is not None and block.number("partial_rotary_factor") is None:
+        lost["partial_rotary_factor"] = family.partial
+    return block.warning(
+        "axes-unwritten",
+        f"The block lacks {', '.join(f'`{key}`' for key in lost)}. transformers uses its class's values; vLLM 0.32 has "
+        "one axis, so that images and videos have other positions.",
+        f"Write them into the block: {json.dumps(lost)[1:-1]}.",
     )
 
 
@@ -459,11 +543,14 @@ TRAPS: tuple[Trap, ...] = (
     attention_factor,
     mscale_one_sided,
     softmax_mscale,
+    position_scale,
     longrope_switch,
     longrope_mscales,
     partial_ignored,
     head_dim_null,
     local_layers_scaled,
+    block_outside_text,
+    axes_unwritten,
     partial_attention_factor,
     yarn_variants,
     low_precision_cast,

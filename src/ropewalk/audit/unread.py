@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ropewalk.audit.findings import Block, Finding
-from ropewalk.families import FAMILIES, described, family_name, unread_keys
+from ropewalk.families import described, unread_keys
 
 
 def original_overridden(block: Block) -> Finding | None:
     """Report an original_max_position_embeddings outside the block that differs from the one inside."""
     inner = block.written.get("original_max_position_embeddings")
-    family = FAMILIES.get(block.model_type)
+    family = block.family
     outer = block.config.get("original_max_position_embeddings", family.original_length if family else None)
     if block.nested or inner is None or outer is None or inner == outer:
         return None
@@ -35,7 +35,7 @@ def truncate_nested(block: Block) -> Finding | None:
 
 def theta_elsewhere(block: Block) -> Finding | None:
     """Report a top-level `rope_theta` that the model's class ignores, in all layers or some."""
-    family, stated = FAMILIES.get(block.model_type), block.config.get("rope_theta")
+    family, stated = block.family, block.config.get("rope_theta")
     if family is None or block.rope is None or not isinstance(stated, int | float):
         return None
     shared = "rope_theta" in family.theta_keys.values()
@@ -61,7 +61,7 @@ def theta_elsewhere(block: Block) -> Finding | None:
 
 def unread_settings(block: Block) -> Finding | None:
     """Report unused keys that look like position settings, and an unknown model_type."""
-    family = FAMILIES.get(family_name(block.model_type) or "")
+    family = block.family
     unread = unread_keys(block.config, family)
     if not unread and (family is not None or not block.model_type):
         return None

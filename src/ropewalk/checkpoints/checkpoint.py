@@ -14,7 +14,7 @@ from ropewalk.checkpoints.gguf import gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import read_alpha, read_config
 from ropewalk.checkpoints.sources import display_name, find
-from ropewalk.errors import RopeError
+from ropewalk.errors import NoRotation
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
@@ -42,10 +42,11 @@ class Checkpoint:
     alpha: tuple[float, ...] | None = None
 
     @classmethod
-    def open(cls, source: str | os.PathLike[str]) -> Checkpoint:
+    def open(cls, source: str | os.PathLike[str], *, rotates: bool = True) -> Checkpoint:
         """Open a config.json, a Hugging Face folder, a .gguf file (its metadata), OWNER/NAME of the hub, or "tiny".
 
         Raises `RopeError` if the source is missing, the config is not supported, or no layer of the model has a rope.
+        With `rotates=False` a model without rotation has no `ropes`.
         """
         path = find(source, weights=False)
         name = display_name(source, path) if path.name != "config.json" else str(source)
@@ -53,18 +54,23 @@ class Checkpoint:
         gguf = None if file.suffix == ".json" else GGUFFile(file)
         config = read_json(file) if gguf is None else gguf_config(gguf)
         arch = None if gguf is None else str(gguf.metadata.get("general.architecture"))
-        if config.get("model_type") == NATIVE:
-            own = cls.of_positions(name, read_config(config).positions)
-            return dataclasses.replace(own, config=config, path=path, arch=arch)
-        alpha = _alpha(config, path)
-        return cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, arch=arch, alpha=alpha)
+        try:
+            if config.get("model_type") == NATIVE:
+                own = cls.of_positions(name, read_config(config).positions)
+                return dataclasses.replace(own, config=config, path=path, arch=arch)
+            alpha = _alpha(config, path)
+            return cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, arch=arch, alpha=alpha)
+        except NoRotation:
+            if rotates:
+                raise
+            return cls(name=name, config=config, ropes={}, path=path, arch=arch)
 
     @classmethod
     def of_positions(cls, name: str, positions: Positions) -> Checkpoint:
         """Return a model with each distinct rope of its layers by number; raise `RopeError` if there is none."""
         distinct = list(dict.fromkeys(positions.present_ropes))
         if not distinct:
-            raise RopeError(
+            raise NoRotation(
                 "inspect: this model has no rotary embedding in any layer.",
                 facts={"source": name},
                 cure="Choose a model with RoPE.",
@@ -98,4 +104,7 @@ def _alpha(config: Mapping[str, Any], path: Path) -> tuple[float, ...] | None:
 
 def ropes_of(config: Mapping[str, Any], alpha: Sequence[float] | None = None) -> dict[str | None, RopeConfig]:
     """Return the ropes of a Hugging Face config by layer type, {None: rope} for one rope; raise as `from_hf`."""
-    return {label: rope for label, rope in ropes_of_layer_types(config, alpha=alpha).items() if rope is not None}
+    ropes = {label: rope for label, rope in ropes_of_layer_types(config, alpha=alpha).items() if rope is not None}
+    if not ropes:
+        RopeConfig.from_hf(config)  # raises NoRotation
+    return ropes

@@ -42,15 +42,18 @@ def inspect(
         check_output(json_file)
     if against is not None and (target or trained_length):
         raise RopeError("inspect: --against compares stated lengths.", cure="Omit --target and --trained-length.")
-    models = [open_base(each) for each in (source, against) if each is not None]
+    models = [open_base(each, rotates=against is None) for each in (source, against) if each is not None]
     name, none = models[0].name, "Lint: no known trap in the config."
     audits = audits_of(models[0], trained_length=trained_length, target=target)
-    sentences = [each for one in audits for each in audit_sentences(one)]
-    findings = findings_of(models[0], audits[0].target) if against is None else [*compare(*models)]
-    document = inspection(name, audits, findings)
-    if against is not None:
+    if against is None:
+        sentences = [each for one in audits for each in audit_sentences(one)]
+        findings = findings_of(models[0], audits[0].target)
+        document = inspection(name, audits, findings)
+    else:
+        findings = [*compare(*models)]
         name, none = f"{name} (A) and {models[1].name} (B)", "Same: the two rotate alike in every layer."
-        sentences = [f"{s}: {audit_sentences(x)[0]}" for s, of in zip("AB", models, strict=True) for x in audits_of(of)]
+        firsts = [[audit_sentences(one)[0] for one in audits_of(of)] or ["no layer rotates."] for of in models]
+        sentences = [f"{side}: {each}" for side, of in zip("AB", firsts, strict=True) for each in of]
         document = {"generator": "ropewalk", "models": [each.name for each in models], "same": not findings}
         document |= {"differences": [vars(each) for each in findings]}
     print_findings(name, sentences, findings, none)

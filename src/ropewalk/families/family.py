@@ -60,10 +60,15 @@ class Family:
       `sizes`: defaults of those two.
     - `width_key`, `heads_key`, `divisor_key`: different keys of hidden_size, of the number of heads, and of a divisor
       of the width. `whole_width`: the rotation precedes the split into heads.
+    - `resets_cache`: its `generate` recomputes the cache where LongRoPE changes its list of factors.
     - `max_position_embeddings`: default, tokens. `original_length`: default of an `original_max_position_embeddings`
       outside the rope block, which takes precedence over the one inside.
     - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features rotates, and we describe this
       slice. `slice_of`: the slice is a fraction of the sum of these keys (`sizes` has their defaults).
+    - `softmax_mscale`: the class also multiplies its softmax scale by the square of 0.1 mscale_all_dim ln(factor) + 1.
+      `deepseek`: vLLM and SGLang run the family with their DeepSeek classes, whatever its own class is.
+    - `query_scale`: keys, with defaults, of a slope a and a length n if queries are multiplied by
+      1 + a ln(1 + floor(position / n)): in layers that do not rotate if the family has `nope`, else in all.
 
     Rotated fraction:
     - `partial`: None: the class rotates the whole head and ignores fractions. A number: the fraction that applies if
@@ -93,7 +98,8 @@ class Family:
       `thetas_on_top`: a theta in it is ignored; without layer types, the first of `top_thetas` precedes the block's.
     - `layer_types`: all layer types of a family with one block. `nope`: those that do not rotate. `nope_needs_window`:
       they do rotate if `sliding_window` is null. `rope_needs_window`: no layer rotates if it is null. `flags`: key of a
-      list with 1 for each layer that rotates and 0 for others; it takes precedence.
+      list with 1 for each layer that rotates and 0 for others; it takes precedence. Without the list every n-th layer,
+      by `no_rope_layer_interval` or 4, does not rotate.
     - `window_key`: key of the window's tokens. `sliding_window`: its default. `windowed`: if it is set, every layer has
       the window; else only layers of windowed types.
     - `thetas`, `fractions`: keys of lists with one theta for each layer (0: no rotation), and one rotated fraction.
@@ -106,8 +112,8 @@ class Family:
       column, without sections. `mrope_section`: default sections.
     - `axial`: for a vision tower, the axis of each share of the pairs, in their order (0, 1: row, column; for video
       0, 1, 2: frame, row, column), each with its own ladder. `in_turn`: pairs cycle through the axes; else each axis
-      has a block of pairs. `one_ladder`: the axes share one ladder, dealt out in turn. `halves`: each axis rotates a
-      part of the head separately; we describe one part.
+      has a block of pairs. `one_ladder`: the axes share one ladder, dealt out in turn. `axis_blocks`: the features of
+      each axis are half-split separately.
 
     Other:
     - `holds`: conditions on the config's keys; all must be true.
@@ -162,7 +168,11 @@ class Family:
     axial: tuple[int, ...] = ()
     in_turn: bool = False
     one_ladder: bool = False
-    halves: bool = False
+    axis_blocks: bool = False
+    softmax_mscale: bool = False
+    deepseek: bool = False
+    resets_cache: bool = False
+    query_scale: tuple[tuple[str, float], tuple[str, float]] | None = None
     width_key: str | None = None
     heads_key: str | None = None
     divisor_key: str | None = None
@@ -209,8 +219,8 @@ _LOOKS = re.compile(
 )
 _READ = frozenset(  # for every family, or without any meaning for the rotation of text
     {"rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "rope_interleaved", "partial_rotary_factor"}
-    | {"rotary_pct", "rotary_dim", "rotary", "rotary_value", "qk_rope_head_dim", "qk_nope_head_dim", "no_rope_layers"}
-    | {"indexer_rope_interleave", "no_rope_layer_interval", "enable_temporal_pos_encoding_for_object_pointers"}
+    | {"rotary_pct", "rotary_dim", "rotary", "rotary_value", "qk_rope_head_dim", "qk_nope_head_dim"}
+    | {"indexer_rope_interleave", "enable_temporal_pos_encoding_for_object_pointers"}
     | {f"memory_attention_rope_{name}" for name in ("theta", "feat_sizes", "dropout", "k_sizes")}
 )
 _ROTARY = ("rope", "rotary", "rotary_embedding", "absolute")
@@ -227,6 +237,7 @@ def unread_keys(fields: Mapping[str, Any], family: Family | None) -> dict[str, A
     if family is not None:
         read |= {*family.top_thetas, *family.theta_keys.values(), *family.holds, *family.keys}
         read |= {family.thetas, family.fractions, family.flags, family.theta_ratio, *(family.switch or ())[:1]}
+        read |= {"no_rope_layer_interval"} if family.flags else set()
         read |= {key for key, _ in family.head_dim_of.values()}
     off: tuple[Any, ...] = (None, False, 0, "", [], {}, *_ROTARY)
     return {

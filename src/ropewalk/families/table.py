@@ -20,7 +20,7 @@ FAMILIES = FamilyTable()
 # --- half-split pairs over the whole head
 FAMILIES.add("mistral", HALF, sliding_window=4096, windowed=True)
 FAMILIES.add("qwen3", HALF, head_dim=128)
-FAMILIES.add("smollm3", HALF, theta=2_000_000.0)
+FAMILIES.add("smollm3", HALF, theta=2_000_000.0, flags="no_rope_layers")
 FAMILIES.add(
     "llama ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
@@ -36,7 +36,8 @@ FAMILIES.add("gemma t5_gemma_module", HALF, head_dim=256)
 _ALTERNATES: dict[str, Any] = {"layer_types": ALTERNATING["layer_types"]}
 FAMILIES.add("gemma2 vaultgemma", HALF, **_ALTERNATES, head_dim=256, sliding_window=4096)
 FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
-FAMILIES.add("mixtral phimoe", HALF, theta=1_000_000.0, windowed=True)
+FAMILIES.add("mixtral", HALF, theta=1_000_000.0, windowed=True)
+FAMILIES.add("phimoe", HALF, theta=1_000_000.0, windowed=True, resets_cache=True)
 FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
 FAMILIES.add("evolla exaone", HALF, theta=500_000.0)
 FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
@@ -101,7 +102,10 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-MINISTRAL = ("llama_4_scaling_beta", "max_position_embeddings")
+MINISTRAL: dict[str, Any] = {
+    "keys": ("llama_4_scaling_beta", "max_position_embeddings"),
+    "query_scale": (("llama_4_scaling_beta", 0.0), ("original_max_position_embeddings", 0.0)),
+}
 FAMILIES.add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
 FAMILIES.add("apertus apertus1p5_text", HALF, theta=12e6, block={**_LLAMA3, "factor": 8.0, "rope_theta": 12e6})
 FAMILIES.add("cwm", HALF, theta=1_000_000.0, head_dim=128, block={**_LLAMA3, "factor": 16.0, "rope_theta": 1_000_000.0})
@@ -122,7 +126,7 @@ FAMILIES.add(
     "ministral3",
     HALF,
     head_dim=128,
-    keys=MINISTRAL,
+    **MINISTRAL,
     block={
         "rope_type": "yarn",
         "rope_theta": 1_000_000.0,
@@ -132,6 +136,7 @@ FAMILIES.add(
         "beta_slow": 1.0,
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
     },
 )
 
@@ -156,6 +161,7 @@ FAMILIES.add(
     windowed=True,
     original_length=4096,
     meanings={"yarn": ("longrope", None)},
+    resets_cache=True,
 )
 FAMILIES.add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
 _ROTARY_DIM = ("partial_rotary_factor", "rotary_dim")
@@ -166,7 +172,8 @@ FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256, gated=True)
 
 
 _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
-MLA = replace(INTERLEAVED, mla=True, head_dim=64)
+MLA = replace(INTERLEAVED, mla=True, head_dim=64, softmax_mscale=True)
+DEEPSEEK = replace(MLA, deepseek=True)
 
 # --- interleaved pairs
 FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, top_thetas=(), looked_up="embed_positions")
@@ -206,6 +213,7 @@ FAMILIES.add(
     layer_types=("chunked_attention", "full_attention"),
     nope=("full_attention",),
     flags="no_rope_layers",
+    query_scale=(("attn_scale", 0.1), ("floor_scale", 8192.0)),
     window_key="attention_chunk_size",
     sliding_window=8192,
 )
@@ -218,19 +226,20 @@ FAMILIES.add("pe_audio_encoder pe_video_encoder pe_audio_video_encoder", INTERLE
 FAMILIES.add("openai_privacy_filter", INTERLEAVED, theta=150_000.0, head_dim=64, block=GPT_OSS)
 
 # --- only a slice of qk_rope_head_dim features rotates (multi-head latent attention)
-FAMILIES.add("deepseek_v2", MLA)
-FAMILIES.add("deepseek_v32", MLA, indexer=Indexer(interleaved=False))
-FAMILIES.add("glm_moe_dsa", MLA, indexer=Indexer(interleaved=True))
-FAMILIES.add("deepseek_v3 axk1 youtu", MLA, reads_flag=True)
+FAMILIES.add("deepseek_v2", DEEPSEEK)
+FAMILIES.add("deepseek_v32", DEEPSEEK, indexer=Indexer(interleaved=False))
+FAMILIES.add("glm_moe_dsa", DEEPSEEK, indexer=Indexer(interleaved=True))
+FAMILIES.add("deepseek_v3", DEEPSEEK, reads_flag=True)
+FAMILIES.add("axk1 youtu", MLA, reads_flag=True)
 FAMILIES.add("sarvam_mla", MLA, reads_flag=True, meanings={"deepseek_yarn": ("yarn", None)})
-FAMILIES.add("glm4_moe_lite", MLA, reads_flag=True, partial=1.0)
+FAMILIES.add("glm4_moe_lite", DEEPSEEK, reads_flag=True, partial=1.0)
 FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
-FAMILIES.add("longcat_flash", MLA, theta=10_000_000.0, partial=1.0, slice_of=("head_dim",), sizes={"head_dim": 64})
+FAMILIES.add("longcat_flash", DEEPSEEK, theta=1e7, partial=1.0, slice_of=("head_dim",), sizes={"head_dim": 64})
 FAMILIES.add(
     "mistral4",
     MLA,
     reads_flag=True,
-    keys=MINISTRAL,
+    **MINISTRAL,
     max_position_embeddings=1_048_576,
     holds={
         "rope_parameters": Condition("without a scaling rule its class rotates whole heads", rope_types=_SCALED),
@@ -247,11 +256,13 @@ FAMILIES.add(
         "beta_slow": 1.0,
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
     },
 )
-FAMILIES.add(  # its layers of `no_rope_layers` 0 do not rotate
+FAMILIES.add(
     "mistral_large4_text",
     MLA,
+    flags="no_rope_layers",
     learned="alpha",
     indexer=Indexer(interleaved=True),
     max_position_embeddings=1_048_576,
@@ -269,6 +280,7 @@ FAMILIES.add("axk2", MLA, head_dim=32, indexer=Indexer(interleaved=False))
 FAMILIES.add(
     "dots3_note_text",
     MLA,
+    softmax_mscale=False,
     indexer=Indexer(interleaved=True, layer_type="indexed_attention"),
     blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
     theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
@@ -277,6 +289,7 @@ FAMILIES.add(
 FAMILIES.add(  # the last features of a head rotate, and those of the attention's output rotate back
     "deepseek_v4",
     MLA,
+    softmax_mscale=False,
     slice_of=("head_dim",),
     sizes={"head_dim": 512},
     blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
@@ -392,6 +405,7 @@ FAMILIES.add(
     fractions="partial_rotary_factors",
     fraction_keys=(),
     scaled=("full_attention",),
+    holds={"yarn_only_types": Condition("its class scales only full layers", values=(None, ["full_attention"]))},
 )
 FAMILIES.add(
     "zaya",
@@ -478,7 +492,7 @@ FAMILIES.add(
     thetas_on_top=True,
 )
 FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
-FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0, head_dim=64)
+FAMILIES.add("gemma4_vision", HALF, axial=(1, 0), axis_blocks=True, theta=100.0, head_dim=64)
 FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
 
 # --- vision towers with coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
@@ -509,7 +523,7 @@ FAMILIES.add(
 )
 FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
 FAMILIES.add("llada", HALF, switch=("rope", True, False))
-FAMILIES.add("kimi_k2", MLA)
+FAMILIES.add("kimi_k2", DEEPSEEK)
 FAMILIES.add(
     "chatglm",
     INTERLEAVED,
@@ -541,8 +555,6 @@ REFUSED: dict[str, str] = {
     "blt": "each of its four parts has a separate rope, over bytes or patches (pass the config of one part)",
     "hunyuan_vl_text": "its formula is not a rotation if axes differ",
     "vjepa2": "its formula is not a rotation",
-    "kimi_linear": "it has no rotation",
-    "inkling2_text": "it has no rotation",
     "interns1_pro_text": "its cosines and sines are learned sums of several frequencies (FoPE)",
     "path_attn": "its positions are products of matrices that depend on the text (PaTH, arXiv:2505.16381)",
     "forgetting_transformer": "a forget gate decays its scores, with or without RoPE (FoX, arXiv:2503.02130)",
@@ -555,12 +567,16 @@ REFUSED |= {"interns1_pro": REFUSED["interns1_pro_text"], "hunyuan_vl": REFUSED[
 _ENCODINGS = {
     "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "
     "camembert distilbert albert electra ernie mobilebert longformer big_bird bart mbart blenderbot whisper "
-    "clip vit git trocr",
-    "sinusoidal absolute positions": "xglm marian pegasus m2m_100 ctrl fsmt speech_to_text",
-    "a relative position bias": "t5 mt5 umt5 longt5 switch_transformers pop2piano mpnet",
+    "clip vit git trocr bert-generation bigbird_pegasus blenderbot-small data2vec-text gpt-sw3 megatron-bert mvp "
+    "plbart prophetnet reformer rembert roberta-prelayernorm roc_bert xlm-roberta-xl xmod",
+    "sinusoidal absolute positions": "xglm marian pegasus m2m_100 ctrl fsmt speech_to_text musicgen_decoder "
+    "musicgen_melody_decoder",
+    "a relative position bias": "t5 mt5 umt5 longt5 switch_transformers pop2piano mpnet cpmant inkling_text "
+    "inkling2_text",
     "relative positions": "deberta deberta-v2 xlnet transfo-xl funnel",
     "ALiBi": "bloom mpt",
     "no positions, because it is recurrent": "mamba mamba2 falcon_mamba rwkv xlstm",
+    "no positions in attention, because its other layers are recurrent": "jamba kimi_linear nemotron_h zamba",
 }
 NO_ROTATION: dict[str, str] = {name: encoding for encoding, names in _ENCODINGS.items() for name in names.split()}
 """The position encoding of families without a rotary embedding, by `model_type`."""

@@ -58,6 +58,7 @@ _QWEN = (
 _LLAMA_3 = {"rope_theta": 500_000.0, "original_max_position_embeddings": 8192}
 _LLAMA_4 = Trained(True, 262_144, "Meta AI, The Llama 4 herd (2025): pre-trained and post-trained with a 256K context")
 _DEEPSEEK = {"max_position_embeddings": 163_840}
+_PHI_4 = Trained(True, source="Phi-4: arXiv:2503.01743, section 2")
 FACTS = (
     # --- trained with the scaling in their config
     Row(
@@ -80,11 +81,19 @@ FACTS = (
         Trained(True, source="DeepSeek-Coder: arXiv:2401.14196, section 3.5"),
         {"rope_theta": 100_000.0, "factor": 4.0, "max_position_embeddings": 16_384},
     ),
-    Row("gemma3_text", "linear", Trained(True, source="Gemma 3: arXiv:2503.19786, section 2.1 (32K, then 128K)")),
     Row(
-        "phi3 phi4_multimodal phimoe",
+        "gemma3_text",
+        "linear",
+        Trained(True, source="Gemma 3: arXiv:2503.19786, section 2.1 (32K, then 128K)"),
+        {"factor": 8.0},
+    ),
+    Row("phi3", "longrope", _PHI_4, {"vocab_size": 200_064, "max_position_embeddings": 131_072}),
+    Row("phi4_multimodal", "longrope", _PHI_4, {"original_max_position_embeddings": 4096}),
+    Row(
+        "phi3 phimoe",
         "longrope",
-        Trained(True, source="Phi-3 and Phi-3.5: arXiv:2404.14219, section 2; Phi-4: arXiv:2503.01743, section 2"),
+        Trained(True, source="Phi-3 and Phi-3.5: arXiv:2404.14219, section 2"),
+        {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096},
     ),
     Row(
         "deepseek_v2",
@@ -93,16 +102,40 @@ FACTS = (
         _DEEPSEEK,
     ),
     Row(
-        "deepseek_v3 deepseek_v32",
+        "deepseek_v3",
         "yarn",
         Trained(True, 131_072, "DeepSeek-V3: arXiv:2412.19437, section 4.3 (32K, then 128K)"),
         _DEEPSEEK,
     ),
-    Row("gpt_oss", "yarn", Trained(True, source="gpt-oss: arXiv:2508.10925, section 2.2 (to 131,072 by YaRN)")),
-    Row("olmo3", "yarn", Trained(True, source="Olmo 3: arXiv:2512.13961 (8K to 64K by YaRN, full attention only)")),
-    Row("ministral3", "yarn", Trained(True, source="Ministral 3: arXiv:2601.08584 (to 256K by YaRN)")),
     Row(
-        "apertus cwm higgs_audio_v2", "llama3", Trained(True, source="the class's own default block, transformers 5.23")
+        "deepseek_v32",
+        "yarn",
+        Trained(True, 131_072, "DeepSeek-V3.2-Exp: its report (from DeepSeek-V3.1-Terminus, extended to 128K)"),
+        _DEEPSEEK,
+    ),
+    Row(
+        "gpt_oss",
+        "yarn",
+        Trained(True, source="gpt-oss: arXiv:2508.10925, section 2.2 (to 131,072 by YaRN)"),
+        {"factor": 32.0, "original_max_position_embeddings": 4096},
+    ),
+    Row(
+        "olmo3",
+        "yarn",
+        Trained(True, source="Olmo 3: arXiv:2512.13961 (8K to 64K by YaRN, full attention only)"),
+        {"factor": 8.0, "original_max_position_embeddings": 8192},
+    ),
+    Row(
+        "ministral3",
+        "yarn",
+        Trained(True, source="Ministral 3: arXiv:2601.08584 (to 256K by YaRN)"),
+        {"factor": 16.0, "original_max_position_embeddings": 16_384},
+    ),
+    *(
+        Row(
+            name, "llama3", Trained(True, source="the class's own default block, transformers 5.23"), {"factor": factor}
+        )
+        for name, factor in (("apertus", 8.0), ("cwm", 16.0), ("higgs_audio_v2", 32.0))
     ),
     Row(
         "mistral_large4_text",
@@ -114,9 +147,7 @@ FACTS = (
     Row(
         _QWEN,
         "yarn",
-        Trained(
-            False, source="the model cards: YaRN is added to config.json for long texts; Qwen2.5: arXiv:2412.15115"
-        ),
+        Trained(False, source="the Qwen models' cards: YaRN is added to config.json for long texts"),
     ),
     Row("smollm3", "yarn", Trained(False, source="SmolLM3: its model card (trained to 64K, YaRN to 128K)")),
     Row("glm4", "yarn", Trained(False, source="GLM-4-0414: its model card (32K, YaRN beyond)")),

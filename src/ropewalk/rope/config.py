@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
@@ -120,7 +121,8 @@ def _check_axis_values(
             facts={"axis_blocks": axis_blocks},
             cure="True pairs half-split inside the features of each axis, False across all rotated features.",
         )
-    if axis_blocks and (interleaved or axes is None or list(axes) != sorted(axes)):
+    in_a_row = axes is not None and len(list(itertools.groupby(axes))) == len(set(axes))
+    if axis_blocks and (interleaved or not in_a_row):
         raise RopeError(
             "RopeConfig: `axis_blocks` needs half-split pairs of several axes, with the pairs of each axis in a row.",
             facts={"interleaved": interleaved, "axes": axes},
@@ -338,7 +340,7 @@ class RopeConfig:
         """Return the pairs of each block that is half-split separately; () if all rotated features are one block."""
         if not self.axis_blocks or self.axes is None:
             return ()
-        return tuple(self.axes.count(axis) for axis in range(self.num_axes))
+        return tuple(self.axes.count(axis) for axis in dict.fromkeys(self.axes))
 
     def longest_at(self, seq_len: int) -> int | float:
         """Return the longest length, in tokens, for the frequencies of `seq_len`; infinite without `needs_seq_len`.
@@ -387,9 +389,8 @@ class RopeConfig:
 
         **Returns:** the `RopeConfig`. For multi-head latent attention (DeepSeek) it describes the slice of
         qk_rope_head_dim features. Positions of a vision tower are (row, column), as from `grid_positions`, even if its
-        class takes the column first. Gemma 4's tower rotates each half of a head separately; the result describes one
-        half. It does not contain factors that act only in attention (DeepSeek's softmax mscale, Ministral's
-        llama_4_scaling_beta), nor CLVP's rotation of values.
+        class takes the column first. It does not contain factors that act only in attention (DeepSeek's softmax mscale,
+        Ministral's llama_4_scaling_beta), nor CLVP's rotation of values.
         **Raises:** `RopeError` for anything unknown, missing or impossible, and for a layer without rotation.
         **Source:** transformers 5.23, `modeling_rope_utils` and each model's own class.
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
-from ropewalk.errors import RopeError
+from ropewalk.errors import NoRotation, RopeError
 from ropewalk.families import (
     FAMILIES,
     NO_ROTATION,
@@ -219,6 +219,7 @@ def _rope_fields(
         "theta": theta,
         "scaling": learned,
         "axes_restart": axes is not None and bool(family.axial),
+        "axis_blocks": family.axis_blocks,
         "trained": trained_as(name, "default" if rule is None else rule.rope_type, known),
     }
 
@@ -269,10 +270,13 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
         _check_holds(fields, FAMILIES[name], name)
         return FAMILIES[name], name
     if isinstance(model_type, str) and model_type in NO_ROTATION:
-        raise RopeError(
+        without_effect = {
+            key: fields[key] for key in ("rope_theta", "rope_parameters", "rope_scaling") if fields.get(key)
+        }
+        raise NoRotation(
             f"from_hf: this model has no rotary embedding; {model_type} uses {NO_ROTATION[model_type]}.",
-            facts={"model_type": model_type},
-            cure="Choose a model with rotary embeddings, such as Llama, Mistral or Qwen.",
+            facts={"model_type": model_type, **{f"{key}, unused": value for key, value in without_effect.items()}},
+            cure="Use rope=None for its layers, or choose a model with rotary embeddings, such as Llama or Qwen.",
         )
     unread = unread_keys(fields, None)
     if unread:
@@ -400,16 +404,11 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
         return size(fields, "hidden_size") or _derived_head_dim(fields, family)
     stated = size(fields, *family.head_dim_keys)
     if stated is not None:
-        return _part_of(stated, family)
+        return stated
     if family.head_dim is not None:
         refuse_null(fields, "head_dim")
-        return _part_of(family.head_dim, family)
+        return family.head_dim
     return family.head_width * _derived_head_dim({**family.sizes, **fields}, family)
-
-
-def _part_of(head_dim: int, family: Family) -> int:
-    """Return the features of the described part: one axis if each axis rotates a part of the head separately."""
-    return head_dim // len(family.axial) if family.halves else head_dim
 
 
 def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
@@ -433,7 +432,7 @@ def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
             facts=facts,
             cure="Add `head_dim` to the config.",
         )
-    return _part_of(width // heads, family)
+    return width // heads
 
 
 def _per_layer(fields: Mapping[str, Any], layer_type: str, key: str) -> int | None:
@@ -459,7 +458,7 @@ def rotary_dim_of(
 
     `scaled`: whether the block names a scaling rule.
     """
-    if family.axial and not family.halves:
+    if family.axial:
         return _axial_dim(fields, block, family, name, head_dim)
     in_block = first(block, "partial_rotary_factor")
     if scaled or family.partial is not None or family.slice_of:
@@ -544,8 +543,6 @@ def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Fami
 
 def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
     """Return the axis of each pair: M-RoPE's time 0, height 1, width 2; a vision tower's height 0, width 1."""
-    if family.halves:
-        return None
     if family.axial:
         of_each = pairs // len(family.axial)
         return family.axial * of_each if family.in_turn else tuple(a for a in family.axial for _ in range(of_each))

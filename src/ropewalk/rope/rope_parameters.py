@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ropewalk.errors import RopeError, check_kind
+from ropewalk.errors import NoRotation, RopeError, check_kind
 from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.scaling import RULES, Ladder, Scaling, rule_of_type
 from ropewalk.rope.values import MOST_TOKENS, TRAINED_KEY, as_tuple, as_whole, number, refuse_null
@@ -129,7 +129,7 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> Bl
     if family.switch is not None:
         key, on, default = family.switch
         if fields.get(key, default) != on:
-            raise RopeError(
+            raise NoRotation(
                 f"from_hf: this {name} has no rotation: its config does not enable it.",
                 facts={key: fields.get(key, default)},
                 cure=f"Use rope=None for this config. A config with rotation contains {key}: {on!r}.",
@@ -404,7 +404,7 @@ def _choose(
     fields: Mapping[str, Any], blocks: Mapping[str, dict[str, Any] | None], name: str, layer_type: str | None
 ) -> dict[str, Any]:
     if not any(block is not None for block in blocks.values()):
-        raise RopeError(
+        raise NoRotation(
             f"from_hf: no layer of this {name} rotates.",
             facts={"layer types": sorted(blocks), "sliding_window": fields.get("sliding_window")},
             cure="Use rope=None for all layers.",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
 """The engines that are configured by a config or a .gguf file."""
@@ -147,7 +148,7 @@ class Answer:
 
 _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _NOT_YARN = tuple(rule for rule in _SCALED if rule != "yarn")
-_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
+_DEEPSEEK = tuple(name for name, family in FAMILIES.items() if family.deepseek)
 _OWN_FACTOR = ("qwen3_vl", "qwen3_5", "qwen4")  # their classes pass `mrope_positions_factor`
 _LLAMAS = ("", "llama", "mistral", "llama4_text", "granite", "arcee", "apertus")  # LlamaModel there, and factors in C++
 _TWO_ROPES = ("gemma3_text", "gemma4_text", "olmo3", "modernbert", "laguna")
@@ -293,7 +294,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored: 0.1 ln(factor) + 1 applies.",
         "vllm-project/vllm#48351, #48621, #56446; 0.33.0's yarn_scaling_rope.py",
         versions="before 0.33.0", before="0.33.0", rules=("yarn",),
-        when=lambda case: case.own_attention and not case.is_type(*_DEEPSEEK)),
+        when=lambda case: case.own_attention and not case.is_type(*_DEEPSEEK, "deepseek_v4")),  # V4's class forces 1
+    Deviation("differs", ("vllm",),
+        "YaRN is applied to layers of compression ratio 0, too, which the model was trained without.",
+        "vllm-project/vllm#54815",
+        versions="before September 2026", before="0.32.0", rules=("yarn",), model_types=("deepseek_v4",)),
     Deviation("differs", ("vllm",),
         "`attention_factor` in the block is ignored: 0.1 ln(factor) + 1 applies.",
         "vllm's model_executor/models/gpt_oss.py, lines 111 to 125",
