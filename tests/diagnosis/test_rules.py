@@ -31,7 +31,7 @@ def found(count: int, asked: int = 48) -> Found:
 def standing(method: str, count: int | None, **changes: object) -> Standing:
     fields = {
         "near": found(16, 20), "half": Half(None, 2000, None), "loss": Mean(0.0, -0.01, 0.01),
-        "cost": None if method == "plain" else Mean(0.0, -0.01, 0.01), "within": 3.0, "windows": 1,
+        "cost": None if method == "plain" else Mean(0.0, -0.01, 0.01), "within": 3.0,
     }  # fmt: skip
     beyond = None if count is None else found(count)
     return Standing(method=method, beyond=beyond, **{**fields, **changes})

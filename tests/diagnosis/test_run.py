@@ -90,9 +90,10 @@ def test_a_copy_of_the_built_in_model_has_its_answer(engine: str | None, tmp_pat
     assert found[0].verdict.sentence == found[1].verdict.sentence
 
 
-def answers(run: DoctorRun, answer: Diagnosis, model: object, **changes: Any) -> Diagnosis:
+def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
     """The same measurement, as if it had been one of another model or for another engine."""
-    return dataclasses.replace(run, model=model, **changes).diagnosis(answer.looks, None)
+    settings = dataclasses.replace(run.settings, engine=engine)
+    return dataclasses.replace(run, model=model, settings=settings).diagnosis(answer.looks, None)
 
 
 def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:

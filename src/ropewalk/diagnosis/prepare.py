@@ -213,12 +213,11 @@ def prepare(
     resumed = ledger.resume() if settings.resume else ledger.begin()
     audits = audits_of(source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        **vars(chosen), settings=settings, reader=reader, digest=digest, name=source.name,
-        model=model,
+        **vars(chosen), settings=settings, reader=reader, digest=digest, name=source.name, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
         scaling=scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        dtype_choice=dtype_choice, vocabulary=vocabulary, engine=settings.engine, minutes=minutes, began=began,
-        clock=clock, record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
+        dtype_choice=dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
+        record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
     )  # fmt: skip
 
 
@@ -317,11 +316,7 @@ def _too_short(texts: Sequence[Text], settings: DoctorSettings, trained: int, te
     least, target = settings.target or teller.least(trained), settings.target or round(TIMES[0] * trained)
     return RopeError(
         "doctor: the text is too short.",
-        facts={
-            "tokens of the longest text": _longest(texts),
-            "target": settings.target or "not given",
-            "trained_length": trained,
-        },
+        facts={"tokens of the longest text": _longest(texts), "trained_length": trained},
         cure=f"Give a text of at least {least:,} tokens, about {_characters(texts, least):,} characters; "
         f"about {_characters(texts, MOST_WINDOWS * target):,} hold {MOST_WINDOWS} windows of {target:,} tokens.",
     )
@@ -342,7 +337,7 @@ def _short_text(chosen: Planned, texts: Sequence[Text]) -> str | None:
 def _characters(texts: Sequence[Text], tokens: int) -> int:
     """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
     characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
-    return 1000 * math.ceil(tokens * characters / max(1, of) / 1000)
+    return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
 
 
 def _too_long(

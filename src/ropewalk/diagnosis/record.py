@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from html import escape
+from itertools import compress
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
+BEYOND = (HEADS[1], HEADS[3])  # only if the target exceeds the trained length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,22 +214,16 @@ class Diagnosis:
         """Return the headers and the rows of the ranked table: what works first, then what finds most."""
         evidence, rows = self.evidence, []
         standings = [evidence.standings[name] for name in self.labels]
-        extends = self.target > self.trained_length
         standings.sort(
             key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN)
         )
         for one in standings:
-            row = [self.labels[one.method], _of(one.beyond, one), _of(one.near, one)]
-            if not extends:
-                del row[1]
-            elif one.loss is None:
-                row += ["not measured"]
-            else:
-                row += [plus_minus(one.loss.value, one.loss.interval)]
-            row += ["" if one.cost is None else f"{one.cost.value:+.2f}"]
+            loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval)
+            cost = "" if one.cost is None else f"{one.cost.value:+.2f}"
+            row = [self.labels[one.method], _of(one.beyond, one), _of(one.near, one), loss, cost]
             rows.append([*row, _runs_in(self.methods[one.method].engines)])
-        heads = list(HEADS) if extends else [HEADS[0], HEADS[2], HEADS[4], HEADS[5]]
-        return heads, rows
+        shown = [head not in BEYOND or self.target > self.trained_length for head in HEADS]
+        return list(compress(HEADS, shown)), [list(compress(row, shown)) for row in rows]
 
     def terms(self) -> str:
         """Return what the table's words mean, and what was read."""

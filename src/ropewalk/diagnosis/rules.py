@@ -227,7 +227,7 @@ def reasons(
                 f"{log_vocabulary:.2f}: the weights are untrained or damaged, or the model was not trained on such "
                 "text.",)  # fmt: skip
     if decision.reason == "text":
-        above = f"{evidence.frequencies:.2f} nats per token above that of a"  # rules.py: never below it here
+        above = f"{evidence.frequencies:.2f} nats per token above that of a"
         return (f"Its loss is {above} model that knows only how often each token occurs.",)
     control = evidence.control if target > trained else plain.near
     if decision.reason == "facts" and control is not None:
@@ -245,9 +245,8 @@ def reasons(
         if decision.method is not None:
             lines.append(_plainly(plain, chosen))
         if decision.equal:
-            are = "is" if len(decision.equal) == 1 else "are"
             seen = counted(evidence.windows, "window")
-            lines.append(f"{_list(decision.equal)} {are} equal within what {seen} can tell.")
+            lines.append(f"Equal within what {seen} can tell: {', '.join(decision.equal)}.")
     elif not decision.compared:
         few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
         lines.append(
@@ -280,7 +279,3 @@ def _why(one: Standing) -> str:
     if one.beyond is not None:
         return f"{one.method}: finds {one.beyond.found} of {one.beyond.asked} facts (chance {one.beyond.asked / 4:g})"
     return f"{one.method}: not asked"
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -117,7 +117,7 @@ class DoctorRun(Planned):
     - `inspection`, `scaling`, `kind`: as in the record.
     - `resumed`: results saved before. `pace`: of the model.
     - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
-    - `vocabulary`: its number of tokens. `engine`: for the method.
+    - `vocabulary`: its number of tokens.
     - `minutes`: time limit, counted from `began`. `more`: returns the command of another run.
     - `record`: the file into which the diagnosis will be written, or None.
     """
@@ -136,7 +136,6 @@ class DoctorRun(Planned):
     notes: tuple[str, ...] = ()
     dtype_choice: str | None = None
     vocabulary: int
-    engine: str | None = None
     minutes: float
     began: float
     clock: Clock = time.perf_counter
@@ -152,7 +151,7 @@ class DoctorRun(Planned):
     @property
     def runs(self) -> dict[str, bool]:
         """Return whether the engine, or Python if none is named, can run each method."""
-        return {name: runs_in(self.engine, of) for name, of in self.engines.items()}
+        return {name: runs_in(self.settings.engine, of) for name, of in self.engines.items()}
 
     def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
         """Return the jobs of these methods that are due in the first windows."""
@@ -310,29 +309,34 @@ class DoctorRun(Planned):
             **({"dtype_choice": self.dtype_choice} if self.dtype_choice else {}),
             "model_digest": self.digest, "seconds": round(self.clock() - self.began, 1),
         }  # fmt: skip
-        measured = [name for name in self.plan.methods if self.plan.same_as.get(name, name) in readings]
+        same = self.plan.same_as
+        methods = {
+            name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
+            for name in self.plan.methods if same.get(name, name) in readings
+        }  # fmt: skip
         return Diagnosis(
             name=self.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
             asked_at=self.layout.asked_at, texts=tuple(text.name for text in self.texts), seed=design.seed,
             blocks=design.blocks, windows=self.windows[:count], readings=readings,
-            methods={name: self._form(name) for name in measured}, evidence=evidence,
+            methods=methods, evidence=evidence,
             verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks),
             inspection=self.inspection, scaling=self.scaling, environment=environment, notes=self.notes,
         )  # fmt: skip
 
     def _verdict(self, evidence: Evidence, decision: Decision, look: LookBack, stopped: str | None) -> Verdict:
         following = in_words = beside = None
-        count = look.windows
-        if decision.action == "undecided" or (stopped is not None and not decision.settled):
+        engine, count = self.settings.engine, look.windows
+        final = decision.settled and decision.action != "cut"  # which waiting methods may change
+        if decision.action == "undecided" or (stopped is not None and not final):
             following, in_words = self._next(count, stopped)
         names = [self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])]
         scope = names[0] if len(names) == 1 else counted(len(names), "text")
-        main = self._answer(evidence, decision, self.engine, self.engine or "Python", self.record)
-        if self.engine is None and decision.method is not None and not self.engines[decision.method]:
+        main = self._answer(evidence, decision, engine, engine or "Python", self.record)
+        if engine is None and decision.method is not None and not self.engines[decision.method]:
             other = self._decide(evidence, {name: bool(of) for name, of in self.engines.items()})
             how = "To measure until this is decided, name one: --engine." if other.action == "undecided" else None
             beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
-        elif self.engine is not None:
+        elif engine is not None:
             other = self._decide(evidence, {})
             if other.method is not None and not self.runs[other.method] and decision.method not in other.equal:
                 beside = self._answer(evidence, other, "python", "Python")
@@ -378,11 +382,6 @@ class DoctorRun(Planned):
             engine, self.model, method, target=design.target, record=record, length=length,
             trained_length=design.trained_length if given else None,
         )  # fmt: skip
-
-    def _form(self, method: str) -> MethodForm:
-        """Return how a method is set."""
-        same_as = self.plan.same_as.get(method)
-        return MethodForm(config=self.plan.configs[method], same_as=same_as, engines=self.engines[method])
 
     def _shortened(self, config: dict[str, Any], length: int) -> dict[str, Any]:
         """Return a config's keys with a smaller `max_position_embeddings`, wherever that stands."""
