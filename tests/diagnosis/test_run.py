@@ -33,6 +33,7 @@ from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
+from ropewalk.progress import SilentProgress
 from ropewalk.serving.engines import ENGINES
 from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.figures.pages import Page
@@ -108,6 +109,8 @@ def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
     assert "--engine" in anywhere.beside.next_sentence
     assert (vllm.action, vllm.engine) == ("undecided", "vllm")
     assert (vllm.beside.method, vllm.beside.command) == ("dca", answer.verdict.command)
+    measured = dataclasses.replace(run, scaling={"sentence": "With its scaling."})  # which `extend` does not measure
+    assert "trained_length=256)" in measured.diagnosis(answer.looks, None).verdict.command
     shown = str(answers(run, answer, "tiny", engine="vllm"))
     assert f"\nIn Python: {vllm.beside.sentence}\nNext:\n{vllm.beside.command}" in shown
 
@@ -122,12 +125,13 @@ def test_the_printed_python_runs(
 ) -> None:
     """As it stands in the terminal, on the page and in the record, with the user's own path; the model is attached."""
     monkeypatch.chdir(tmp_path)
-    model: Any = {"built-in": "tiny", "decoder": rw.load("tiny", dtype=torch.float32)}.get(kind, HOSTILE)
+    model: Any = {"built-in": "tiny", "decoder": rw.load("tiny", dtype=torch.float32)}.get(kind, f"models/{HOSTILE}")
     scope: dict[str, Any] = {}
+    (tmp_path / "models").mkdir()
     if kind == "folder":
-        shutil.copytree(find("tiny"), tmp_path / HOSTILE)
+        shutil.copytree(find("tiny"), model)
     elif kind == "file":
-        model = gguf_of("tiny", tmp_path / f"{HOSTILE}.gguf").name
+        model = str(gguf_of("tiny", Path(f"{model}.gguf")))
     elif kind in ("live", "decoder"):
         decoder = rw.load("tiny", dtype=torch.float32)
         scope["model"] = model = as_transformers(decoder)[0] if kind == "live" else decoder
@@ -271,19 +275,12 @@ def test_the_next_method_follows_if_one_fails(tmp_path: Path, monkeypatch: pytes
     assert anywhere.plan.distinct == (PLAIN, "yarn", "llama3", "ntk", "dca", CROP)
 
 
-class Lines:
+class Lines(SilentProgress):
     """A display that keeps the lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def begin(self, description: str, tokens: int) -> None:
-        pass
-
-    expect = advance = lambda self, tokens: None
+        self.line, self.expect = self.lines.append, self.advance
 
 
 def test_the_minutes(tmp_path: Path) -> None:
