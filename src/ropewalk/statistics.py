@@ -83,3 +83,12 @@ def plus_minus(value: float, interval: Interval) -> str:
     ('-0.500 ±0.125', '+0.250')
     """
     return _signed(value) if interval is None else f"{_signed(value)} ±{(interval[1] - interval[0]) / 2:.3f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    >>> counted(1, "window"), counted(2000, "window")
+    ('1 window', '2,000 windows')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"

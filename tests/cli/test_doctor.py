@@ -28,7 +28,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     printed = capsys.readouterr()
     found = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     said = " ".join(printed.out.split())
-    in_order = ["finds beyond", "ntk = dynamic", "one window of 512 tokens of text.txt, seed 0",
+    in_order = ["finds beyond", "ntk = dynamic", "1 window of 512 tokens of text.txt, seed 0",
                 f"model: {found['verdict']['headline']}", "Report: "]  # fmt: skip
     assert [said.index(one) for one in in_order] == sorted(said.index(one) for one in in_order)
     assert (found["trained_length"], found["target"], found["verdict"]["action"]) == (256, 512, "unfit")
@@ -106,7 +106,7 @@ def test_ctrl_c_keeps_what_is_done(
     monkeypatch.setattr(LinesProgress, "begin", stopping)
     assert doctor(*arguments) == 130
     printed = capsys.readouterr()
-    assert re.search(r"Stopped: \d results are saved, \d are missing", printed.err)
+    assert re.search(r"Stopped: \d results saved, \d missing\.", printed.err)
     assert "rerun the command with --resume" in printed.err
     assert "tiny: " in printed.out
     monkeypatch.setattr(LinesProgress, "begin", begin)

@@ -6,13 +6,16 @@ import dataclasses
 import io
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
+from ropewalk.checkpoints.texts import novel
 from ropewalk.cli.doctor import print_diagnosis
+from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.record import Diagnosis, Verdict
+from ropewalk.diagnosis.run import DoctorRun
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.serving.engines import ENGINES
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis, with_verdict
@@ -20,7 +23,9 @@ from tests.diagnosis.models import small_diagnosis, with_verdict
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 512}
 EXTEND = Verdict(
     action="extend", method="yarn", config=CONFIG, length=512, headline="Extend with yarn.",
-    reasons=("It finds 8 of 8.",), beside="In Python, dca finds 9 of 8: rw.attach(model, 'dca')",
+    reasons=("It finds 8 of 8.",), command="ropewalk extend apply m --method yarn",
+    beside=Verdict(action="extend", method="dca", engine="python", headline="Extend with dca.",
+                   command="import ropewalk as rw\nrw.attach(model, 'dca')"),
 )  # fmt: skip
 
 
@@ -30,10 +35,10 @@ def found() -> Diagnosis:
     return with_verdict(small_diagnosis(), EXTEND)
 
 
-def printed(found: Diagnosis, *, width: int = 80, **options: Any) -> str:
+def printed(found: Diagnosis) -> str:
     """What the command prints of it, without colours."""
     text = io.StringIO()
-    print_diagnosis(Console(file=text, width=width), found, **{"model": "folder/model.gguf", **options})
+    print_diagnosis(Console(file=text, width=80), found)
     return text.getvalue()
 
 
@@ -41,38 +46,33 @@ def test_the_order(found: Diagnosis) -> None:
     """The table, its words, the answer, the next command."""
     words = " ".join(printed(found).split())
     in_order = [
-        "method finds beyond near", "Measured: one window of 512 tokens of whale, seed 0.", "chance finds one in four",
-        "tiny: Extend with yarn. It finds 8 of 8.", "In Python, dca finds 9 of 8: rw.attach(model, 'dca')",
-        "Next: ropewalk extend apply folder/model.gguf --method yarn --target 512 --out model-512",
-        'or, in config.json: {"rope_parameters"',
+        "method finds beyond near", "Measured: 1 window of 512 tokens of whale, seed 0.", "chance finds one in four",
+        "tiny: Extend with yarn. It finds 8 of 8.", "Next: ropewalk extend apply m --method yarn",
+        'or, in config.json: {"rope_parameters"', "In Python: Extend with dca. Next: import ropewalk as rw rw.attach(",
     ]  # fmt: skip
     assert list(map(words.index, in_order)) == sorted(map(words.index, in_order))
     assert "ntk = dynamic" in words
 
 
-def test_the_next_command(found: Diagnosis) -> None:
-    """From the record where one was written; the length where it had to be given."""
-    record = Path("out/result.json")
-    assert f"--from {record.absolute()} --out model-512" in printed(found, record=record, trained_length=256)
-    assert "--method yarn --target 512 --trained-length 256 --out" in printed(found, trained_length=256)
-    in_attention = dataclasses.replace(EXTEND, method="dca", config=None, engine="python")
-    text = printed(with_verdict(found, in_attention), model="owner/name")
-    assert "rw.attach(model, 'dca', target=512)" in text
-    assert "config.json" not in text
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> DoctorRun:
+    """A run that has measured nothing, with a trained length that is stated."""
+    settings = DoctorSettings(text=[("whale", novel(40_000, 9_000))], target=512, methods="yarn", trained_length=256,
+                              state=tmp_path_factory.mktemp("state"))  # fmt: skip
+    return prepare("tiny", settings, False)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, None])
 @pytest.mark.parametrize("from_record", [True, False])
-def test_the_next_command_runs(
-    found: Diagnosis, engine: str, from_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ready to paste, for every engine, from the record and without."""
+def test_the_command_runs(
+    run: DoctorRun, found: Diagnosis, engine: str | None, from_record: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Ready to paste, for every engine, from the record and without, with the trained length that was stated."""
     monkeypatch.chdir(tmp_path)
-    chosen = with_verdict(found, dataclasses.replace(EXTEND, engine=engine))
-    chosen.to_json(tmp_path / "record.json")
-    record = tmp_path / "record.json" if from_record else None
-    command = chosen.next_command(model="tiny", record=record)
-    assert command is not None
+    found.to_json(tmp_path / "record.json")
+    command = run._command("yarn", 512, engine, tmp_path / "record.json" if from_record else None)
+    assert ("--trained-length 256" in command, "--from" in command) == (not from_record, from_record)
     assert run_command(*shlex.split(command)[1:]) == 0
 
 
@@ -82,11 +82,12 @@ def test_the_next_command_runs(
         (Verdict(action="keep", headline="Keep the model as it is."), None),
         (Verdict(action="cut", headline="Cut."), None),
         (Verdict(action="unfit", headline="Nothing can be said."), None),
-        (Verdict(action="undecided", headline="Not decided."), None),
+        (Verdict(action="undecided", headline="Not decided.", next_sentence="Other texts."), None),
         (
             Verdict(action="undecided", headline="Not decided.", next="ropewalk doctor m --windows 8"),
             "ropewalk doctor m --windows 8",
         ),
+        (Verdict(action="extend", headline="Extend.", command="a", next="b", next_sentence="More:\nb"), "a"),
     ],
 )
 def test_every_action(found: Diagnosis, verdict: Verdict, following: str | None) -> None:
@@ -94,7 +95,8 @@ def test_every_action(found: Diagnosis, verdict: Verdict, following: str | None)
     text = printed(with_verdict(found, verdict))
     assert f"tiny: {verdict.sentence}" in text
     assert ("Next:" in text) == (following is not None)
-    assert following is None or f"  {following}" in text
+    assert following is None or f"\nNext:\n{following}\n" in text
+    assert (verdict.next_sentence or "") in text
 
 
 def test_notes_are_said(found: Diagnosis) -> None:
@@ -115,6 +117,6 @@ def test_a_diagnosis_shows_itself(found: Diagnosis) -> None:
     assert repr(evil) == "Diagnosis(<b>model: Extend with yarn.)"
     assert "<b>model: Extend with yarn. It finds 8 of 8." in shown
     assert "&lt;b&gt;model: Extend with yarn." in page
-    assert shown.endswith("Next: ropewalk extend apply '<b>model' --method yarn --target 512 --out '<b>model-512'")
+    assert shown.endswith("\n\nIn Python: Extend with dca.\nNext:\nimport ropewalk as rw\nrw.attach(model, 'dca')")
     assert "ntk = dynamic" in shown
     assert "ntk = dynamic" in page

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
         (["--method", "alibi"], "unknown method"),
         (["--target", "200", "--method", "yarn"], "needs a target beyond the trained length"),
         (["--target", "260"], "too few tokens for facts"),
-        (["--target", "10000"], "too short for one window"),
+        (["--target", "10000"], "the text is too short"),
         (["--dtype", "int8"], "unknown dtype"),
         (["--device", "abacus"], "device cannot be used"),
         (["--minutes", "0.0001"], "longer than --minutes allows"),
@@ -65,10 +65,10 @@ def test_a_folder_of_texts_and_a_short_one(
     for name in ("a.txt", "b.txt"):
         (folder / name).write_text(text.read_text())
     assert doctor(checkpoint, "--text", folder, "--methods", "pi") == 0
-    assert "one window of 1,024 tokens of a.txt, seed 0" in " ".join(capsys.readouterr().out.split())
+    assert "1 window of 1,024 tokens of a.txt, seed 0" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "short.txt").write_text(text.read_text()[:900])
     assert doctor(checkpoint, "--text", tmp_path / "short.txt", "--methods", "pi") == 0
-    assert "one window of 768 tokens of short.txt" in " ".join(capsys.readouterr().out.split())
+    assert "1 window of 768 tokens of short.txt" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_long_text_is_read_up_to_a_limit_that_is_stated(

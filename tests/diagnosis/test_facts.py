@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -47,10 +48,15 @@ def told(trained: int, target: int, *, seed: int = 0, kind: str = "words") -> tu
 @given(trained=st.integers(300, 6000), times=st.floats(1.3, 6.0), size=st.integers(3, 40), extra=st.integers(1, 40))
 def test_far_facts_lie_beyond_and_near_ones_within(trained: int, times: float, size: int, extra: int) -> None:
     target = int(trained * times)
+    least = Layout.least(trained, target, size=size, question=size + extra)
     try:
         layout = Layout.choose(trained, target, size=size, question=size + extra)
+        assert target >= least
     except RopeError:
-        assert 0.3 * min(target - trained, trained) < 10 * (size + extra)  # only where there is no room for a group
+        room = math.ceil(GROUP * size / 0.3) + size + extra <= trained  # for a near group
+        assert target < least or not room
+        if room:
+            assert Layout.choose(trained, least, size=size, question=size + extra).far == GROUP
         return
     places = layout.ranges()
     assert layout.far % GROUP == layout.near % GROUP == 0

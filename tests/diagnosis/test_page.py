@@ -41,13 +41,21 @@ def changed(found: Diagnosis, what: str) -> Diagnosis:
     verdicts: dict[str, Any] = {
         "unfit": Verdict(action="unfit", headline="Unfit.", reasons=("Because.",)),
         "undecided": Verdict(action="undecided", headline="Not decided.", next="ropewalk doctor x --windows 8"),
-        "config": Verdict(action="extend", headline="Extend.", method="yarn", length=512, config={"a": 1}),
+        "config": Verdict(
+            action="extend", headline="Extend.", method="ntk", length=512, config={"a": 1}, command="a\nb"
+        ),
+        "beside": Verdict(
+            action="extend",
+            headline="Extend.",
+            method="dca",
+            beside=Verdict(action="cut", headline="Cut.", next_sentence="Name one."),
+        ),
     }
     return with_verdict(found, verdicts[what]) if what in verdicts else found
 
 
 @pytest.mark.parametrize(
-    "what", ["as it is", "broken", "only plain", "within", "markup", "unfit", "undecided", "config"]
+    "what", ["as it is", "broken", "only plain", "within", "markup", "unfit", "undecided", "config", "beside"]
 )
 def test_a_page(found: Diagnosis, what: str) -> None:
     """Valid, complete, and without a request or a script."""
@@ -60,8 +68,10 @@ def test_a_page(found: Diagnosis, what: str) -> None:
     assert one.verdict.headline in page.words
     for row in one.rows()[1]:
         assert all(not cell or cell in page.words for cell in row)
-    command = one.next_command()
-    assert command is None or command.splitlines()[0] in page.words
+    chosen = one.labels.get(one.verdict.method or "")  # "ntk = dynamic" for ntk
+    assert page.values("class").count("best") == (chosen is not None)
+    for command in (one.verdict.command, one.verdict.next):
+        assert command is None or command in page.of("code")
     assert page.words.count("chance") >= 1
     if what == "markup":
         assert "<script>alert(1)</script>" in page.words  # as text

@@ -31,7 +31,7 @@ def found(count: int, asked: int = 48) -> Found:
 def standing(method: str, count: int | None, **changes: object) -> Standing:
     fields = {
         "near": found(16, 20), "half": Half(None, 2000, None), "loss": Mean(0.0, -0.01, 0.01),
-        "cost": None if method == "plain" else Mean(0.0, -0.01, 0.01), "within": 3.0, "windows": 1,
+        "cost": None if method == "plain" else Mean(0.0, -0.01, 0.01), "within": 3.0,
     }  # fmt: skip
     beyond = None if count is None else found(count)
     return Standing(method=method, beyond=beyond, **{**fields, **changes})
@@ -82,14 +82,39 @@ def test_a_method_of_a_config_comes_first_among_equals() -> None:
     assert (better.method, better.equal) == ("dca", ())
 
 
-def test_only_what_the_engine_runs_is_recommended() -> None:
-    decision = answer(standing("plain", 11), standing("yarn", 24), standing("dca", 47), runs={"dca": False})
-    assert (decision.method, decision.better) == ("yarn", "dca")
-    both = (standing("plain", 11), standing("dca", 47))
-    alone = answer(*both, runs={"dca": False})
-    assert (alone.action, alone.better) == ("undecided", "dca")
-    said = reasons(alone, evidence(*both), trained=TRAINED, target=TARGET, names=["t"], log_vocabulary=10.0)
-    assert said[0] == "plain: finds 11 of 48 facts (chance 12); dca works, but the engine cannot run it."
+BROKEN = standing("plain", None, broken=True)
+LOSES = Mean(0.3, 0.2, 0.4)
+FAILS = standing("yarn", 47, loss=LOSES)
+SHORT = standing("plain", 30, half=Half(900, 0, 1100))  # finds facts, but not beyond its trained length
+
+
+@pytest.mark.parametrize(
+    ("standings", "anywhere", "engine", "why"),
+    [
+        ((standing("plain", 11), standing("yarn", 24), standing("dca", 47)), "extend dca", "extend yarn", None),
+        ((BROKEN, FAILS, standing("dca", 47)), "extend dca", "cut None",
+         "plain: the loss rises by more than a nat; yarn: the loss beyond is 0.30 nats above crop's (at most 0.10)."),
+        ((BROKEN, standing("dca", 47)), "extend dca", "undecided None",
+         "plain: the loss rises by more than a nat. No method that runs in vllm was measured."),
+        ((BROKEN,), "cut None", "cut None",
+         "plain: the loss rises by more than a nat. No method that runs in vllm was measured."),
+        ((standing("plain", 40), standing("dca", 42)), "keep None", "keep None", None),
+        ((SHORT, standing("yarn", 30)), "undecided None", "undecided None",
+         "plain: finds 30 of 48 facts (chance 12); yarn: finds 30 of 48 facts (chance 12)."),
+        ((SHORT, standing("yarn", 31), standing("dca", 30)), "extend yarn", "extend yarn", None),
+        ((dataclasses.replace(SHORT, loss=LOSES), standing("yarn", 29)), "extend yarn", "extend yarn", None),
+    ],
+)  # fmt: skip
+def test_each_place_has_its_answer(
+    standings: tuple[Standing, ...], anywhere: str, engine: str, why: str | None
+) -> None:
+    """A method that runs in Python only is no reason for "cut"; no method is named that is not better than plain."""
+    for runs, expected in (({}, anywhere), ({"dca": False}, engine)):
+        decision = answer(*standings, runs=runs)
+        assert f"{decision.action} {decision.method}" == expected
+        assert "dca" not in decision.equal
+    said = reasons(decision, evidence(*standings), trained=TRAINED, target=TARGET, log_vocabulary=10.0, place="vllm")
+    assert why is None or " ".join(said) == why
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
+import os
+import re
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +17,27 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import ropewalk as rw
+from ropewalk.attachment import attachment_of
+from ropewalk.checkpoints.opening import as_transformers
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import default_texts, novel, read_text
+from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis import prepare as prepare_module
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import at_once
 from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.diagnosis.run import RunInterrupted, doctor_command
+from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
+from ropewalk.progress import SilentProgress
+from ropewalk.serving.engines import ENGINES
 from tests.diagnosis.models import ROPE, tiny_decoder
+from tests.figures.pages import Page
+from tests.layers.material import gguf_of
 
 TEXT = [("whale", novel(40_000, 60_000))]
 SHORT = [("whale", novel(40_000, 4_500))]
@@ -32,10 +45,15 @@ ANSWERED = {"text": TEXT, "target": 512, "methods": "dca", "engine": "python"}
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
-    """What the doctor says about `tiny` on a stretch of Moby-Dick, of which it has seen nothing."""
-    state = tmp_path_factory.mktemp("state")
-    return rw.doctor("tiny", **ANSWERED, state=state, progress=False)
+def run(tmp_path_factory: pytest.TempPathFactory) -> DoctorRun:
+    """A run of the doctor on `tiny` and a stretch of Moby-Dick, of which it has seen nothing."""
+    return prepare("tiny", DoctorSettings(**ANSWERED, state=tmp_path_factory.mktemp("state")), False)
+
+
+@pytest.fixture(scope="module")
+def answer(run: DoctorRun) -> Diagnosis:
+    """What the doctor says."""
+    return run.measure(False)
 
 
 def test_the_answer(answer: Diagnosis) -> None:
@@ -48,15 +66,113 @@ def test_the_answer(answer: Diagnosis) -> None:
     assert [look.windows for look in answer.looks] == [1, 2, 4, 8][: len(answer.looks)]
     assert answer.environment["library"].startswith("transformers")
     assert "whale" in answer.verdict.sentence
-    assert answer.next_command().splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
+    assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
 
 
-@pytest.mark.parametrize("model", ["tiny", "some-folder", object()])
-def test_the_texts_without_text(model: object) -> None:
+@pytest.mark.parametrize("built_in", [True, False])
+def test_the_texts_without_text(built_in: bool) -> None:
     """Passages of five texts; for `tiny`, which has read some of them, the novel that it has not."""
     reader = SimpleNamespace(tokenizer=SimpleNamespace(encode=len), trained_length=256)
-    texts = [(text.name, text.contents) for text in prepare_module._texts(model, DoctorSettings(), reader)]
-    assert texts == ([read_text(None)] if model == "tiny" else list(default_texts()))
+    texts = [(text.name, text.contents) for text in prepare_module._texts(built_in, DoctorSettings(), reader)]
+    assert texts == ([read_text(None)] if built_in else list(default_texts()))
+
+
+@pytest.mark.parametrize("engine", [None, "vllm"])
+def test_a_copy_of_the_built_in_model_has_its_answer(engine: str | None, tmp_path: Path) -> None:
+    """The texts, methods and numbers follow from the weights, not from the name."""
+    shutil.copytree(find("tiny"), tmp_path / "copy")
+    found = [
+        rw.doctor(str(model), target=512, engine=engine, windows=2, state=tmp_path / str(number), progress=False)
+        for number, model in enumerate(("tiny", tmp_path / "copy"))
+    ]
+    assert found[0].texts == ("moby_dick",)
+    assert found[0].evidence == found[1].evidence
+    assert found[0].rows() == found[1].rows()
+    assert found[0].verdict.sentence == found[1].verdict.sentence
+
+
+def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
+    """The same measurement, as if it had been one of another model or for another engine."""
+    settings = dataclasses.replace(run.settings, engine=engine)
+    return dataclasses.replace(run, model=model, settings=settings).diagnosis(answer.looks, None)
+
+
+def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
+    """Without an engine the best that runs anywhere, and beside it that for engines; with one the best of it, and
+    what Python could do. dca runs in Python only."""
+    anywhere, vllm = (answers(run, answer, "tiny", engine=engine).verdict for engine in (None, "vllm"))
+    assert answer.verdict.beside is None  # for Python, which runs every method
+    assert (anywhere.action, anywhere.method, anywhere.engine) == ("extend", "dca", "python")
+    assert anywhere.headline.endswith(" tokens, in Python.")
+    assert (anywhere.beside.action, anywhere.beside.engine) == ("undecided", None)
+    assert "No method that runs in an engine was measured." in anywhere.beside.reasons
+    assert "--engine" in anywhere.beside.next_sentence
+    assert (vllm.action, vllm.engine) == ("undecided", "vllm")
+    assert (vllm.beside.method, vllm.beside.command) == ("dca", answer.verdict.command)
+    measured = dataclasses.replace(run, scaling={"sentence": "With its scaling."})  # which `extend` does not measure
+    assert "trained_length=256)" in measured.diagnosis(answer.looks, None).verdict.command
+    shown = str(answers(run, answer, "tiny", engine="vllm"))
+    assert f"\nIn Python: {vllm.beside.sentence}\nNext:\n{vllm.beside.command}" in shown
+
+
+HOSTILE = "a 'b' \"c\" $(touch gone) `touch gone`\n;touch gone\t&"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "built-in", "live", "decoder"])
+@pytest.mark.filterwarnings("ignore:.*model_type.*")
+def test_the_printed_python_runs(
+    kind: str, run: DoctorRun, answer: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands in the terminal, on the page and in the record, with the user's own path; the model is attached."""
+    monkeypatch.chdir(tmp_path)
+    model: Any = {"built-in": "tiny", "decoder": rw.load("tiny", dtype=torch.float32)}.get(kind, f"models/{HOSTILE}")
+    scope: dict[str, Any] = {}
+    (tmp_path / "models").mkdir()
+    if kind == "folder":
+        shutil.copytree(find("tiny"), model)
+    elif kind == "file":
+        model = str(gguf_of("tiny", Path(f"{model}.gguf")))
+    elif kind in ("live", "decoder"):
+        decoder = rw.load("tiny", dtype=torch.float32)
+        scope["model"] = model = as_transformers(decoder)[0] if kind == "live" else decoder
+    found = answers(run, answer, model)
+    lines, console = found.verdict.command, Console(file=io.StringIO(), width=80)
+    assert lines is not None
+    print_diagnosis(console, found)
+    assert console.file.getvalue().endswith(f"\nNext:\n{lines}\n")
+    assert lines in Page(found.to_html()).of("code")
+    assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))).verdict.command == lines
+    exec(compile(lines, "lines", "exec"), scope)
+    handle = attachment_of(scope["model"])
+    assert (handle.method.name, handle.target) == ("dca", 512)
+
+
+@pytest.mark.parametrize("engine", [None, *ENGINES])
+def test_the_printed_commands_are_quoted(
+    engine: str | None, run: DoctorRun, answer: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell passes each name on as it is: of the model, the record, a text, and the file that is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / HOSTILE).mkdir()
+    program = tmp_path / "bin" / "ropewalk"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    program.chmod(0o755)
+    command = dataclasses.replace(run, model=HOSTILE)._command("yarn", 512, engine, Path(HOSTILE, "a.json"))
+    again = doctor_command(HOSTILE, DoctorSettings(text=HOSTILE), kept=["--json", HOSTILE], resume=True)
+    verdict = dataclasses.replace(answer.verdict, command=command, next=again, next_sentence="Or:")
+    console = Console(file=io.StringIO(), width=80)
+    print_diagnosis(console, dataclasses.replace(answer, verdict=verdict))
+    lines = console.file.getvalue().partition("\nOr:\n")[2].replace("\nNext:\n", "\n")
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-c", lines], env={"PATH": path}, capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")
+    assert words[: words.index("--resume") + 3] == [
+        "doctor", HOSTILE, "--text", HOSTILE, "--resume", "--json", HOSTILE
+    ]  # fmt: skip
+    assert str(tmp_path / HOSTILE) in words
+    assert str(tmp_path / HOSTILE / "a.json") in words
+    assert [path.name for path in tmp_path.iterdir() if path.name not in (HOSTILE, "bin")] == []
 
 
 def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
@@ -124,9 +240,9 @@ def test_random_weights_are_unfit(tmp_path: Path) -> None:
     model.tokenizer = TextTokenizer.bytes()
     found = rw.doctor(model, target=1024, text=SHORT, methods="yarn", state=tmp_path, progress=False)
     assert found.verdict.action == "unfit"
-    assert "untrained or damaged" in found.verdict.headline
+    assert "untrained or damaged" in found.verdict.sentence
     assert found.looks[-1].windows == 1
-    assert found.next_command() is None
+    assert found.verdict.next is found.verdict.command is None
 
 
 def test_within_the_trained_length(tmp_path: Path) -> None:
@@ -142,12 +258,29 @@ def test_the_built_in_model_is_measured_under_its_own_two_methods(tmp_path: Path
 
 
 def test_the_next_method_follows_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without named methods, those that the engine runs are tried one after the other: llama3 follows yarn."""
+    """Without named methods, those that the engine runs are tried one after the other: llama3 follows yarn. Without an
+    engine dca ends the queue. The last line is the answer."""
     monkeypatch.setattr("ropewalk.diagnosis.run.fails", lambda standing: standing.method == "yarn")
-    settings = DoctorSettings(text=TEXT, target=512, engine="vllm", windows=1, state=tmp_path)
-    run = prepare(str(find("tiny")), settings, False)
+    rw.save(rw.load("tiny", dtype=torch.float32), tmp_path / "other")  # no copy of the built-in file
+    settings = DoctorSettings(text=TEXT, target=512, engine="vllm", windows=1, state=tmp_path / "state")
+    run = prepare(str(tmp_path / "other"), settings, False)
     assert run.plan.distinct == (PLAIN, "yarn", "llama3", "ntk", CROP)
-    assert list(run.measure(False).readings) == [PLAIN, "yarn", "llama3", CROP]
+    shown = Lines()
+    found = run.measure(shown)
+    assert list(found.readings) == [PLAIN, "yarn", "llama3", CROP]
+    assert shown.lines[-2].startswith("After 1 window: ")
+    assert shown.lines[-2].endswith(" Next: llama3.")
+    assert shown.lines[-1] == f"After 1 window: {found.verdict.headline}"
+    anywhere = prepare(str(tmp_path / "other"), dataclasses.replace(settings, engine=None), False)
+    assert anywhere.plan.distinct == (PLAIN, "yarn", "llama3", "ntk", "dca", CROP)
+
+
+class Lines(SilentProgress):
+    """A display that keeps the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.line, self.expect = self.lines.append, self.advance
 
 
 def test_the_minutes(tmp_path: Path) -> None:
@@ -175,9 +308,17 @@ def test_what_is_left_after_the_last_look(methods: str, sentence: str, tmp_path:
 
 
 def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
-    with pytest.raises(RopeError, match="too short for one window") as refused:
-        rw.doctor("tiny", target=4096, text=SHORT, state=tmp_path, progress=False)
-    assert "characters" in refused.value.cure
+    """In tokens and characters; a text of so many tokens is enough."""
+    for words, target in ((SHORT[0][1], 4096), ("It was the best of times.", None), (novel(40_000, 900), None)):
+        with pytest.raises(RopeError, match="the text is too short") as refused:
+            rw.doctor("tiny", target=target, text=[("a", words)], state=tmp_path, progress=False)
+        least, characters = re.search(r"at least ([\d,]+) tokens, about ([\d,]+) char", refused.value.cure).groups()
+        assert target is None or least == "4,096"
+        assert characters.endswith(",000")
+    encoding = rw.load("tiny").tokenizer
+    words = encoding.decode(encoding.encode(novel(40_000, 9_000))[: int(least) + 2])
+    run = prepare("tiny", DoctorSettings(text=[("a", words)], state=tmp_path), False)
+    assert 256 < int(least) <= run.layout.target < int(least) + 9
     run = prepare("tiny", DoctorSettings(text=SHORT, target=1024, methods="dca", state=tmp_path), False)
     assert any("characters" in note for note in run.notes)
 
@@ -210,13 +351,24 @@ def test_more_windows_keep_the_results_of_few(tmp_path: Path) -> None:
 
 
 def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
-    """The limit was checked by an estimate before; what the first answer needs is not cut off by it."""
+    """The limit was checked by an estimate before; what the first answer needs is not cut off by it. The last line is
+    the answer: no more windows follow."""
     settings = DoctorSettings(text=TEXT, target=512, methods="dca", engine="python", minutes=5.0, state=tmp_path)
     run = prepare("tiny", settings, False)
     late = dataclasses.replace(run, clock=lambda: run.began + 301.0)
-    found = late.measure(False)
+    shown = Lines()
+    found = late.measure(shown)
     assert found.evidence.windows == 1
-    assert found.verdict.stopped == "minutes" or found.verdict.settled
+    assert found.verdict.stopped == "minutes"
+    assert shown.lines[-1] == f"After 1 window: {found.verdict.headline}"
+    clock = iter([0.0] * 3 + [1e6] * 1000)  # the time is over while the second window is read
+    shown.lines.clear()
+    found = dataclasses.replace(run, clock=lambda: run.began + next(clock)).measure(shown)
+    assert found.verdict.stopped == "minutes"
+    assert shown.lines[-2:] == [
+        f"After 1 window: {found.verdict.headline} More windows follow.",
+        f"Out of time after 1 window: {found.verdict.headline}",
+    ]
 
 
 def test_the_last_job_has_every_core() -> None:

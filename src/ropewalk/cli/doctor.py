@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,21 +43,24 @@ def doctor(
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
     from ropewalk.progress import shown
+    from ropewalk.statistics import counted
 
     if json_file is not None:
         check_output(json_file)
+    record = json_file
     if report is not None:
         from ropewalk.diagnosis.page import RECORD, check_folder, write_report
 
         check_folder(report)
+        record = record or report / RECORD
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
         with shown("doctor", None, lines=current().is_first) as display:
-            diagnosis = prepare(model, settings, display, kept=kept).measure(display)
+            diagnosis = prepare(model, settings, display, kept=kept, record=record).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(
-            f"\nStopped: {stop.kept} results are saved, {stop.due} are missing. "
+            f"\nStopped: {counted(stop.kept, 'result')} saved, {stop.due} missing. "
             "To resume, rerun the command with --resume.\n"
         )
         if stop.diagnosis is None:
@@ -69,23 +72,17 @@ def doctor(
     diagnosis = dataclasses.replace(diagnosis, environment={**diagnosis.environment, "command": command})
     if json_file is not None:
         diagnosis.to_json(json_file)
-    page = written = None
-    if report is not None:
-        page, written = write_report(report, diagnosis), report / RECORD
+    page = None if report is None else write_report(report, diagnosis)
     console = Console()
-    print_diagnosis(
-        console, diagnosis, model=model, trained_length=settings.trained_length, record=json_file or written
-    )
+    print_diagnosis(console, diagnosis)
     if page is not None:
-        console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+        console.file.write(f"Report: {shlex.quote(str(page))}\n")
     if status:
         raise typer.Exit(status)
 
 
-def print_diagnosis(
-    console: Console, diagnosis: Diagnosis, *, model: str, trained_length: int | None = None, record: Path | None = None
-) -> None:
-    """Print the table, the answer, and the next command; arguments as for `Diagnosis.next_command`."""
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """Print the table, the answer, the config's findings, and what to run next."""
     from rich.text import Text
 
     print_table(console, diagnosis)
@@ -93,20 +90,11 @@ def print_diagnosis(
     line = Text(f"{diagnosis.name}: ", style="bold")
     line.append(verdict.headline, style=_COLORS[verdict.action])
     console.print(line.append(f" {' '.join(verdict.reasons)}", style="not bold"))
-    said = [None if diagnosis.scaling is None else str(diagnosis.scaling["sentence"]), *diagnosis.notes, verdict.beside]
-    for one in filter(None, [*said, verdict.next_sentence]):
-        console.print(Text(one), soft_wrap=True)
     for finding in diagnosis.inspection["lint"]:
         if finding["severity"] != "note":
             console.print(Text(f"{finding['severity']} {finding['code']}: {finding['message']} {finding['cure']}"))
-    command = diagnosis.next_command(model=model, trained_length=trained_length, record=record)
-    if command is not None:
-        console.print("Next:", style="bold")
-        for step in command.splitlines():
-            console.print(f"  {step}", markup=False, highlight=False, soft_wrap=True)
-    if verdict.config is not None:
-        config = f"or, in config.json: {json.dumps(verdict.config)}"
-        console.print(config, markup=False, highlight=False, soft_wrap=True)
+    for one in diagnosis.following:  # as it is, because rich would change tabs in a path
+        console.file.write(f"{one}\n")
 
 
 def print_table(console: Console, diagnosis: Diagnosis) -> None:
@@ -116,7 +104,7 @@ def print_table(console: Console, diagnosis: Diagnosis) -> None:
     from ropewalk.cli.tables import stacked
 
     heads, rows = diagnosis.rows()
-    best = next((row[0] for row in rows if row[0].split(" ")[0] == diagnosis.verdict.method), None)
+    best = diagnosis.labels.get(diagnosis.verdict.method or "")
     cells = {row[0]: row[1:] for row in rows}
     for one in stacked(console, None, [(head, "bold") for head in heads[1:]], cells, best):
         console.print(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,9 @@ def report(
     out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
 ) -> None:
     """Write the doctor's report from its record; runs no model."""
-    from rich.console import Console
-
     from ropewalk.diagnosis.page import check_folder, write_report
     from ropewalk.diagnosis.record import Diagnosis
 
     check_folder(out)
     page = write_report(out, Diagnosis.read(record))
-    Console().print(f"Report: {page}", highlight=False, soft_wrap=True, markup=False)
+    typer.echo(f"Report: {shlex.quote(str(page))}")

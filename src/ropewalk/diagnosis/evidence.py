@@ -148,7 +148,7 @@ class Standing:
     - `beyond`, `near`: facts found of those farther back than the trained length, and of those within it; None: not
       asked. `half`: how far back it finds them.
     - `loss`: its loss beyond less crop's, on the tokens that crop scored. `cost`: its loss within less plain's.
-    - `within`: its loss within, in nats per token; None under crop. `windows`: its number of windows.
+    - `within`: its loss within, in nats per token; None under crop.
     - `broken`: whether a reading was given up, because the loss rose by more than a nat.
     """
 
@@ -159,7 +159,6 @@ class Standing:
     loss: Mean | None
     cost: Mean | None
     within: float | None
-    windows: int
     broken: bool = False
 
 
@@ -231,7 +230,6 @@ def gather(
             loss=None if crops else apart(name, "crop", ~inside),
             cost=None if crops or name == "plain" else apart(name, "plain", inside),
             within=None if crops else mean_within(name),
-            windows=len(of),
             broken=any(one.stopped is not None for one in of),
         )
     control = [

@@ -131,12 +131,21 @@ class Layout:
         near = min(max(0.3 * in_all, LEAST_NEAR), MOST_NEAR, DENSEST * room_near / size)
         counts = [GROUP * int(count // GROUP) for count in (far, near)]
         if counts[1] < GROUP or (target > trained and counts[0] < GROUP):
+            least = cls.least(trained, target, size=size, question=question)
             raise RopeError(
                 "doctor: the target leaves too few tokens for facts beyond the trained length, or within it.",
                 facts={"target": target, "trained_length": trained, "tokens of four facts": GROUP * size},
-                cure="Pass a longer --target.",
+                cure=f"Pass a --target of at least {least}." if target < least else "Pass the right --trained-length.",
             )
         return cls(trained, target, asked_at, counts[0], counts[1], size)
+
+    @staticmethod
+    def least(trained: int, target: int, *, size: int, question: int) -> int:
+        """Return the shortest target with room for a group of facts beyond the trained length, or within it.
+
+        - `target`: whether it exceeds the trained length decides between the two.
+        """
+        return math.ceil(GROUP * size / DENSEST) + question + (trained + FIRST if target > trained else question)
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the range of tokens in which each fact begins: far ones first, then near ones, evenly spaced."""
@@ -200,6 +209,10 @@ class Teller:
             )
         self.question = longest + len(self._values[self._alike[0]])
         self.size = self.question + len(self._stop)
+
+    def least(self, trained: int) -> int:
+        """Return the shortest target beyond the trained length that has room for facts."""
+        return Layout.least(trained, trained + 1, size=self.size, question=self.question)
 
     def layout(self, trained: int, target: int) -> Layout:
         """Return the layout of windows of `target` tokens; raise `RopeError` if they are too short."""

@@ -21,7 +21,7 @@ from ropewalk.errors import RopeError
 from ropewalk.figures.inline import inline_svg, night_colors
 from ropewalk.figures.style import NARROW, WIDE, length_ticks, look_of, mark_trained_length, new_figure, render, style
 from ropewalk.imports import need
-from ropewalk.statistics import binomial_interval
+from ropewalk.statistics import binomial_interval, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,17 +185,15 @@ def page_of(diagnosis: Any) -> str:
         loader=jinja2.DictLoader(sources), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
     heads, rows = diagnosis.rows()
-    config = diagnosis.verdict.config
     page: str = environment.get_template("page.html").render(
         diagnosis=diagnosis,
         figures=figures,
         heads=heads,
         rows=rows,
         terms=diagnosis.terms(),
-        command=diagnosis.next_command(),
+        best=diagnosis.labels.get(diagnosis.verdict.method),
         measured=how_measured(diagnosis),
-        looks=[[f"{one.windows} windows", one.headline, f"{one.seconds:g}"] for one in diagnosis.looks],
-        config="" if config is None else json.dumps(config, indent=2),
+        looks=[[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in diagnosis.looks],
         audit=_audit(diagnosis),
         environment=[[name, str(value)] for name, value in diagnosis.environment.items()],
         night=night_colors(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import math
 import time
 from collections.abc import Sequence
@@ -18,9 +19,10 @@ from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
+from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import Window, choice
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, NUMBERS, Filled, Kind, Layout, Teller
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Layout, Teller
 from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
@@ -47,10 +49,11 @@ from ropewalk.progress import Progress, shown
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.serving.engines import ENGINES, why_not
 from ropewalk.serving.served import Served
+from ropewalk.statistics import counted
 
 KIND = "windows"  # of the ledger
 JOB_FORMAT = 7  # of a result and of how it is measured: a change of either takes the next number
-BUILT_IN = "tiny"
+BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
 DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
 QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
@@ -88,8 +91,8 @@ def doctor(
     - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
     - `methods`: names, or "all", which includes methods in attention; None: yarn, then llama3, ntk and dca until
       one works, as far as the engine runs them. plain and crop are always measured.
-    - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
-      methods it can run are recommended. None: any engine that uses a config.
+    - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". The best
+      method that it runs is recommended. None: the best of all, and the best for engines if that runs in Python only.
     - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
       no limit elsewhere. `math.inf`: no limit.
     - `windows`: most windows of text to read; None: up to 8, until the answer stands. `seed`: of windows and facts.
@@ -129,11 +132,13 @@ def prepare(
     *,
     clock: Clock = time.perf_counter,
     kept: Sequence[str] = (),
+    record: Path | None = None,
 ) -> DoctorRun:
     """Load the model and check all settings, before any work; arguments as for `doctor`.
 
     If it is unknown whether the model was trained with the scaling in its config, this is measured here, because all
     lengths depend on it. `kept`: words of the command line, such as --json FILE, to repeat in the next command.
+    `record`: the file into which the diagnosis will be written.
     """
     began = clock()
     source, reader, dtype_choice = _open(model, settings)
@@ -144,7 +149,7 @@ def prepare(
             facts={"model": source.name},
             cure="Put its tokenizer.json next to the weights, or pass tokenizer=... with a live model.",
         )
-    texts = _texts(model, settings, reader)
+    texts = _texts(_is_built_in(source), settings, reader)
     scaling: dict[str, Any] | None = None
     if unsettled(reader.positions) is not None:
         kept_at = None if settings.state is None else state_folder(settings.state, "") / "reading"
@@ -158,9 +163,7 @@ def prepare(
     if settings.text is None and _longest(texts) < (settings.target or TIMES[0] * trained):
         texts = Text.encode([read_text(None)], tokenizer)
     vocabulary = max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1)
-    engine = settings.engine or ("python" if model == BUILT_IN else None)
-    kind = _kind(reader, tokenizer, texts, trained, settings.seed)
-    teller = Teller(kind, tokenizer.encode, tokenizer.decode)
+    teller = _teller(reader, tokenizer, texts, trained, settings)
     minutes = settings.minutes
     if minutes is None:
         minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
@@ -168,13 +171,13 @@ def prepare(
 
     def plan_for(target: int) -> Planned:
         whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
-        return _planned(model, source, reader, settings, whole, trained, target, engine, teller, vocabulary)
+        return _planned(model, source, reader, settings, whole, trained, target, teller, vocabulary)
 
     if settings.target is not None:
         chosen = plan_for(settings.target)
     else:
-        most = max(trained, _longest(texts))
-        targets = [round(times * trained) for times in TIMES if times * trained <= most] or [most]
+        least, most = teller.least(trained), max(trained, _longest(texts))
+        targets = [round(times * trained) for times in TIMES if least <= times * trained <= most] or [most]
         chosen = plan_for(targets[0])
     workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
     pace = try_out(reader, torch.from_numpy(chosen.filled[0].ids), workers=workers, clock=clock)
@@ -204,18 +207,17 @@ def prepare(
     design = chosen.plan.design
     digest = reader.digest()
     ids = [one.ids.tobytes() for one in chosen.filled]
-    key = fingerprint(JOB_FORMAT, torch.__version__, digest, repr(design), repr(kind.name), ids)
+    key = fingerprint(JOB_FORMAT, torch.__version__, digest, repr(design), repr(teller.kind.name), ids)
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
     audits = audits_of(source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        **vars(chosen), settings=settings, reader=reader, digest=digest, name=source.name,
-        model=str(model) if isinstance(model, str | Path) else None,
+        **vars(chosen), settings=settings, reader=reader, digest=digest, name=source.name, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
-        scaling=scaling, kind=kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        dtype_choice=dtype_choice, vocabulary=vocabulary, engine=engine, minutes=minutes, began=began, clock=clock,
-        more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
+        scaling=scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
+        dtype_choice=dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
+        record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
     )  # fmt: skip
 
 
@@ -226,28 +228,24 @@ def _first_jobs(planned: Planned) -> tuple[Job, ...]:
 
 def _planned(
     model: object, source: Checkpoint, reader: Reader, settings: DoctorSettings, texts: tuple[Text, ...],
-    trained: int, target: int, engine: str | None, teller: Teller, vocabulary: int,
+    trained: int, target: int, teller: Teller, vocabulary: int,
 ) -> Planned:  # fmt: skip
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
-    if _longest(texts) < target:
-        raise RopeError(
-            "doctor: the texts are too short for one window.",
-            facts={"tokens of the longest text": _longest(texts), "target": target, "trained_length": trained},
-            cure=f"Give a text of about {_characters(texts, target):,} characters, or a --target of at most "
-            f"{_longest(texts)}.",
-        )
+    if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
+        raise _too_short(texts, settings, trained, teller)
     room = sum(most_windows(len(text.tokens), target) for text in texts)
     most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, room))  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
     names, queued = list(settings.method_names), False
     if not names and design.extends:
-        names, queued = list(DECIDING if model == BUILT_IN else QUEUE), model != BUILT_IN
+        queued = not _is_built_in(source)
+        names = list(QUEUE if queued else DECIDING)
         usual = default_methods(reader.positions, Reach(trained, target))
         names = [name for name in names if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
     engines = _engines(model, source, plan)
-    runs = {name: runs_in(engine, of) for name, of in engines.items()}
+    runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
     if queued:  # what the engine cannot run is measured only if it is named
         names = [name for name in names if runs.get(name, False) or METHODS[name].keeps_own]
         plan = make_plan(reader, design, names or [PLAIN])
@@ -310,22 +308,36 @@ def _longest(texts: Sequence[Text]) -> int:
     return max(len(text.tokens) for text in texts)
 
 
-def _short_text(chosen: Planned, texts: tuple[Text, ...]) -> str | None:
+def _too_short(texts: Sequence[Text], settings: DoctorSettings, trained: int, teller: Teller) -> RopeError:
+    """Return the error of texts without a window of the target, or of the shortest target with facts if none is given.
+
+    It names the length that suffices, and that for all windows.
+    """
+    least, target = settings.target or teller.least(trained), settings.target or round(TIMES[0] * trained)
+    return RopeError(
+        "doctor: the text is too short.",
+        facts={"tokens of the longest text": _longest(texts), "trained_length": trained},
+        cure=f"Give a text of at least {least:,} tokens, about {_characters(texts, least):,} characters; "
+        f"about {_characters(texts, MOST_WINDOWS * target):,} hold {MOST_WINDOWS} windows of {target:,} tokens.",
+    )
+
+
+def _short_text(chosen: Planned, texts: Sequence[Text]) -> str | None:
     """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
     far, windows = chosen.layout.far, chosen.plan.design.windows
     if not far or far * windows >= 6 * GROUP:
         return None
     needed = -(-6 * GROUP // far)
     return (
-        f"The text holds {windows} window{'s' if windows > 1 else ''} with {far * windows} far facts, too few for most "
-        f"answers; {needed} windows need about {_characters(texts, needed * chosen.layout.target):,} characters."
+        f"The text holds {counted(windows, 'window')} with {far * windows} far facts, too few for most answers; "
+        f"{counted(needed, 'window')} need about {_characters(texts, needed * chosen.layout.target):,} characters."
     )
 
 
-def _characters(texts: tuple[Text, ...], tokens: int) -> int:
+def _characters(texts: Sequence[Text], tokens: int) -> int:
     """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
     characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
-    return 1000 * math.ceil(tokens * characters / max(1, of) / 1000)
+    return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
 
 
 def _too_long(
@@ -342,31 +354,38 @@ def _too_long(
     )
 
 
-def _kind(reader: Reader, tokenizer: TextTokenizer, texts: tuple[Text, ...], trained: int, seed: int) -> Kind:
-    """Return the kind of facts: numbers if the model finds most of them in a short window, else what it finds best."""
-    length, best = min(TRIED, trained, _longest(texts)), (-1.0, NUMBERS)
+def _teller(
+    reader: Reader, tokenizer: TextTokenizer, texts: Sequence[Text], trained: int, settings: DoctorSettings
+) -> Teller:
+    """Return the teller of numbers if the model finds most of them in a short window, else of what it finds best."""
+    text, most = max((text.tokens for text in texts), key=len), min(TRIED, trained)
+    best, errors = None, list[RopeError]()
     for kind in KINDS.values():
-        share = _share_found(reader, tokenizer, kind, max((text.tokens for text in texts), key=len), length, seed)
-        best = max(best, (share, kind), key=lambda one: one[0])
+        try:
+            teller = Teller(kind, tokenizer.encode, tokenizer.decode)
+        except RopeError as error:
+            errors.append(error)
+            continue
+        share = _share_found(reader, teller, text[:most], settings.seed)
+        best = (share, teller) if best is None or share > best[0] else best
         if share >= CLEAR:
             break
+    if best is None:
+        raise errors[0]
     if best[0] < 0:
+        if len(text) < most:
+            raise _too_short(texts, settings, trained, best[1])
         raise RopeError(
-            "doctor: the trained length, or the text, is too short for four facts.",
-            facts={"trained_length": trained, "tokens of the longest text": _longest(texts)},
-            cure="Give a longer --text, or the right --trained-length.",
+            "doctor: the trained length is too short for four facts.",
+            facts={"trained_length": trained, "tokens of four facts": GROUP * best[1].size},
+            cure="Pass the right --trained-length.",
         )
     return best[1]
 
 
-def _share_found(
-    reader: Reader, tokenizer: TextTokenizer, kind: Kind, text: Sequence[int], length: int, seed: int
-) -> float:
-    """Return the share of up to 16 facts of a kind that are found in a short window; -1 if it has no room for them."""
-    try:
-        teller = Teller(kind, tokenizer.encode, tokenizer.decode)
-    except RopeError:
-        return -1.0
+def _share_found(reader: Reader, teller: Teller, text: Sequence[int], seed: int) -> float:
+    """Return the share of up to 16 facts that are found in a short text; -1 if it has no room for them."""
+    length = len(text)
     count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
     if count < GROUP:
         return -1.0
@@ -393,7 +412,13 @@ def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[s
     return {name: tuple(engine for engine in ENGINES if not refused(engine, name)) for name in work.methods}
 
 
-def _texts(model: object, settings: DoctorSettings, reader: Reader) -> tuple[Text, ...]:
+def _is_built_in(source: Checkpoint) -> bool:
+    """Return whether the weights are those of the built-in model, which was trained on some of the packaged texts."""
+    weights = None if source.path is None else source.path / WEIGHTS
+    return weights is not None and weights.is_file() and filecmp.cmp(weights, find(BUILT_IN) / WEIGHTS, shallow=False)
+
+
+def _texts(built_in: bool, settings: DoctorSettings, reader: Reader) -> tuple[Text, ...]:
     """Return the texts of the settings; else packaged passages, and for the built-in model a novel it has not seen.
 
     At most 16 bytes of a text are read for each token of the windows, or 8 MB if that is more.
@@ -401,7 +426,7 @@ def _texts(model: object, settings: DoctorSettings, reader: Reader) -> tuple[Tex
     assert reader.tokenizer is not None
     tokens = (settings.target or 4 * (settings.trained_length or reader.trained_length or 0)) * MOST_WINDOWS
     most = min(2**30, max(LEAST_BYTES, 16 * tokens))
-    if settings.text is None and model != BUILT_IN:
+    if settings.text is None and not built_in:
         return Text.encode(default_texts(), reader.tokenizer)
     text, named = settings.text, list[tuple[str, str]]()
     given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from html import escape
+from itertools import compress
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -18,13 +19,13 @@ from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.rules import Action, works
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.recorded import RECORD_FORMAT, checked
-from ropewalk.serving.serve import setting_command
-from ropewalk.statistics import plus_minus
+from ropewalk.statistics import counted, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
+BEYOND = (HEADS[1], HEADS[3])  # only if the target exceeds the trained length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,14 @@ class Verdict:
       `method`), "cut" (pass it only the last tokens, up to its trained length) or "undecided".
     - `headline`: the answer in one sentence. `reasons`: the sentences that support it.
     - `method`: the method to extend with. `length`: tokens up to which "keep" or "extend" holds, an estimate.
-    - `equal`: methods that are not shown to find less. `engine`: the engine for the method; None: any.
+    - `equal`: methods that are not shown to find less. `engine`: where this holds: "python" or the name of an engine;
+      None: any engine.
     - `config`: the keys of config.json that make a checkpoint use the method; None if no config can express it.
-    - `call`: the Python call that applies it instead. `beside`: a sentence on a better method that only Python runs.
+    - `command`: the shell command, or the lines of Python, that apply the method; None if it is not "extend".
+    - `beside`: the answer for engines, if no engine was named and `method` runs in Python only; the answer for Python,
+      if the named engine cannot run what finds more; else None.
     - `settled`: whether further windows are unlikely to change the answer. `stopped`: why the run ended, or None.
-    - `next`: the command that would decide, or None; `next_sentence`: the same in words.
+    - `next`: the command that may decide, or None; `next_sentence`: the same in words.
     """
 
     action: Action
@@ -50,8 +54,8 @@ class Verdict:
     equal: tuple[str, ...] = ()
     engine: str | None = None
     config: dict[str, Any] | None = None
-    call: str | None = None
-    beside: str | None = None
+    command: str | None = None
+    beside: Verdict | None = None
     settled: bool = True
     stopped: str | None = None
     next: str | None = None
@@ -62,17 +66,25 @@ class Verdict:
         """Return the headline and the reasons as one text."""
         return " ".join((self.headline, *self.reasons))
 
+    @property
+    def steps(self) -> list[str]:
+        """Return the lines that follow the sentence: what to run, as it is to be pasted, and the change of a config."""
+        lines = [self.next_sentence or "", (self.command and self.next) or ""]
+        command = self.command or self.next
+        lines += [] if command is None else ["Next:", command]
+        lines += [] if self.config is None else [f"or, in config.json: {json.dumps(self.config)}"]
+        return [line for line in lines if line]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodForm:
-    """How a method is set: the keys of config.json, or the Python call if no config expresses it.
+    """How a method is set: the keys of config.json; None if no config expresses it.
 
     - `same_as`: the method with equal frequencies at this length that was measured instead, or None.
     - `engines`: those that can run it; none: only Python.
     """
 
     config: dict[str, Any] | None = None
-    call: str | None = None
     same_as: str | None = None
     engines: tuple[str, ...] = ()
 
@@ -126,27 +138,20 @@ class Diagnosis:
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def next_command(
-        self, *, model: str | None = None, trained_length: int | None = None, record: str | Path | None = None
-    ) -> str | None:
-        """Return the command that applies the answer, or else the one that would decide; None if there is none.
-
-        - `model`: its path or name on the command line; None: `name`. `trained_length`: if it had to be given.
-          `record`: the file of this diagnosis, if it was written.
-        """
-        if self.verdict.action != "extend":
-            return self.verdict.next
+    @property
+    def following(self) -> list[str]:
+        """Return the lines that follow the answer: notes, what to run next, and the answer beside."""
         verdict = self.verdict
-        assert verdict.method is not None, "it extends"
-        return setting_command(
-            "python" if verdict.config is None else verdict.engine, self.name if model is None else model,
-            verdict.method, target=self.target, trained_length=trained_length, record=record, length=verdict.length,
-        )  # fmt: skip
+        lines = [*([] if self.scaling is None else [str(self.scaling["sentence"])]), *self.notes, *verdict.steps]
+        if (beside := verdict.beside) is not None:
+            place = "Python" if beside.engine == "python" else "engines"
+            lines += [f"\nIn {place}: {beside.sentence}", *beside.steps]
+        return lines
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return all results as one JSON document; if `path` is given, write it, completely or not at all.
 
-        Numbers are finite or null. The file contains no names of folders.
+        Numbers are finite or null. Its commands contain the model's complete path.
         """
         content = dataclasses.asdict(self)
         content["evidence"]["rivals"] = [
@@ -209,29 +214,24 @@ class Diagnosis:
         """Return the headers and the rows of the ranked table: what works first, then what finds most."""
         evidence, rows = self.evidence, []
         standings = [evidence.standings[name] for name in self.labels]
-        extends = self.target > self.trained_length
         standings.sort(
             key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN)
         )
         for one in standings:
-            row = [self.labels[one.method], _of(one.beyond, one), _of(one.near, one)]
-            if not extends:
-                del row[1]
-            elif one.loss is None:
-                row += ["not measured"]
-            else:
-                row += [plus_minus(one.loss.value, one.loss.interval)]
-            row += ["" if one.cost is None else f"{one.cost.value:+.2f}"]
+            loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval)
+            cost = "" if one.cost is None else f"{one.cost.value:+.2f}"
+            row = [self.labels[one.method], _of(one.beyond, one), _of(one.near, one), loss, cost]
             rows.append([*row, _runs_in(self.methods[one.method].engines)])
-        heads = list(HEADS) if extends else [HEADS[0], HEADS[2], HEADS[4], HEADS[5]]
-        return heads, rows
+        shown = [head not in BEYOND or self.target > self.trained_length for head in HEADS]
+        return list(compress(HEADS, shown)), [list(compress(row, shown)) for row in rows]
 
     def terms(self) -> str:
         """Return what the table's words mean, and what was read."""
         trained, count = self.trained_length, self.evidence.windows
-        several = f"{count} windows" if count > 1 else "one window"
         names = dict.fromkeys(self.texts[window.text] for window in self.windows)
-        said = f"Measured: {several} of {self.target:,} tokens of {', '.join(names)}, seed {self.seed}. "
+        said = (
+            f"Measured: {counted(count, 'window')} of {self.target:,} tokens of {', '.join(names)}, seed {self.seed}. "
+        )
         if self.target > trained:
             said += (
                 f"beyond: facts told more than {trained:,} tokens before the question; chance finds one in four. "
@@ -250,11 +250,7 @@ class Diagnosis:
         return "\n".join("  ".join(line).rstrip() for line in lines)
 
     def __str__(self) -> str:
-        lines = [self.table(), "", f"{self.name}: {self.verdict.sentence}"]
-        lines += [] if self.verdict.beside is None else [self.verdict.beside]
-        lines += [] if self.scaling is None else [str(self.scaling["sentence"])]
-        following = self.next_command()
-        return "\n".join([*lines, *self.notes, *([f"Next: {following}"] if following else [])])
+        return "\n".join([self.table(), "", f"{self.name}: {self.verdict.sentence}", *self.following])
 
     def __repr__(self) -> str:
         return f"Diagnosis({self.name}: {self.verdict.headline})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +11,7 @@ from ropewalk.diagnosis.evidence import LEVEL, Evidence, Half, Standing
 from ropewalk.diagnosis.facts import CHANCE, Found
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.methods import METHODS
-from ropewalk.serving.serve import setting_command
+from ropewalk.statistics import counted
 
 Action = Literal["unfit", "keep", "extend", "cut", "undecided"]
 Reason = Literal["weights", "text", "facts"]
@@ -27,19 +26,18 @@ class Decision:
     """The answer to a run's evidence.
 
     - `method`: what to extend with. `length`: tokens up to which "keep" or "extend" holds.
-    - `equal`: methods that the engine can run and that are not shown to find less than the best.
-    - `better`: the best working method that the engine cannot run, if it finds more.
+    - `equal`: methods that can run and that are not shown to find less than the best.
     - `settled`: whether no further window can plausibly change the answer by much.
-    - `reason`: why the model or text is unfit.
+    - `reason`: why the model or text is unfit. `compared`: plain and the measured methods that can run.
     """
 
     action: Action
     method: str | None = None
     length: int | None = None
     equal: tuple[str, ...] = ()
-    better: str | None = None
     settled: bool = True
     reason: Reason | None = None
+    compared: tuple[str, ...] = ()
 
 
 def works(standing: Standing) -> bool:
@@ -84,18 +82,19 @@ def decide(
     runs: Mapping[str, bool] | None = None,
     log_vocabulary: float | None = None,
 ) -> Decision:
-    """Return the answer.
+    """Return the answer for one place where the model may run: an engine, any engine, or Python.
 
     1. `unfit`: the loss within is no better than that of token frequencies, or the control finds nothing.
-    2. `keep`: plain works, and no method that the engine runs is shown to find more.
-    3. `extend`: of the working methods that the engine runs, those not shown to find less than the best are equal; a
-       method of a config comes before one in attention, then the one that finds most.
-    4. `cut`: no method works, and each is shown to fail.
+    2. `keep`: plain works, and no method that can run is shown to find more.
+    3. `extend`: of the working methods that can run and find more than plain, or do not have its loss, those not shown
+       to find less than the best are equal; a method of a config comes before one in attention, then the one that
+       finds most.
+    4. `cut`: each method that can run is shown to fail. It is not enough that others were measured.
     5. `undecided`: anything else.
 
-    - `runs`: whether the engine can run each method; a method that is not named, it can.
+    - `runs`: whether each method can run there; a method that is not named, it can.
     """
-    plain = evidence.standings["plain"]
+    plain = evidence.standings[PLAIN]
     if log_vocabulary is not None and plain.within is not None and plain.within > UNTRAINED * log_vocabulary:
         return Decision("unfit", reason="weights")
     if evidence.frequencies >= 0:
@@ -110,23 +109,27 @@ def decide(
     if target <= trained:
         return Decision("keep", length=target) if shown else Decision("undecided", settled=False)
     can = {name: runs is None or runs.get(name, True) for name in evidence.standings}
-    working = [name for name, one in evidence.standings.items() if name != "plain" and works(one)]
+    measured = [name for name in evidence.standings if _extends(name)]
+    compared = (PLAIN, *(name for name in measured if can[name]))
+    working = [name for name, one in evidence.standings.items() if name != PLAIN and can[name] and works(one)]
     working = [name for name in working if length_of(evidence.standings[name], trained, target) > trained]
-    chosen, equal, settled = _best([name for name in working if can[name]], evidence, can)
-    better = _better([name for name in working if not can[name]], chosen, evidence)
-    if works(plain) and (length := length_of(plain, trained, target)) > trained:
-        more = None if chosen is None else evidence.rivals.get((chosen, "plain"))
+    length = length_of(plain, trained, target)
+    kept = works(plain) and length > trained
+    if not kept and not plain.broken and plain.loss is not None and plain.loss.value <= LOSS_LIMIT:
+        working = [name for name in working if _share(evidence, name) > _share(evidence, PLAIN)]
+    chosen, equal, settled = _best(working, evidence, can)
+    if kept:
+        more = None if chosen is None else evidence.rivals.get((chosen, PLAIN))
         if more is None or more.low is None or more.low <= 0:
             open_ = more is not None and more.high is not None and more.high > CLOSE
-            return Decision("keep", length=length, better=better, settled=not open_)
+            return Decision("keep", length=length, settled=not open_, compared=compared)
     if chosen is not None:
         length = length_of(evidence.standings[chosen], trained, target)
         against_plain = fails(plain) or (plain.beyond is not None and not works(plain))
-        return Decision("extend", chosen, length, equal, better, settled and against_plain)
-    candidates = [one for name, one in evidence.standings.items() if name == "plain" or (can[name] and _extends(name))]
-    if all(fails(one) for one in candidates):
-        return Decision("cut", better=better)
-    return Decision("undecided", better=better, settled=False)
+        return Decision("extend", chosen, length, equal, settled and against_plain, compared=compared)
+    if (len(compared) > 1 or not measured) and all(fails(evidence.standings[name]) for name in compared):
+        return Decision("cut", compared=compared)
+    return Decision("undecided", settled=False, compared=compared)
 
 
 def _best(
@@ -142,14 +145,6 @@ def _best(
     rivals = [one for name, one in evidence.standings.items() if can[name] and _extends(name) and name != chosen]
     settled = all(fails(one) or _excluded(evidence, one.method, chosen) for one in rivals)
     return chosen, tuple(equal[1:]), settled
-
-
-def _better(others: Sequence[str], chosen: str | None, evidence: Evidence) -> str | None:
-    """Return the best of the methods that the engine cannot run, if it finds more than the chosen one."""
-    best = max(others, key=lambda name: _share(evidence, name), default=None)
-    if best is None or (chosen is not None and _share(evidence, best) <= _share(evidence, chosen)):
-        return None
-    return best
 
 
 def _extends(name: str) -> bool:
@@ -173,7 +168,7 @@ def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
     return more is not None and more.high is not None and more.high < CLOSE
 
 
-# The words: the headline, the sentences that support it, and how a method is applied in Python
+# The words: the headline, and the sentences that support it
 
 
 def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -> str:
@@ -201,37 +196,38 @@ def _round(tokens: int) -> int:
     return round(tokens / step) * step
 
 
-def headline(decision: Decision, trained: int, windows: int) -> str:
-    """Return the answer in one sentence.
+def headline(decision: Decision, trained: int, place: str = "") -> str:
+    """Return the answer in one sentence; `place` ends that of "extend".
 
-    >>> headline(Decision("extend", "yarn", 12288), 8192, 1)
+    >>> headline(Decision("extend", "yarn", 12288), 8192)
     'Extend with yarn to 12,288 tokens.'
     """
     if decision.action == "extend":
-        return f"Extend with {decision.method} to {decision.length:,} tokens."
+        return f"Extend with {decision.method} to {decision.length:,} tokens{place}."
     if decision.action == "keep":
         return f"Keep the model unchanged: it reaches {decision.length:,} tokens."
     if decision.action == "cut":
         return f"Cut: pass the model only its last {trained:,} tokens."
     if decision.action == "undecided":
-        return f"Not decided after {windows_in_words(windows)}."
+        return "Not decided."
     return {
-        "weights": "Unfit: the weights look untrained or damaged.",
+        "weights": "Unfit: the model predicts this text hardly better than at random.",
         "text": "Unfit: the model does not predict this text.",
         "facts": "Unfit: the model finds no facts even within its trained length.",
     }[decision.reason or "text"]
 
 
 def reasons(
-    decision: Decision, evidence: Evidence, *, trained: int, target: int, names: Sequence[str], log_vocabulary: float
+    decision: Decision, evidence: Evidence, *, trained: int, target: int, log_vocabulary: float, place: str
 ) -> tuple[str, ...]:
-    """Return the sentences that support an answer."""
+    """Return the sentences that support an answer. `place`: where the model may run, such as an engine's name."""
     plain = evidence.standings[PLAIN]
     if decision.reason == "weights":
-        return (f"Its loss within {trained:,} tokens is {plain.within:.2f} nats per token; ln(vocabulary) is "
-                f"{log_vocabulary:.2f}.",)  # fmt: skip
+        return (f"Its loss within {trained:,} tokens is {plain.within:.2f} nats per token, that of random guesses "
+                f"{log_vocabulary:.2f}: the weights are untrained or damaged, or the model was not trained on such "
+                "text.",)  # fmt: skip
     if decision.reason == "text":
-        above = f"{evidence.frequencies:.2f} nats per token above that of a"  # rules.py: never below it here
+        above = f"{evidence.frequencies:.2f} nats per token above that of a"
         return (f"Its loss is {above} model that knows only how often each token occurs.",)
     control = evidence.control if target > trained else plain.near
     if decision.reason == "facts" and control is not None:
@@ -249,16 +245,17 @@ def reasons(
         if decision.method is not None:
             lines.append(_plainly(plain, chosen))
         if decision.equal:
-            are = "is" if len(decision.equal) == 1 else "are"
-            lines.append(
-                f"{_list(decision.equal)} {are} equal within what {windows_in_words(evidence.windows)} can tell."
-            )
-    if decision.action == "cut":
-        lines += [f"{_why(one)}." for one in _candidates(evidence)]
-    if decision.action == "undecided":
-        lines += _open(decision, evidence, trained=trained, target=target)
-    scope = f"This is about {names[0]}" if len(names) == 1 else f"This is about {len(names)} texts"
-    return (*filter(None, lines), f"{scope}, measured in {windows_in_words(evidence.windows)}.")
+            seen = counted(evidence.windows, "window")
+            lines.append(f"Equal within what {seen} can tell: {', '.join(decision.equal)}.")
+    elif not decision.compared:
+        few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
+        lines.append(
+            f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."
+        )
+    else:
+        said = "; ".join(_why(evidence.standings[name]) for name in decision.compared)
+        lines += [f"{said}.", "" if decision.compared[1:] else f"No method that runs in {place} was measured."]
+    return tuple(filter(None, lines))
 
 
 def _plainly(plain: Standing, chosen: Standing) -> str:
@@ -269,10 +266,6 @@ def _plainly(plain: Standing, chosen: Standing) -> str:
     if chosen.cost is not None and abs(chosen.cost.value) >= 0.005:
         said += f"; within the trained length {chosen.method} costs {chosen.cost.value:+.2f} nats per token"
     return f"{said}."
-
-
-def _candidates(evidence: Evidence) -> list[Standing]:
-    return [one for name, one in evidence.standings.items() if name == PLAIN or METHODS[name].extends]
 
 
 def _why(one: Standing) -> str:
@@ -286,48 +279,3 @@ def _why(one: Standing) -> str:
     if one.beyond is not None:
         return f"{one.method}: finds {one.beyond.found} of {one.beyond.asked} facts (chance {one.beyond.asked / 4:g})"
     return f"{one.method}: not asked"
-
-
-def _open(decision: Decision, evidence: Evidence, *, trained: int, target: int) -> list[str]:
-    """Return what is missing for an answer."""
-    control = evidence.control if target > trained else evidence.standings[PLAIN].near
-    if control is None or not control.asked or control.low <= CHANCE:
-        few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
-        return [f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."]
-    said = []
-    for one in _candidates(evidence):
-        if works(one) and length_of(one, trained, target) > trained:
-            said.append(f"{one.method} works, but the engine cannot run it")
-        else:
-            said.append(_why(one))
-    return [f"{'; '.join(said)}."]
-
-
-def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
-    """Return the call that applies a method to a live model of transformers.
-
-    >>> attach_call("dca", 1024)
-    'rw.attach(model, "dca", target=1024)'
-    """
-    stated = "" if trained_length is None else f", trained_length={trained_length}"
-    return f'rw.attach(model, "{method}", target={target}{stated})'
-
-
-def python_call(model: str, method: str, target: int) -> str:
-    """Return the lines of Python that apply a method to a model, without its folders.
-
-    A local path begins with "./", because `from_pretrained` asks the hub for a bare name.
-    """
-    return _FOLDERS.sub(r"\1./\2", setting_command("python", model, method, target=target))
-
-
-_FOLDERS = re.compile(r"""(['"])/(?:[^'"/]+/)+([^'"/]+)(?=\1)""")
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def windows_in_words(count: int) -> str:
-    """Return a number of windows in words."""
-    return f"{count} window{'s' if count > 1 else ''}"

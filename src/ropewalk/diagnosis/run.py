@@ -19,22 +19,16 @@ from ropewalk.diagnosis.facts import Filled, Layout
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
-from ropewalk.diagnosis.rules import (
-    Decision,
-    attach_call,
-    decide,
-    fails,
-    headline,
-    python_call,
-    reasons,
-    windows_in_words,
-)
+from ropewalk.diagnosis.rules import Decision, decide, fails, headline, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
+from ropewalk.layers.decoder import Decoder
 from ropewalk.ledger import Ledger
-from ropewalk.methods import METHODS, Reach, chosen_methods
+from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
+from ropewalk.serving.serve import setting_command
+from ropewalk.statistics import counted
 from ropewalk.version import __version__
 
 SAFETY = 1.1  # of an estimate of time
@@ -64,7 +58,8 @@ def doctor_command(
     ]
     given_texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
     if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in given_texts):
-        words = [repr(str(model)) if isinstance(model, str | Path) else "model"]
+        words = ["(model, tokenizer)" if isinstance(model, tuple) else "model"]
+        words = [repr(str(model))] if isinstance(model, str | Path) else words
         words += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
         return f"rw.doctor({', '.join([*words, *(['resume=True'] if resume else [])])})"
     words = ["ropewalk", "doctor", str(model)]
@@ -81,8 +76,8 @@ def doctor_command(
 
 
 def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
-    """Return whether an engine is among those that run a method; None: whether there is one. Python runs all."""
-    return engine == "python" or (bool(engines) if engine is None else engine in engines)
+    """Return whether an engine is among those that run a method; Python, which None includes, runs all."""
+    return engine in (None, "python", *engines)
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -92,7 +87,7 @@ class RunInterrupted(KeyboardInterrupt):
     """
 
     def __init__(self, kept: int, due: int, diagnosis: Diagnosis | None = None) -> None:
-        super().__init__(f"{kept} results are saved, {due} are missing. To resume, pass resume=True.")
+        super().__init__(f"{counted(kept, 'result')} saved, {due} missing. To resume, pass resume=True.")
         self.kept, self.due, self.diagnosis = kept, due, diagnosis
 
 
@@ -118,19 +113,20 @@ class Planned:
 class DoctorRun(Planned):
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `digest`: of the model. `name`: without folders; `model`: its path or name as given, or None for an object.
+    - `digest`: of the model. `name`: without folders; `model`: as given, a path, a name or an object.
     - `inspection`, `scaling`, `kind`: as in the record.
     - `resumed`: results saved before. `pace`: of the model.
     - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
-    - `vocabulary`: its number of tokens. `engine`: for the method.
+    - `vocabulary`: its number of tokens.
     - `minutes`: time limit, counted from `began`. `more`: returns the command of another run.
+    - `record`: the file into which the diagnosis will be written, or None.
     """
 
     settings: DoctorSettings
     reader: Reader
     digest: str
     name: str
-    model: str | None = None
+    model: object
     inspection: Mapping[str, Any]
     scaling: Mapping[str, Any] | None = None
     kind: str
@@ -140,11 +136,11 @@ class DoctorRun(Planned):
     notes: tuple[str, ...] = ()
     dtype_choice: str | None = None
     vocabulary: int
-    engine: str | None = None
     minutes: float
     began: float
     clock: Clock = time.perf_counter
     more: Callable[..., str | None] = lambda **_: None
+    record: Path | None = None
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -154,8 +150,8 @@ class DoctorRun(Planned):
 
     @property
     def runs(self) -> dict[str, bool]:
-        """Return whether the engine, or any if none is named, can run each method."""
-        return {name: runs_in(self.engine, of) for name, of in self.engines.items()}
+        """Return whether the engine, or Python if none is named, can run each method."""
+        return {name: runs_in(self.settings.engine, of) for name, of in self.engines.items()}
 
     def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
         """Return the jobs of these methods that are due in the first windows."""
@@ -170,37 +166,35 @@ class DoctorRun(Planned):
         for line in self.notes:
             say(display, line)
         if self.resumed:
-            say(display, f"Resumed: {self.resumed} results were saved before.")
+            say(display, f"Resumed: {counted(self.resumed, 'result')} saved before.")
         alive, waiting = list(self.first), [name for name in self.plan.distinct if name not in self.first]
         looks: list[LookBack] = []
         stopped: str | None = None
         self._announce(display, alive)
         try:
-            counts = iter(self.looks)
-            count = next(counts)
+            count = self.looks[0]
             while True:
                 if not self._read(count, alive, display, needed=not looks):
                     stopped = "minutes"
+                    say(display, f"Out of time after {counted(looks[-1].windows, 'window')}: {looks[-1].headline}")
                     break
                 evidence, decision, look = self._look(count)
                 looks = [one for one in looks if one.windows != count] + [look]
-                said = f"{look.headline} {'' if decision.settled else 'More windows follow.'}".rstrip()
-                say(display, f"After {windows_in_words(count)}: {said}")
-                if decision.action == "unfit" or (decision.settled and decision.action != "cut"):
-                    break
                 candidates = [name for name in alive if name not in (PLAIN, CROP)]
                 failed = all(fails(evidence.standings[name]) for name in candidates)
+                longer = next((one for one in self.looks if one > count), None)
+                then = ""
                 if waiting and failed and decision.action in ("cut", "undecided"):
                     alive.append(waiting.pop(0))
-                    say(display, f"Next: {alive[-1]}.")
-                    continue
-                if decision.settled:
+                    then = f"Next: {alive[-1]}."
+                elif not (decision.action == "unfit" or decision.settled or longer is None):
+                    alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence.standings[name])]
+                    count, then = longer, "More windows follow."
+                if then and not self._fits(count, alive):
+                    stopped, then = "minutes", ""
+                say(display, f"After {counted(look.windows, 'window')}: {look.headline} {then}".rstrip())
+                if not then:
                     break
-                alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence.standings[name])]
-                following = next(counts, None)
-                if following is None:
-                    break
-                count = following
         except KeyboardInterrupt as stop:
             diagnosis = self.diagnosis(looks, "Ctrl-C") if looks else None
             raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), diagnosis) from stop
@@ -220,7 +214,7 @@ class DoctorRun(Planned):
         say(
             display,
             f"The first answer takes about {duration(seconds)}: one window of {design.target:,} tokens under "
-            f"{', '.join(alive)}. The run ends when the answer is settled, after at most {windows_in_words(many)}.",
+            f"{', '.join(alive)}. The run ends when the answer is settled, after at most {counted(many, 'window')}.",
         )
 
     def _seconds_left(self) -> float:
@@ -238,18 +232,20 @@ class DoctorRun(Planned):
         seconds = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
         return sum(seconds) / len(seconds) if seconds else self.pace.of_job(job)
 
+    def _fits(self, count: int, methods: Sequence[str]) -> bool:
+        """Return whether the due windows of these methods fit into the time."""
+        due = self.due(count, methods)
+        workers = fitting_workers(self.reader, self.plan.design.target, len(share_of(due)))
+        time_needed = SAFETY * seconds_at_once([self._seconds_of(job) for job in due], workers)
+        return bool(from_first(time_needed <= self._seconds_left()))
+
     def _read(self, count: int, methods: Sequence[str], display: Progress, *, needed: bool) -> bool:
         """Read the due windows of these methods; return whether all are read.
 
-        Nothing begins that does not fit into the time, except what the first answer needs.
+        Nothing begins after the time is over, except what the first answer needs.
         """
-        due = self.due(count, methods)
-        first = share_of(due)
+        first = share_of(self.due(count, methods))
         workers = fitting_workers(self.reader, self.plan.design.target, len(first))
-        left = self._seconds_left()
-        time_needed = SAFETY * seconds_at_once([self._seconds_of(job) for job in due], workers)
-        if not from_first(needed or time_needed <= left):
-            return False
         expect(display, sum(job.work.tokens for job in first))
         levels: dict[int, float] = {}
 
@@ -283,21 +279,27 @@ class DoctorRun(Planned):
             self.windows[:count], readings, design.blocks, trained_length=design.trained_length, target=design.target,
             asked_at=self.layout.asked_at,
         )  # fmt: skip
-        decision = decide(
-            evidence, trained=design.trained_length, target=design.target, runs=self.runs,
-            log_vocabulary=math.log(self.vocabulary),
-        )  # fmt: skip
+        decision = self._decide(evidence, self.runs)
         seconds = sum(one.seconds for of in readings.values() for one in of)
-        said = headline(decision, design.trained_length, count)
+        python = decision.method is not None and self.plan.configs[decision.method] is None
+        said = headline(decision, design.trained_length, ", in Python" if python else "")
         return evidence, decision, LookBack(
             windows=count, seconds=round(seconds, 1), action=decision.action, method=decision.method,
             length=decision.length, headline=said,
         )  # fmt: skip
 
+    def _decide(self, evidence: Evidence, runs: Mapping[str, bool]) -> Decision:
+        """Return the answer for the place that can run these methods."""
+        design = self.plan.design
+        return decide(
+            evidence, trained=design.trained_length, target=design.target, runs=runs,
+            log_vocabulary=math.log(self.vocabulary),
+        )  # fmt: skip
+
     def diagnosis(self, looks: Sequence[LookBack], stopped: str | None) -> Diagnosis:
         """Return the diagnosis of the last look."""
         design, count = self.plan.design, looks[-1].windows
-        evidence, decision, _ = self._look(count)
+        evidence, decision, look = self._look(count)
         readings = self._readings(count)
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
         environment = {
@@ -307,55 +309,79 @@ class DoctorRun(Planned):
             **({"dtype_choice": self.dtype_choice} if self.dtype_choice else {}),
             "model_digest": self.digest, "seconds": round(self.clock() - self.began, 1),
         }  # fmt: skip
-        measured = [name for name in self.plan.methods if self.plan.same_as.get(name, name) in readings]
+        same = self.plan.same_as
+        methods = {
+            name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
+            for name in self.plan.methods if same.get(name, name) in readings
+        }  # fmt: skip
         return Diagnosis(
             name=self.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
             asked_at=self.layout.asked_at, texts=tuple(text.name for text in self.texts), seed=design.seed,
             blocks=design.blocks, windows=self.windows[:count], readings=readings,
-            methods={name: self._form(name) for name in measured}, evidence=evidence,
-            verdict=self._verdict(evidence, decision, count, stopped), looks=tuple(looks),
+            methods=methods, evidence=evidence,
+            verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks),
             inspection=self.inspection, scaling=self.scaling, environment=environment, notes=self.notes,
         )  # fmt: skip
 
-    def _verdict(self, evidence: Evidence, decision: Decision, count: int, stopped: str | None) -> Verdict:
-        design = self.plan.design
-        config = call = beside = following = in_words = None
-        if decision.method is not None:
-            form = self._form(decision.method)
-            config, call = form.config, form.call
-            if config is not None and decision.length is not None:
-                config = self._shortened(config, decision.length)
-        if decision.better is not None:
-            beyond = evidence.standings[decision.better].beyond
-            counted = "" if beyond is None else f" finds {beyond.found} of {beyond.asked}"
-            how = attach_call(decision.better, design.target)
-            if self.model is not None:
-                how = python_call(self.model, decision.better, design.target)
-            beside = f"In Python, {decision.better}{counted}: {how}"
-        if decision.action == "undecided" or (stopped is not None and not decision.settled):
+    def _verdict(self, evidence: Evidence, decision: Decision, look: LookBack, stopped: str | None) -> Verdict:
+        following = in_words = beside = None
+        engine, count = self.settings.engine, look.windows
+        final = decision.settled and decision.action != "cut"  # which waiting methods may change
+        if decision.action == "undecided" or (stopped is not None and not final):
             following, in_words = self._next(count, stopped)
-        shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
-        return Verdict(
-            **shared,
-            headline=headline(decision, design.trained_length, count),
-            reasons=reasons(
-                decision, evidence, trained=design.trained_length, target=design.target,
-                names=[self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])],
-                log_vocabulary=math.log(self.vocabulary),
-            ),
-            engine=self.engine, config=config, call=call, beside=beside, stopped=stopped,
-            next=following, next_sentence=in_words,
+        names = [self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])]
+        scope = names[0] if len(names) == 1 else counted(len(names), "text")
+        main = self._answer(evidence, decision, engine, engine or "Python", self.record)
+        if engine is None and decision.method is not None and not self.engines[decision.method]:
+            other = self._decide(evidence, {name: bool(of) for name, of in self.engines.items()})
+            how = "To measure until this is decided, name one: --engine." if other.action == "undecided" else None
+            beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
+        elif engine is not None:
+            other = self._decide(evidence, {})
+            if other.method is not None and not self.runs[other.method] and decision.method not in other.equal:
+                beside = self._answer(evidence, other, "python", "Python")
+        reasons = (*main.reasons, f"This is about {scope}, measured in {counted(count, 'window')}.")
+        return dataclasses.replace(
+            main, headline=look.headline, reasons=reasons, beside=beside, stopped=stopped, next=following,
+            next_sentence=in_words,
         )  # fmt: skip
 
-    def _form(self, method: str) -> MethodForm:
-        """Return how a method is set."""
-        config, call, design = self.plan.configs[method], None, self.plan.design
-        if config is None and not METHODS[method].crops:
-            if self.model is None:
-                call = attach_call(method, design.target, design.trained_length)
-            else:
-                call = python_call(self.model, method, design.target)
-        return MethodForm(config=config, call=call, same_as=self.plan.same_as.get(method), engines=self.engines[method])
+    def _answer(
+        self, evidence: Evidence, decision: Decision, engine: str | None, place: str, record: Path | None = None,
+        next_sentence: str | None = None,
+    ) -> Verdict:  # fmt: skip
+        """Return an answer in words, with the command that applies it. `place`: where the model may run, in words."""
+        design, config, command = self.plan.design, None, None
+        if decision.method is not None:
+            config = self.plan.configs[decision.method]
+            engine = "python" if config is None else engine
+            command = self._command(decision.method, decision.length, engine, record)
+            if config is not None and decision.length is not None:
+                config = self._shortened(config, decision.length)
+        shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
+        return Verdict(
+            **shared, headline=headline(decision, design.trained_length), engine=engine, config=config, command=command,
+            reasons=reasons(
+                decision, evidence, trained=design.trained_length, target=design.target,
+                log_vocabulary=math.log(self.vocabulary), place=place,
+            ),
+            next_sentence=next_sentence,
+        )  # fmt: skip
+
+    def _command(self, method: str, length: int | None, engine: str | None, record: Path | None = None) -> str:
+        """Return the shell command, or the lines of Python, that set a method."""
+        design = self.plan.design
+        if not isinstance(self.model, str | Path):
+            lines, stated = ["import ropewalk as rw"], f"target={design.target}, trained_length={design.trained_length}"
+            if isinstance(self.model, Decoder):  # its copy in transformers can be attached
+                place = "ropewalk.checkpoints.opening"
+                lines += [f"from {place} import as_transformers", "model, tokenizer = as_transformers(model)"]
+            return "\n".join([*lines, f"rw.attach(model, {method!r}, {stated})"])
+        given = self.settings.trained_length is not None or self.scaling is not None
+        return setting_command(
+            engine, self.model, method, target=design.target, record=record, length=length,
+            trained_length=design.trained_length if given else None,
+        )  # fmt: skip
 
     def _shortened(self, config: dict[str, Any], length: int) -> dict[str, Any]:
         """Return a config's keys with a smaller `max_position_embeddings`, wherever that stands."""
@@ -370,10 +396,10 @@ class DoctorRun(Planned):
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
             minutes = max(self._enough(further, self.first), (self.settings.minutes or CPU_MINUTES) + 1)
-            return self.more(minutes=minutes, resume=True), f"About {minutes:g} minutes in all would decide."
+            return self.more(minutes=minutes, resume=True), f"About {minutes:g} minutes in all may decide."
         planned = self.plan.design.windows
         if self.looks[-1] < planned:
-            return self.more(windows=None, resume=True), "More windows of the same text would decide."
+            return self.more(windows=None, resume=True), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             design, named = self.plan.design, bool(self.settings.method_names)
             every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
@@ -381,4 +407,4 @@ class DoctorRun(Planned):
                 return None, "Every method was measured in the most windows; other texts may decide."
             return None if named else self.more(methods=ALL), "Other --methods may work."
         characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
-        return None, f"More text would decide: about {characters:,} characters hold {LOOKS[-1]} windows."
+        return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."

@@ -57,8 +57,8 @@ class DoctorSettings:
     )
     engine: str | None = _option(
         None,
-        f"Engine for the model: {', '.join(RUNNERS)}. Only methods it can run are recommended [default: any that uses "
-        "a config].",
+        f"Engine for the model: {', '.join(RUNNERS)}. The best method that it runs is recommended [default: the best "
+        "of all, and the best for engines].",
     )
     minutes: float | None = _option(
         None, "End after this many minutes with the best answer so far [default: 10 on a CPU]."

@@ -53,8 +53,7 @@ class Method:
     Tables, reports, model cards, figures, the command line and the docs take all facts about methods from this record.
 
     Behaviour
-    - `name`: as on the command line. In a tie the earlier method of the table wins. `priority`: if time is short,
-      methods with lower numbers are measured first.
+    - `name`: as on the command line. In a tie the earlier method of the table wins.
     - `scaling`: for a method of frequencies, its rule, made from the rope as it was trained. The rule is applied on top
       of a scaling used in training, and replaces any other.
     - `extension`: for a method in attention, its rule there.
@@ -71,7 +70,6 @@ class Method:
     - `changes`, `costs`: one line each. `source`: an arXiv number, or empty.
     - `config`: its form in config.json, or None; then `not_in_config` is the reason, and `nearest` the closest method
       that config.json can express.
-    - `when_shared`: a note if a method with equal frequencies was measured instead.
     - `look`: colour, line and marker.
     """
 
@@ -79,12 +77,10 @@ class Method:
     changes: str
     costs: str
     look: Look
-    priority: int = 9
     config: str | None = None
     not_in_config: str = ""
     nearest: str = "plain"
     source: str = ""
-    when_shared: str = ""
     scaling: Callable[[RopeConfig, Reach], Scaling] | None = None
     extension: Callable[[Reach], Extension] | None = None
     equal_below: Callable[[Reach], int] = lambda reach: 0
@@ -221,7 +217,6 @@ METHOD_TABLE: tuple[Method, ...] = (
     # The scaling for inference in a checkpoint; a scaling that it was trained with belongs to `plain`.
     Method(
         name="as-is",
-        priority=0,
         changes="Nothing: keeps the checkpoint's scaling for inference.",
         costs="nothing",
         config="unchanged",
@@ -240,7 +235,6 @@ METHOD_TABLE: tuple[Method, ...] = (
     # NTK-aware scaling (bloc97 2023; Peng et al. 2023, arXiv:2309.00071, section 3.1).
     _frequencies(
         name="ntk",
-        priority=3,
         changes="Raises theta: divides the slowest frequency by the factor, and hardly changes the fastest.",
         config="a larger rope_theta",
         scaling=lambda rope, reach: NTK(reach.factor),
@@ -253,14 +247,12 @@ METHOD_TABLE: tuple[Method, ...] = (
         changes="As ntk, by the current length: short texts do not change.",
         costs="cached keys are computed again when the length grows",
         config="dynamic",
-        when_shared="In use it does not change texts within the trained length.",
         scaling=lambda rope, reach: DynamicNTK(1.0),
         look=Look("#009e73", ":", "v"),
     ),
     # YaRN (Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4).
     _frequencies(
         name="yarn",
-        priority=1,
         changes="Divides the frequencies of slow pairs by the factor, keeps fast ones, ramps between; sharpens logits.",
         config="yarn",
         source="2309.00071",
@@ -270,7 +262,6 @@ METHOD_TABLE: tuple[Method, ...] = (
     # Llama 3.1's scaling (Grattafiori et al. 2024, arXiv:2407.21783).
     _frequencies(
         name="llama3",
-        priority=5,
         changes="Divides the frequencies of slow pairs by the factor and keeps fast ones, with a ramp in between.",
         config="llama3",
         source="2407.21783",
@@ -308,7 +299,6 @@ METHOD_TABLE: tuple[Method, ...] = (
     # Self-Extend (Jin et al. 2024, arXiv:2401.01325).
     _in_attention(
         name="self-extend",
-        priority=4,
         changes="Near tokens unchanged, farther ones by positions in groups.",
         source="2401.01325",
         extension=_self_extend,
@@ -338,7 +328,6 @@ METHOD_TABLE: tuple[Method, ...] = (
     # Dual chunk attention (An et al. 2024, arXiv:2402.17463), in chunks of three quarters of the trained length.
     _in_attention(
         name="dca",
-        priority=2,
         changes="Dual chunk attention: positions restart at 0 in each chunk.",
         costs="three passes over parts of the keys; cached keys are rotated again for each token",
         source="2402.17463",
