@@ -265,7 +265,10 @@ def _loaded(
         raise RopeError(
             "load: tensors of the checkpoint are missing or unknown, or their shapes differ from its config.",
             facts={"checkpoint": where, **wrong},
-            cure="Download it again, or correct its config.json.",
+            cure="Download it again, or correct its config.json."
+            if tensors is None
+            else "Fetch the file again, or use the model's Hugging Face folder: "
+            f"transformers {kit.__version__} cannot map every tensor of a GGUF file.",
         )
     return model
 
