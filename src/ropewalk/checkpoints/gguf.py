@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import ropes_of_layer_types
@@ -24,7 +24,7 @@ from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rope.rope_parameters import fraction_of
 from ropewalk.rope.scaling import Ladder, Llama3
 from ropewalk.rope.scaling.yarn import yarn_mscale
-from ropewalk.rope.values import is_number
+from ropewalk.rope.values import as_whole, is_number
 
 # Architectures, and whether their converter permutes q and k for llama.cpp's interleaved rotation.
 PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
@@ -235,10 +235,16 @@ def rope_parameters(
         )
     for key in sorted(_NUMBERS & {*metadata, "context_length"}):
         value = metadata.get(key, "missing")
-        if not is_number(value) or value < 0 or (value == 0 and key in ("context_length", "rope.freq_base")):
+        counts = key in ("context_length", "rope.dimension_count")
+        if (
+            not is_number(value)
+            or value < 0
+            or (value == 0 and key == "rope.freq_base")
+            or (counts and not as_whole(value))
+        ):
             raise RopeError(
-                "load: a value in the GGUF file's metadata must be a finite number of at least 0, and context length "
-                "and base must be above 0.",
+                "load: a value in the GGUF file's metadata must be a finite number of at least 0. The base must be "
+                "above 0, the context length and the rotated width also whole.",
                 facts={"file": where, key: value},
                 cure="Fetch or convert the file again.",
             )
@@ -442,19 +448,16 @@ def foreign_config(file: GGUFFile) -> Any:
             cure="Use the model's Hugging Face folder.",
         )
     own = _own_keys(file)
-    try:
+    rule = "load: transformers rejects the metadata of the GGUF file, or a value has the wrong type."
+    with library_errors(rule, facts={"file": str(path)}, cure="Use the model's Hugging Face folder."):
         if arch == "gemma4":
             config = _known_config(_gemma4_fields(own, file), file)
         else:
             with read_by_transformers(file):
                 config = kit.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, IndexError) as error:
-        raise file.error(
-            "transformers' reader rejects the file's metadata.", facts={"error": str(error)[:400]}
-        ) from error
-    _remove_padding(config)
-    _complete(config, own, file)
-    _put_rope(config, own, file)
+        _remove_padding(config)
+        _complete(config, own, file)
+        _put_rope(config, own, file)
     return config
 
 
@@ -463,7 +466,7 @@ def _gemma4_fields(own: dict[str, Any], file: GGUFFile) -> dict[str, Any]:
 
     Source: `Gemma4Model.set_gguf_parameters` in llama.cpp's conversion/gemma.py, b11549.
     """
-    fields = {name: own.get(key) for key, name in SIZES.items()}
+    fields: dict[str, Any] = {name: own.get(key) for key, name in SIZES.items()}
     sliding, layers = own.pop("attention.sliding_window_pattern", None), fields["num_hidden_layers"]
     wide, heads = (
         of if isinstance(of, list) else [of] * layers

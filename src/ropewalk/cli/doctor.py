@@ -36,13 +36,12 @@ def doctor(
     ] = None,
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
-    from rich.console import Console
 
     from ropewalk.atomic_io import check_output
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
-    from ropewalk.progress import shown
+    from ropewalk.progress import plain_console, shown
 
     if json_file is not None:
         check_output(json_file)
@@ -72,12 +71,12 @@ def doctor(
     page = written = None
     if report is not None:
         page, written = write_report(report, diagnosis), report / RECORD
-    console = Console()
+    console = plain_console()
     print_diagnosis(
         console, diagnosis, model=model, trained_length=settings.trained_length, record=json_file or written
     )
     if page is not None:
-        console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Report: {page}", soft_wrap=True)
     if status:
         raise typer.Exit(status)
 
@@ -103,10 +102,10 @@ def print_diagnosis(
     if command is not None:
         console.print("Next:", style="bold")
         for step in command.splitlines():
-            console.print(f"  {step}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {step}", soft_wrap=True)
     if verdict.config is not None:
         config = f"or, in config.json: {json.dumps(verdict.config)}"
-        console.print(config, markup=False, highlight=False, soft_wrap=True)
+        console.print(config, soft_wrap=True)
 
 
 def print_table(console: Console, diagnosis: Diagnosis) -> None:

@@ -13,11 +13,10 @@ def report(
     out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
 ) -> None:
     """Write the doctor's report from its record; runs no model."""
-    from rich.console import Console
-
     from ropewalk.diagnosis.page import check_folder, write_report
     from ropewalk.diagnosis.record import Diagnosis
+    from ropewalk.progress import plain_console
 
     check_folder(out)
     page = write_report(out, Diagnosis.read(record))
-    Console().print(f"Report: {page}", highlight=False, soft_wrap=True, markup=False)
+    plain_console().print(f"Report: {page}", soft_wrap=True)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import (
     FAMILIES,
     NO_ROTATION,
@@ -246,7 +246,9 @@ def _read(config: Any) -> dict[str, Any]:
         file = os.path.join(config, "config.json") if os.path.isdir(config) else config
         return read_json(Path(file), "from_hf", "Pass a config.json, or its folder. Fetch a damaged file again.")
     if callable(getattr(config, "to_dict", None)) and not isinstance(config, type):
-        return dict(config.to_dict())
+        cure = "Restore the config that the model was built with."
+        with library_errors("from_hf: `config.to_dict()` fails.", facts={"config": type(config).__name__}, cure=cure):
+            return dict(config.to_dict())
     raise RopeError(
         "from_hf: `config` must be a path, a dict, or an object with `to_dict()`.",
         facts={"config": config},
