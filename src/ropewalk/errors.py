@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -45,6 +46,28 @@ class _Shown(str):
 
 def _rebuilt(rule: str, facts: dict[str, Any], cure: str) -> RopeError:
     return RopeError(rule, facts=facts, cure=cure)
+
+
+@contextmanager
+def library_errors(rule: str, *, facts: Mapping[str, Any], cure: str) -> Iterator[None]:
+    """Turn any exception of a library inside the block into a `RopeError`, whose facts end with the library's words.
+
+    >>> with library_errors("load: the file cannot be read.", facts={"file": "a.json"}, cure="Fetch it again."):
+    ...     int("x")
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: load: the file cannot be read.
+      file   'a.json'
+      error  "ValueError: invalid literal for int() with base 10: 'x'"
+    Fetch it again.
+    """
+    try:
+        yield
+    except RopeError:
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}".strip()[:400]
+        raise RopeError(rule, facts={**facts, "error": words}, cure=cure) from error
 
 
 def check_kind(where: str, kind: type, cure: str, **values: object) -> None:

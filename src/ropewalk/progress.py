@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EVERY_SECONDS = 10.0  # between two lines of `LinesProgress`
 
@@ -48,6 +51,13 @@ class SilentProgress:
         """Do nothing."""
 
 
+def plain_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints every text, cell and title as it is: a path may contain rich's markup."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 class ProgressBar:
     """Show rich's bar on standard error, a terminal's or a notebook's; use it in a `with` block.
 
@@ -55,7 +65,6 @@ class ProgressBar:
     """
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             Progress,
@@ -66,7 +75,7 @@ class ProgressBar:
         )
 
         self.name, self._in_stage = name, False
-        self.console = Console(stderr=True, highlight=False)
+        self.console = plain_console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -106,7 +115,7 @@ class ProgressBar:
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(text, soft_wrap=True)
 
 
 def in_notebook() -> bool:

@@ -14,7 +14,8 @@ from ropewalk.layers.tokenizer import byte_alphabet
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "starcoder2": "starcoder2",
                  "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "falcon": "falcon", "llama": "llama",
-                 "mistral": "llama", "smollm3": "smollm3", "qwen2": "qwen2", "qwen3": "qwen3"}  # fmt: skip
+                 "mistral": "llama", "smollm3": "smollm3", "qwen2": "qwen2", "qwen3": "qwen3",
+                 "gemma4_text": "gemma4", "gpt_oss": "gpt-oss"}  # fmt: skip
 
 
 def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = None, **tensors: Tensor) -> Path:
@@ -23,38 +24,41 @@ def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = N
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, arch)
+    fields = config.to_dict()
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(getattr(config, "num_key_value_heads", config.num_attention_heads))
-    if hasattr(config, "intermediate_size"):
+    writer.add_head_count_kv(fields.get("num_key_value_heads", config.num_attention_heads))
+    if "intermediate_size" in fields:
         writer.add_feed_forward_length(config.intermediate_size)
-    if hasattr(config, "rms_norm_eps"):
+    if "rms_norm_eps" in fields:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
-        writer.add_layer_norm_eps(getattr(config, "norm_epsilon", None) or config.layer_norm_epsilon)
-    if hasattr(config, "head_dim") and arch != "falcon":
+        writer.add_layer_norm_eps(fields.get("norm_epsilon") or config.layer_norm_epsilon)
+    if "head_dim" in fields and arch not in ("falcon", "gemma4"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if getattr(config, "sliding_window", None):
+    if fields.get("sliding_window"):
         writer.add_sliding_window(config.sliding_window)
     for key in ("attn", "final"):
-        if getattr(config, f"{key}_logit_softcapping", None):
-            writer.add_float32(f"{arch}.{key}_logit_softcapping", getattr(config, f"{key}_logit_softcapping"))
-    if hasattr(config, "num_experts"):
-        writer.add_expert_count(config.num_experts)
+        if fields.get(f"{key}_logit_softcapping"):
+            writer.add_float32(f"{arch}.{key}_logit_softcapping", fields[f"{key}_logit_softcapping"])
+    experts = fields.get("num_experts") or fields.get("num_local_experts")
+    if experts:
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_feed_forward_length(fields.get("moe_intermediate_size", config.intermediate_size))
+    if "shared_expert_intermediate_size" in fields:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     ropes = config.rope_parameters
     writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
-    _add_tokenizer(writer)
+    _add_tokenizer(writer, config.vocab_size)
     for key, value in (metadata or {}).items():
-        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+               list: writer.add_array}  # fmt: skip
         add[type(value)](f"{arch}.{key}", value)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict().items() if arch != "gpt-oss" else ():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for of_file, values in _as_stored(name, tensor, arch, config):
@@ -79,7 +83,9 @@ def _as_stored(name: str, tensor: Tensor, arch: str, config: Any) -> list[tuple[
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
         return [(name, np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape)))]
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if name.endswith("layer_scalar"):
+        return [(f"{name}.weight", values)]
+    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return [(name, values + 1)]
     if name.endswith("shared_expert_gate.weight"):
         return [(name, values[0])]
@@ -90,13 +96,16 @@ def _as_stored(name: str, tensor: Tensor, arch: str, config: Any) -> list[tuple[
     return [(name, values)]
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """GPT-2's kind with a token for each byte, and the end of a text."""
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """GPT-2's kind with a token for each byte, the end of a text, and a pair if there is room: llama.cpp needs one."""
     letters = sorted(byte_alphabet().items(), key=lambda item: item[1])
+    pairs = ["t h"][: vocab_size - 257]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([letter for letter, _ in letters] + ["<|endoftext|>"])
-    writer.add_token_types([1] * 256 + [3])
-    writer.add_token_merges([])
+    writer.add_token_list(
+        [letter for letter, _ in letters] + ["<|endoftext|>"] + [pair.replace(" ", "") for pair in pairs]
+    )
+    writer.add_token_types([1] * 256 + [3] + [1] * len(pairs))
+    writer.add_token_merges(pairs)
     writer.add_eos_token_id(256)
     writer.add_bos_token_id(256)

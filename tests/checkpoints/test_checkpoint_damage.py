@@ -25,16 +25,6 @@ def change_weights(folder: Path, **changes: Any) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
-def test_truncation_anywhere_is_named(folder: Path) -> None:
-    """A safetensors file cut at any of many places."""
-    path = folder / "model.safetensors"
-    whole = path.read_bytes()
-    for end in (0, 4, 8, 100, 1000, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:end])
-        with pytest.raises(RopeError, match=r"(?s)truncated or damaged.*model\.safetensors"):
-            load(folder)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -174,7 +164,7 @@ def test_a_pickle_is_never_opened(folder: Path) -> None:
 
 
 def test_shards(folder: Path) -> None:
-    """Shards load; a missing file, a path out of the folder, or a tensor that its shard lacks is named."""
+    """Shards load; a missing file, or a tensor that its shard lacks, is named."""
     expected = logits(load(folder))
     weights = load_file(folder / "model.safetensors")
     names = sorted(weights)
@@ -189,14 +179,6 @@ def test_shards(folder: Path) -> None:
 
     path.write_text(json.dumps({"weight_map": index["weight_map"] | {"model.more.weight": "a.safetensors"}}))
     with pytest.raises(RopeError, match=r"(?s)missing from its file.*a\.safetensors.*model\.more\.weight"):
-        load(folder)
-    path.write_text(
-        json.dumps({"weight_map": {name: f"../model/{part}" for name, part in index["weight_map"].items()}})
-    )
-    with pytest.raises(RopeError, match="missing from the folder"):
-        load(folder)
-    path.write_text(json.dumps({"weight_map": [1]}))
-    with pytest.raises(RopeError, match="no `weight_map`"):
         load(folder)
     path.write_text(json.dumps(index))
     (folder / "b.safetensors").unlink()

@@ -165,18 +165,23 @@ def test_what_a_file_says_of_the_training(
     assert (rope.trained_length, rope.scaling_is_trained) == trained
 
 
-@pytest.mark.parametrize(("arch", "betas"), [("qwen3", None), ("llama", None), ("mistral3", (16.0, 2.0))])
-def test_betas_are_read_where_llama_cpp_reads_them(arch: str, betas: tuple[float, float] | None) -> None:
-    """Elsewhere they are 32 and 1, with a warning that names the server's flags."""
-    stated = {
-        "context_length": 131_072, **YARN, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("stated", "named"),
+    [
+        ({"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.138629436, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}, []),
+        ({"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}, ["start it with --yarn-beta-fast 16 --yarn-beta-slow 2,"]),
+        ({"yarn_ext_factor": 0.5, "yarn_attn_factor": 1.5}, ["start it with --yarn-ext-factor 0.5, or use"]),
+    ],
+)
+def test_numbers_of_yarn_that_llama_cpp_ignores(stated: dict[str, float], named: list[str]) -> None:
+    """`TextModel.set_gguf_parameters` writes them; test_a_real_llama_cpp_agrees runs them in b11549."""
+    metadata = {"context_length": 131_072, **YARN, **{f"rope.scaling.{key}": value for key, value in stated.items()}}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        block = rope_parameters(stated, {}, 64, "a file", arch=arch)
-    assert (block.get("beta_fast"), block.get("beta_slow")) == (betas or (None, None))
-    said = [str(one.message) for one in caught]
-    assert [("--yarn-beta-fast 16 --yarn-beta-slow 2" in one) for one in said] == ([] if betas else [True])
+        block = rope_parameters(metadata, {}, 64, "a file", arch="qwen3")
+    assert {key: block[key] for key in ("rope_type", "factor")} == {"rope_type": "yarn", "factor": 4.0}
+    assert not {"attention_factor", "beta_fast", "beta_slow"} & block.keys()
+    assert [[words in str(one.message) for words in named] for one in caught] == [[True] for _ in named]
 
 
 @given(st.lists(st.floats(1, 64), min_size=4, max_size=4))
@@ -261,7 +266,8 @@ def test_longrope_file(tmp_path: Path) -> None:
         ({"llama.attention.scale": 0.5}, r"attention\.scale"),
         ({"llama.attention.value_length": 4}, "same width"),
         ({"llama.rope.scaling.type": "spiral"}, "spiral"),
-        ({"llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.5}, "yarn_log_multiplier"),
+        ({"llama.context_length": "long"}, "context_length"),
         ({"split.count": 2}, "one part of a split GGUF"),
         ({"llama.embedding_length": 1_526_726_688}, "same width"),
         ({"llama.feed_forward_length": 1_000_000}, r"shape of a tensor differs.*ffn_up"),

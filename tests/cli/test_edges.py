@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -156,3 +157,48 @@ def test_a_value_out_of_range_is_refused(command: str, capsys: pytest.CaptureFix
     assert "Traceback" not in error
     word = re.findall(r'[{"-]([a-z][a-z-]+)', command)[-1].replace("-", "_")
     assert word in error.replace("-", "_") or command.split()[-1] in error or "factor 1e300" in command
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vectors", "tiny", "--out", "[/b]:smile:"],
+        ["inspect", "tiny", "--json", "[/b]:smile:.json"],
+        ["serve-config", "tiny", "--engine", "vllm", "--method", "yarn", "--factor", "2", "--json", "[/b]:smile:.json"],
+        ["inspect", "[/b]:smile:/config.json"],
+        ["inspect", "[/b]:smile:/config.json", "--against", "tiny"],
+    ],
+)
+def test_markup_in_a_path_is_text(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rich neither reads it as a tag nor replaces a name by its picture."""
+    monkeypatch.chdir(tmp_path)
+    Path("[").mkdir()
+    folder = Path("[/b]:smile:")
+    folder.mkdir(parents=True)
+    shutil.copy(find("tiny") / "config.json", folder)
+    assert run_command(*words) == 0
+    shown = capsys.readouterr().out
+    assert words[0] == "serve-config" or "--json" in words or "[/b]:smile:" in shown
+
+
+@pytest.mark.parametrize("missing", ["nowhere", "./nowhere/config.json", "nowhere.gguf", "."])
+def test_a_comparison_with_nothing_is_an_error(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 means that attention differs, 2 that there is nothing to compare."""
+    monkeypatch.chdir(tmp_path)
+    assert run_command("inspect", "tiny", "--against", missing) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("vision", [[1], {"spatial_merge_size": "2"}, {"spatial_merge_size": 0}], ids=str)
+def test_vectors_of_a_damaged_vision_config(vision: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused with its key."""
+    block = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    config = {"model_type": "qwen2_vl", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+              "max_position_embeddings": 128, "rope_scaling": block, "vision_config": vision}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run_command("vectors", tmp_path / "config.json", "--out", tmp_path / "out") == 2
+    assert ("spatial_merge_size" if isinstance(vision, dict) else "vision_config") in capsys.readouterr().err

@@ -286,6 +286,11 @@ def test_a_decoder_of_any_size_is_built_or_refused(tmp_path: Path) -> None:
         ("plain", {"partial_rotary_factor": 1e308}, "`partial_rotary_factor` must be a number above 0, at most 1"),
         ("neox", {"rotary_pct": 1.5}, "`rotary_pct` must be a number above 0, at most 1"),
         ("longrope", {"original_max_position_embeddings": 0}, "`original_max_position_embeddings` must be a whole"),
+        (
+            "yarn",
+            {"rope_parameters": {**YARN, "factor": None, "original_max_position_embeddings": 0}},
+            "must be a whole",
+        ),
         ("lists", {"rope_theta": [[], 1e6]}, "`rope_theta` must be a finite number"),
         ("dynamic", {"rope_parameters": {"rope_type": "dynamic", "factor": 1e308}}, "`factor` must be a number from 1"),
         ("yarn", {"rope_parameters": {**YARN, "beta_fast": 1e308}}, "`beta_fast` must not be below"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import MOST_SIZE, as_whole
 
 TOKENS = 12  # of the short forward
 _TOLERANCE = 1e-4  # of the largest output; also in float64, since the model's own tables are float32
@@ -111,7 +112,8 @@ def _ordinary_ids(config: Any) -> Tensor:
     named = [value for name, value in config.to_dict().items() if "token" in name]
     listed = [token for value in named for token in (value if isinstance(value, list) else [value])]
     special = {token for token in listed if isinstance(token, int)}
-    size = int(getattr(config, "vocab_size", 0) or 256)
+    stated = as_whole(getattr(config, "vocab_size", None)) or 0
+    size = stated if 0 < stated <= MOST_SIZE else 256
     ordinary = [token for token in range(size // 8, size - size // 8) if token not in special] or [0]
     # 5 has no common factor with 12: all twelfths, in mixed order
     chosen = [ordinary[len(ordinary) * (5 * place % TOKENS) // TOKENS] for place in range(TOKENS)]

@@ -33,7 +33,7 @@ from ropewalk.attachment.rotary import (
     rotary_modules,
 )
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
-from ropewalk.errors import RopeError, check_kind
+from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
@@ -69,7 +69,10 @@ class SavePretrained:
         try:
             for name, value in fields.items():
                 setattr(config, name, value)
-            return save(self.model, *args, **options)
+            cure = "Restore the config that the model was built with, and check the folder."
+            facts = {"model": type(self.model).__name__}
+            with library_errors("save_pretrained: transformers cannot save the model.", facts=facts, cure=cure):
+                return save(self.model, *args, **options)
         finally:
             vars(config).pop(STATED, None)
             for name, value in (before | loaded).items():
@@ -503,7 +506,10 @@ def _checked(handle: Attachment) -> float | None:
         replace_forward(rotary.module, fresh[rotary.name].forward) for rotary in handle._modules if rotary.name in fresh
     ]
     try:
-        before = handle._short_forward()
+        facts = {"model": type(handle.model).__name__}
+        cure = "Restore the config that the model was built with, and run it on a few tokens first."
+        with library_errors("attach: the model's own forward fails on a few tokens.", facts=facts, cure=cure):
+            before = handle._short_forward()
     finally:
         for one in reversed(uncast):
             one.restore()

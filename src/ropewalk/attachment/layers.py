@@ -24,7 +24,7 @@ from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
-from ropewalk.rope.values import TRAINED_KEY
+from ropewalk.rope.values import MOST_SIZE, TRAINED_KEY, as_whole
 
 _TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
 _ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")
@@ -39,7 +39,16 @@ def text_config_of(model: nn.Module) -> Any:
             facts={"model": type(model).__name__},
             cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is already exact.",
         )
-    return config.get_text_config(decoder=True)
+    text = config.get_text_config(decoder=True)
+    count, types = as_whole(getattr(text, "num_hidden_layers", None)), [getattr(text, key, None) for key in _TYPES]
+    named = all(isinstance(one, list | tuple) and all(isinstance(label, str) for label in one) for one in types if one)
+    if not (callable(getattr(text, "to_dict", None)) and count is not None and 0 <= count <= MOST_SIZE and named):
+        raise RopeError(
+            "attach: the text config must be transformers', with a number of layers and a list of their types.",
+            facts={"model": type(model).__name__, "text config": text, "num_hidden_layers": count, "types": types},
+            cure="Restore the config that the model was built with.",
+        )
+    return text
 
 
 def labels_of(config: Any) -> tuple[str | None, ...]:
@@ -69,9 +78,9 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
     **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
-    fields: Mapping[str, Any] = config.to_dict()
     count, labels, blocks = int(config.num_hidden_layers), layer_types_of_config(config), labels_of(config)
     ropes, flags = ropes_of_layer_types(config, alpha=alpha_of(model, config)), flags_of(config, count)
+    fields: Mapping[str, Any] = config.to_dict()
     live = _live_windows(model, config.model_type)
 
     def rope_of(layer: int) -> RopeConfig | None:
@@ -119,7 +128,9 @@ def flags_of(config: Any, count: int) -> list[bool] | None:
     if key and family is not None and not stated:
         every = getattr(config, "no_rope_layer_interval", None) or 4
         stated = [(layer + 1) % every != 0 for layer in range(count)]
-    return [bool(flag) for flag in stated[:count]] if isinstance(stated, list | tuple) and stated else None
+    if not isinstance(stated, list | tuple) or not len(stated) >= count > 0:
+        return None
+    return [bool(flag) for flag in stated[:count]]
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:

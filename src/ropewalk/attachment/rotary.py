@@ -18,7 +18,7 @@ from ropewalk.attachment.tables import (
     layer_types_of,
     learned_format,
 )
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Extension, Positions
@@ -91,7 +91,12 @@ def _fresh(module: nn.Module) -> nn.Module:
     Learned factors of the frequencies are copied: no config contains them.
     """
     make: Any = type(module)
-    with torch.device("cpu"):
+    facts = {"module": make.__name__}
+    cure = "Restore the config that the model was built with."
+    with (
+        torch.device("cpu"),
+        library_errors("attach: a rotary module cannot be built from its config.", facts=facts, cure=cure),
+    ):
         made: nn.Module = make(module.config)
     family = FAMILIES.get(family_name(str(getattr(module.config, "model_type", ""))) or "")
     if family is not None and family.learned is not None:

@@ -208,8 +208,8 @@ def _query(model: Checkpoint) -> Tensor | None:
         file, name = GGUFFile(model.path), "blk.0.attn_q.weight"
         return file.read(name).float() if name in file.tensors else None
     for path in sorted(model.path.glob("*.safetensors")) if model.path is not None else ():
-        opened = open_safetensors(path)
-        for key in opened.keys():  # noqa: SIM118
-            if f".{key}".endswith(".layers.0.self_attn.q_proj.weight"):
-                return Tensor.float(opened.get_tensor(key)).clone()
+        with open_safetensors(path) as opened:
+            for key in opened.keys():  # noqa: SIM118
+                if f".{key}".endswith(".layers.0.self_attn.q_proj.weight"):
+                    return Tensor.float(opened.get_tensor(key)).clone()
     return None

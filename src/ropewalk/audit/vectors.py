@@ -20,12 +20,14 @@ import torch
 
 from ropewalk.atomic_io import as_path, check_output, finite, write_output
 from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.tables import angle_of
+from ropewalk.rope.values import size
 
 FORMAT, VERSION = "rope-vectors", 1
 SCHEMA = Path(__file__).with_name("vectors_schema.json")
@@ -357,8 +359,12 @@ class _Cases:
         if kind not in _SPLIT_FRAMES or self.rope.num_axes != 3:
             return
         vision, split = config.get("vision_config") or {}, _SPLIT_FRAMES[kind]
-        merge = int(vision.get("spatial_merge_size", 2))
-        interval = int(vision.get("tokens_per_second", 2)) if kind == "qwen2_5_vl" else 1
+        if not isinstance(vision, Mapping):
+            raise RopeError(
+                "vectors: `vision_config` must be an object.", facts={"it": vision}, cure="Correct the config."
+            )
+        merge = size(vision, "spatial_merge_size") or 2
+        interval = size(vision, "tokens_per_second") or 2 if kind == "qwen2_5_vl" else 1
         image, video = [1, 2 * merge, 2 * merge], [2, merge, 2 * merge]
         types = torch.tensor([0, 0, 1, 1, 1, 1, 0, 2, 2, *([0] if split else []), 2, 2, 0])
         ids, delta = mrope_positions(

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.pairing import convert_pairing
+from ropewalk.rope.rope_parameters import fraction_of
 from ropewalk.rope.scaling import Ladder, Llama3
+from ropewalk.rope.scaling.yarn import yarn_mscale
+from ropewalk.rope.values import as_whole, is_number
 
 # Architectures, and whether their converter permutes q and k for llama.cpp's interleaved rotation.
 PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
@@ -40,6 +43,7 @@ INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+STILL = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 SIZES = {
     "embedding_length": "hidden_size",
@@ -193,36 +197,33 @@ def _name_of(name: str) -> str:
 
 # The rope of a file
 
-_KNOWN = {
+_NUMBERS = {
+    "context_length",
     "rope.freq_base",
     "rope.dimension_count",
     "rope.scale_linear",
-    "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
     "rope.scaling.attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
+    *(f"rope.scaling.yarn_{name}" for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")),
 }
-_NUMBERS = _KNOWN - {"rope.scaling.type", "rope.scaling.finetuned"}
-USUAL_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
-READS_BETAS = ("deepseek4", "grok", "laguna", "mistral3")
-"""The architectures for which llama.cpp uses `yarn_beta_fast` and `yarn_beta_slow`.
-
-For others, only the flags --yarn-beta-fast and --yarn-beta-slow change 32 and 1. Source: the common loader
-(`llama_model_base::load_hparams`, which loads type, factor, attn_factor and original_context_length) and each
-architecture's `load_arch_hparams` in llama.cpp's src/models/, in mid-2026.
-"""
+_KNOWN = _NUMBERS | {"rope.scaling.type", "rope.scaling.finetuned"}
+_PAIR = {"rope_factors_long", "rope_factors_short"}
 
 
 def rope_parameters(
-    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], head_dim: int, where: str, *, arch: str
+    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], rotary_dim: int, where: str, *, arch: str
 ) -> dict[str, Any]:
     """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
 
-    `where` names the file in errors. `arch`: llama.cpp's architecture; outside of `READS_BETAS`, YaRN's betas are
-    ignored with a warning, as in llama.cpp. Raises `RopeError` for an unknown kind of scaling or key.
+    The result is what llama.cpp computes: it applies divisors and `attn_factor` with every type, but for the
+    architectures that are read here none of YaRN's four numbers, which cause a warning if they differ from 1, the
+    usual attention factor, 32 and 1. Source: `llama_model_base::load_hparams`, each architecture's
+    `load_arch_hparams` and src/llama-context.cpp of llama.cpp b11549, where deepseek4, grok, laguna and mistral3 do
+    apply the betas, grok and laguna also the extrapolation factor.
+
+    **Arguments:** `rotary_dim`: rotated features. `where` names the file in errors. `arch`: llama.cpp's architecture.
+    **Raises:** `RopeError` for an unknown kind of scaling or key, and for divisors next to YaRN.
     """
     unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
     kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
@@ -232,53 +233,54 @@ def rope_parameters(
             facts={"file": where, "rope.scaling.type": kind, "unknown keys": unknown},
             cure="Use the model's Hugging Face folder.",
         )
-    for key in _NUMBERS & metadata.keys():
-        value = metadata[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    for key in sorted(_NUMBERS & {*metadata, "context_length"}):
+        value = metadata.get(key, "missing")
+        counts = key in ("context_length", "rope.dimension_count")
+        if (
+            not is_number(value)
+            or value < 0
+            or (value == 0 and key == "rope.freq_base")
+            or (counts and not as_whole(value))
+        ):
             raise RopeError(
-                "load: a value in the GGUF file's metadata must be a finite number of at least 0.",
+                "load: a value in the GGUF file's metadata must be a finite number of at least 0. The base must be "
+                "above 0, the context length and the rotated width also whole.",
                 facts={"file": where, key: value},
                 cure="Fetch or convert the file again.",
             )
     theta = float(metadata.get("rope.freq_base", 10_000.0))
-    if theta == 0:
-        raise RopeError(
-            "load: the base of the GGUF file's rope must be above 0.",
-            facts={"file": where, "rope.freq_base": theta},
-            cure="Fetch or convert the file again.",
-        )
     stated, context = metadata.get("rope.scaling.original_context_length"), int(metadata["context_length"])
     length = int(stated or context)
     factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0 means none
+    factor = 1.0 if kind == "none" else factor
     attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
     base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if metadata.get("rope.scaling.finetuned") is True:
         base["finetuned"] = True
-    if "rope_freqs" in factors:
-        if kind != "none" and (kind != "linear" or factor != 1.0):
-            raise RopeError(
-                "load: the GGUF file scales its rope twice, by type and by rope_freqs.weight.",
-                facts={"file": where, "rope.scaling.type": kind},
-                cure="Convert the checkpoint again with one of the two.",
-            )
-        divisors = factors["rope_freqs"]
-        if attention != 1.0:  # no rule of transformers has these two
-            return base | _longrope(divisors, divisors, stated or context, attention)
-        return base | factors_as_rule(divisors, theta, head_dim, stated, context)
-    if kind == "longrope":
-        if set(factors) != {"rope_factors_long", "rope_factors_short"}:
-            raise RopeError(
-                "load: longrope needs rope_factors_long and rope_factors_short.",
-                facts={"file": where},
-                cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
-            )
-        return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, attention)
-    if kind == "yarn" and factor != 1.0:
+    yarn = kind == "yarn" and factor != 1.0
+    if yarn and factors:
+        raise RopeError(
+            "load: the GGUF file scales its rope twice, by YaRN and by a tensor of divisors.",
+            facts={"file": where, "tensors": sorted(factors)},
+            cure="Convert the checkpoint again with one of the two.",
+        )
+    if (kind == "longrope" or _PAIR & {*factors}) and {*factors} != _PAIR:
+        raise RopeError(
+            "load: longrope needs rope_factors_long and rope_factors_short.",
+            facts={"file": where, "tensors": sorted(factors)},
+            cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
+        )
+    if yarn:
         return base | _yarn(metadata, factor, length, attention, arch, where)
-    if attention != 1.0:  # llama.cpp applies it with every type
-        divisors = [1.0 if kind == "none" else factor] * (head_dim // 2)
+    scaled = {name: [factor * divisor for divisor in divisors] for name, divisors in factors.items()}
+    if {*factors} == _PAIR:
+        return base | _longrope(scaled["rope_factors_short"], scaled["rope_factors_long"], length, attention)
+    if attention != 1.0:  # no rule of transformers has a factor and divisors
+        divisors = scaled.get("rope_freqs", [factor] * (rotary_dim // 2))
         return base | _longrope(divisors, divisors, length, attention)
-    return base if kind == "none" or factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
+    if factors:
+        return base | factors_as_rule(scaled["rope_freqs"], theta, rotary_dim, stated, context)
+    return base if factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
 
 
 def _yarn(
@@ -286,18 +288,22 @@ def _yarn(
 ) -> dict[str, Any]:
     """Return the block of llama.cpp's YaRN: truncated bounds, and 0.1 ln(factor) + 1 times attn_factor."""
     block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
-    stated = {key: float(metadata.get(f"rope.scaling.yarn_{key}", usual)) for key, usual in USUAL_BETAS.items()}
-    if arch in READS_BETAS:
-        block |= {key: value for key, value in stated.items() if value != USUAL_BETAS[key]}
-    elif stated != USUAL_BETAS:
-        flags = " ".join(f"--yarn-{key.replace('_', '-')} {value:g}" for key, value in stated.items())
+    usual = {"ext_factor": 1.0, "attn_factor": yarn_mscale(factor, 1.0), "beta_fast": 32.0, "beta_slow": 1.0}
+    stated = {name: float(metadata.get(f"rope.scaling.yarn_{name}", value)) for name, value in usual.items()}
+    ignored = {name: value for name, value in stated.items() if not math.isclose(value, usual[name], rel_tol=1e-6)}
+    if ignored:
+        flags = " ".join(
+            f"--yarn-{name.replace('_', '-')} {value:g}" for name, value in ignored.items() if name != "attn_factor"
+        )
+        numbers = ", ".join(f"yarn_{name} {value:g} (uses {usual[name]:g})" for name, value in ignored.items())
         warnings.warn(
-            f"load: {where} states YaRN's betas, which llama.cpp ignores for `{arch}`: read with 32 and 1, as it "
-            f"computes. For the stated ones start it with {flags}, or use the model's Hugging Face folder.",
+            f"load: {where} contains numbers that llama.cpp ignores for `{arch}`: {numbers}. The rope is the one that "
+            f"llama.cpp computes. For the numbers in the file {f'start it with {flags}, or ' if flags else ''}use the "
+            "model's Hugging Face folder.",
             stacklevel=2,
         )
     if attention != 1.0:
-        block["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
+        block["attention_factor"] = attention * usual["attn_factor"]
     return block
 
 
@@ -323,8 +329,11 @@ def factors_as_rule(
     >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
     {'rope_type': 'default'}
     """
-    if all(divisor == 1 for divisor in divisors):
+    turning = sum(divisor == 1 for divisor in divisors)
+    if turning == len(divisors):
         return {"rope_type": "default"}
+    if all(divisor == 1 for divisor in divisors[:turning]) and min(divisors[turning:]) >= STILL:
+        return {"rope_type": "proportional", "partial_rotary_factor": turning / len(divisors)}
     if len(divisors) == head_dim // 2:
         ladder = Ladder(theta, head_dim, tuple(range(len(divisors))), context)
         plain = ladder.inv_freq()
@@ -376,12 +385,13 @@ _FURTHER = {
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
     "expert_count": ("num_experts", "num_local_experts"),
     "expert_used_count": ("num_experts_per_tok",),
     "use_parallel_residual": ("use_parallel_residual",),
 }
+_ZERO_IS_NONE = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _HARMLESS_FOREIGN = ("vocab_size", "tensor_data_layout", "attention.causal", "pooling_type", "context_length")
 _MAPPED = ("block_count", "feed_forward_length", "embedding_length", "attention.head_count", "attention.head_count_kv")
 
@@ -391,6 +401,8 @@ def read_by_transformers(file: GGUFFile) -> Iterator[None]:
     """Make transformers read this file through `GGUFFile` inside the block: gguf's reader takes 29 times as long."""
     fields = {}
     for key, typed in file.typed.items():
+        if ".rope.scaling." in key:  # `_put_rope` reads them; transformers' reader of gpt-oss fails on them
+            continue
         values = typed.value if typed.element is not None else [typed.value]
         parts = [value if isinstance(value, bytes) else (value,) for value in values]
         types = [typed.kind] if typed.element is None else [typed.kind, typed.element]
@@ -426,7 +438,7 @@ def foreign_config(file: GGUFFile) -> Any:
     kit, path = need("transformers", "transformers"), file.path
     arch = str(file.metadata.get("general.architecture"))
     if arch in PERMUTED:
-        return _known_config(file)
+        return _known_config(config_fields(file), file)
     supported = need("transformers.modeling_gguf_pytorch_utils").GGUF_SUPPORTED_ARCHITECTURES
     known = {name.replace("_", "").replace("-", "") for name in supported}
     if arch.replace("_", "").replace("-", "") not in known:
@@ -436,22 +448,65 @@ def foreign_config(file: GGUFFile) -> Any:
             cure="Use the model's Hugging Face folder.",
         )
     own = _own_keys(file)
-    try:
-        with read_by_transformers(file):
-            config = kit.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, IndexError) as error:
-        raise file.error(
-            "transformers' reader rejects the file's metadata.", facts={"error": str(error)[:400]}
-        ) from error
-    _remove_padding(config)
-    _complete(config, own, file)
-    _put_rope(config, own, file)
+    rule = "load: transformers rejects the metadata of the GGUF file, or a value has the wrong type."
+    with library_errors(rule, facts={"file": str(path)}, cure="Use the model's Hugging Face folder."):
+        if arch == "gemma4":
+            config = _known_config(_gemma4_fields(own, file), file)
+        else:
+            with read_by_transformers(file):
+                config = kit.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        _remove_padding(config)
+        _complete(config, own, file)
+        _put_rope(config, own, file)
     return config
 
 
-def _known_config(file: GGUFFile) -> Any:
-    """Return the transformers config of an architecture in `PERMUTED`."""
-    fields = config_fields(file)
+def _gemma4_fields(own: dict[str, Any], file: GGUFFile) -> dict[str, Any]:
+    """Return a config for Gemma 4, and remove its keys with one value for each layer from `own`.
+
+    Source: `Gemma4Model.set_gguf_parameters` in llama.cpp's conversion/gemma.py, b11549.
+    """
+    fields: dict[str, Any] = {name: own.get(key) for key, name in SIZES.items()}
+    sliding, layers = own.pop("attention.sliding_window_pattern", None), fields["num_hidden_layers"]
+    wide, heads = (
+        of if isinstance(of, list) else [of] * layers
+        for of in (fields["intermediate_size"], fields["num_key_value_heads"])
+    )
+    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    local, whole = ([own.pop(f"{key}{end}", None) for key in keys] for end in ("_swa", ""))
+    if (
+        not isinstance(sliding, list)
+        or {len(sliding), len(wide), len(heads)} != {layers}
+        or not 0 < sum(sliding) < layers
+    ):
+        raise file.error(
+            "the layers of the metadata differ in number, or are all of one kind.", facts={"layers": layers}
+        )
+    if len({*local}) > 1 or len({*whole}) > 1:
+        raise file.error("keys, values and rotation must have the same width.", facts={"_swa": local, "full": whole})
+    full = sliding.index(False)
+    return fields | {
+        "model_type": "gemma4_text",
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in sliding],
+        "head_dim": local[0],
+        "global_head_dim": whole[0],
+        "num_key_value_heads": heads[sliding.index(True)],
+        "num_global_key_value_heads": heads[full],
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
+        "intermediate_size": min(wide),
+        "use_double_wide_mlp": max(wide) > min(wide),
+        "hidden_size_per_layer_input": own.pop("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": file.tensors["token_embd.weight"].shape[0],
+        "num_kv_shared_layers": own.pop("attention.shared_kv_layers", 0),
+        "enable_moe_block": bool(own.get("expert_count")),
+        "top_k_experts": own.pop("expert_used_count", None),
+    }
+
+
+def _known_config(fields: dict[str, Any], file: GGUFFile) -> Any:
+    """Return the transformers config with these fields and the file's special tokens."""
     for name in ("bos_token_id", "eos_token_id"):
         token = file.metadata.get(f"tokenizer.ggml.{name}")
         fields[name] = token if isinstance(token, int) and token < fields["vocab_size"] else None
@@ -479,27 +534,28 @@ def foreign_tensors(file: GGUFFile, config: Any, dtype: torch.dtype) -> dict[str
     with read_by_transformers(file):
         load = need("transformers.modeling_gguf_pytorch_utils").load_gguf_checkpoint
         read = load(str(file.path), return_tensors=True, model_to_load=names, torch_dtype=dtype)
-    tensors: dict[str, Tensor] = read["tensors"]
-    return tensors
+    scalars = (re.fullmatch(r"blk\.(\d+)\.layer_output_scale\.weight", name) for name in file.tensors)  # Gemma 4's
+    own = {f"model.layers.{one[1]}.layer_scalar": file.read(one[0], dtype) for one in scalars if one is not None}
+    return {**read["tensors"], **own}
 
 
 def _complete(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     """Add the keys ignored by transformers to the config; raise `RopeError` for unknown ones."""
     for key, value in own.items():
-        names = [name for name in _FURTHER.get(key, ()) if hasattr(config, name)]
-        if names:
-            setattr(config, names[0], value)
+        name = next((name for name in _FURTHER.get(key, ()) if name in vars(config)), None)
+        if name is not None:
+            setattr(config, name, None if value == 0 and key in _ZERO_IS_NONE else value)
         elif not (key.startswith("rope.") or key in _HARMLESS_FOREIGN or key in _MAPPED or not value):
             raise _unknown_key(file, {key: value, "model_type": config.model_type})
 
 
 def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
-    """Add the file's rope to the config; llama.cpp's files of Gemma 3 scale only layers of full attention."""
-    width = own.get("rope.dimension_count")
-    local = own.pop("rope.freq_base_swa", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Add the file's rope to the config; llama.cpp's files of Gemma 3 and 4 scale only layers of full attention."""
+    fields, local = vars(config), own.pop("rope.freq_base_swa", None)
+    head_dim = fields.get("head_dim") or config.hidden_size // config.num_attention_heads
+    width = own.get("rope.dimension_count", head_dim)
     arch = str(file.metadata["general.architecture"])
-    block = rope_parameters(own, _factors(file), head_dim, str(file.path), arch=arch)
+    block = rope_parameters(own, _factors(file), width, str(file.path), arch=arch)
     if "rope.freq_base" not in own:
         block.pop("rope_theta")
     present = config.rope_parameters or {}
@@ -512,13 +568,16 @@ def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     else:
         if local not in (None, present.get("rope_theta")):
             raise file.error("the file has two thetas, but this family has one.", facts={"rope.freq_base_swa": local})
+        if width != head_dim or "partial_rotary_factor" in present:
+            block["partial_rotary_factor"] = fraction_of(width, head_dim)
         config.rope_parameters = {**present, **block}
-    if block.get("original_max_position_embeddings") and hasattr(config, "original_max_position_embeddings"):
+    if block.get("original_max_position_embeddings") and "original_max_position_embeddings" in fields:
         config.original_max_position_embeddings = block["original_max_position_embeddings"]
-    read = [rope for rope in ropes_of_layer_types(config).values() if rope is not None]
-    if width is not None and any(rope.rotary_dim != width for rope in read):
+    try:
+        ropes_of_layer_types(config)
+    except RopeError as error:
         raise file.error(
-            "transformers' reader gives the model a different rotary width than the GGUF file.",
-            facts={"rope.dimension_count": width, "transformers": read[0].rotary_dim},
+            "the rope of the GGUF file does not fit what transformers computes for this architecture.",
+            facts={"rope.dimension_count": width, "reason": error.rule},
             cure="Use the model's Hugging Face folder.",
-        )
+        ) from error

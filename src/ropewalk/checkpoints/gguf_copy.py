@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.atomic_io import whole_file
-from ropewalk.checkpoints.gguf import ROPE_TENSORS, rope_parameters
+from ropewalk.checkpoints.gguf import ROPE_TENSORS, STILL, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
@@ -32,7 +32,6 @@ from ropewalk.version import __version__
 
 WITH_DIVISORS = ("llama",)
 """The written architectures with support for `rope_freqs` and `rope_factors_*`."""
-STILL = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 CLOSE = 1e-6  # relative: a GGUF file's numbers are float32
 _NEGLIGIBLE = 1e-15  # radians per token
 _VERSION = "ropewalk.version"  # marks a file that ropewalk may replace; see `atomic_io`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -189,7 +190,14 @@ class LiveModel:
         vocab = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
-        cache, half, most = new_cache(self.model.config, CHECKED), CHECKED // 2, float(whole.abs().max())
+        most = float(whole.abs().max())
+        if not math.isfinite(most) or bool((whole == whole[0, 0]).all()):
+            raise RopeError(
+                "transformers: the model's logits are all equal or not finite, so its weights are empty or damaged.",
+                facts={"model": type(self.model).__name__, "logits": [float(whole.min()), float(whole.max())]},
+                cure="Fetch or save the weights again.",
+            )
+        cache, half = new_cache(self.model.config, CHECKED), CHECKED // 2
         allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most)
 
         def difference(*parts: Tensor) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ropewalk.checkpoints.decoder_config import (
     half_split,
 )
 from ropewalk.checkpoints.sources import find, no_safetensors
-from ropewalk.errors import RopeError, check_kind
+from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.classifier import TextClassifier
 from ropewalk.layers.config import DecoderConfig
@@ -186,41 +187,47 @@ def hugging_face_form(model: Decoder, tokenizer: TextTokenizer | None) -> tuple[
 # safetensors files
 
 
-def open_safetensors(path: Path) -> Any:
-    """Open a safetensors file; raise `RopeError` with its name if it is damaged."""
-    safetensors = need("safetensors")
-    try:
-        return safetensors.safe_open(path, framework="pt")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise RopeError(
-            "load: a safetensors file cannot be read: it is truncated or damaged.",
-            facts={"file": str(path), "bytes": path.stat().st_size, "error": str(error)},
-            cure="Fetch the file again.",
-        ) from error
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise `RopeError` with its name if it is damaged, also from reading in the block."""
+    rule = "load: a safetensors file cannot be read: it is truncated or damaged."
+    with library_errors(rule, facts={"file": str(path), "bytes": path.stat().st_size}, cure="Fetch the file again."):
+        yield need("safetensors").safe_open(path, framework="pt")
+
+
+def check_weights(folder: Path, layers: object) -> None:
+    """Raise `RopeError` for a damaged index or header, and for fewer tensors than layers, before a library fails."""
+    tensors = 0
+    for path in _shards(folder):
+        with open_safetensors(path) as file:
+            tensors += len(file.keys())
+    if isinstance(layers, int) and layers > tensors:  # before a damaged number of layers is built
+        facts = {"checkpoint": str(folder), "tensors": tensors, "num_hidden_layers": layers}
+        raise RopeError("load: tensors are missing from the checkpoint.", facts=facts, cure=_CURE)
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder's safetensors files, keyed by the Decoder's names: views of the mapped files."""
     stored: dict[str, Tensor] = {}
     for path, names in _shards(folder).items():
-        file = open_safetensors(path)
-        for name in sorted(names if names is not None else file.keys()):
-            if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                raise RopeError(
-                    "load: the index names a tensor that is missing from its file.",
-                    facts={"file": str(path), "tensor": name},
-                    cure="Fetch the file again.",
-                )
-            ours = name.removeprefix("model.")
-            if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
-                continue
-            if ours in stored:
-                raise RopeError(
-                    "load: a tensor is stored twice.",
-                    facts={"file": str(path), "tensor": name},
-                    cure="Keep the shards of one checkpoint in the folder, and remove others.",
-                )
-            stored[ours] = file.get_tensor(name)
+        with open_safetensors(path) as file:
+            for name in sorted(names if names is not None else file.keys()):
+                if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+                    raise RopeError(
+                        "load: the index names a tensor that is missing from its file.",
+                        facts={"file": str(path), "tensor": name},
+                        cure="Fetch the file again.",
+                    )
+                ours = name.removeprefix("model.")
+                if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
+                    continue
+                if ours in stored:
+                    raise RopeError(
+                        "load: a tensor is stored twice.",
+                        facts={"file": str(path), "tensor": name},
+                        cure="Keep the shards of one checkpoint in the folder, and remove others.",
+                    )
+                stored[ours] = file.get_tensor(name)
     return stored
 
 
@@ -231,16 +238,22 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     if not (folder / _INDEX).is_file():
         raise no_safetensors(folder)
     index = read_json(folder / _INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+    if not (isinstance(index, dict) and index and all(isinstance(name, str) for name in index.values())):
         raise RopeError(
-            "load: the index has no `weight_map`.",
+            "load: the index has no `weight_map` of tensors to file names.",
             facts={"file": str(folder / _INDEX)},
             cure="Download the index file again.",
         )
     shards: dict[Path, set[str] | None] = {}
     for shard in sorted(set(index.values())):
         path = folder / shard
-        if Path(shard).name != shard or not path.is_file():
+        if Path(shard).name != shard:
+            raise RopeError(
+                "load: the index names a shard outside of its folder.",
+                facts={"file": str(folder / _INDEX), "shard": shard},
+                cure="Use an index of files that are in the same folder.",
+            )
+        if not path.is_file():
             raise RopeError(
                 "load: a shard in the index is missing from the folder.",
                 facts={"folder": str(folder), "shard": shard},
@@ -333,16 +346,17 @@ def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
     files, endings = sorted(Path(folder).glob("*.safetensors")), ("rotary_emb.alpha", "lerope.alpha")
     if not files:
         raise no_safetensors(Path(folder))
-    opened = map(open_safetensors, files)
-    places = [(file, name) for file in opened for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
-    if len(places) != 1:
+    found: dict[str, Tensor] = {}
+    for path in files:
+        with open_safetensors(path) as file:
+            found |= {name: file.get_tensor(name) for name in file.keys() if f".{name}".endswith(endings)}  # noqa: SIM118
+    if len(found) != 1:
         raise RopeError(
             "read: a checkpoint with a learned rotation must have exactly one such tensor.",
-            facts={"folder": str(folder), "endings": endings, "found": [name for _, name in places]},
+            facts={"folder": str(folder), "endings": endings, "found": list(found)},
             cure="Fetch every weight file of one checkpoint into one folder.",
         )
-    file, name = places[0]
-    return tuple(file.get_tensor(name).double().flatten().tolist())
+    return tuple(next(iter(found.values())).double().flatten().tolist())
 
 
 # The dtype of a folder

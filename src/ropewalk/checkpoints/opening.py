@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,10 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE, half_split
 from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.load import fast_dtype_or_warn, hugging_face_form
+from ropewalk.checkpoints.load import check_weights, fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.reader import Reader, text_tokenizer
-from ropewalk.checkpoints.sources import display_name, find, no_safetensors
-from ropewalk.errors import RopeError
+from ropewalk.checkpoints.sources import display_name, find
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.precision import is_slow, memory_for, name_of, slow_dtype_of
@@ -158,8 +159,7 @@ def load_live(
         model, tokenizer = load_gguf(path, dtype or torch.float32)
         return model.to(device), tokenizer
     config = config_of(path)
-    if not any(path.glob("*.safetensors")):
-        raise no_safetensors(path)
+    check_weights(path, getattr(config.get_text_config(decoder=True), "num_hidden_layers", None))
     stored = "auto" if dtype is None else dtype
     model = _loaded(path, config, str(path), None, dtype=stored, use_safetensors=True, **options).eval()
     return model if options else model.to(device), _tokenizer_of(path, model)
@@ -221,14 +221,11 @@ def config_of(folder: Path) -> Any:
             facts={"file": str(folder / "config.json"), "model_type": model_type, "transformers": kit.__version__},
             cure="Try a newer transformers: neither ropewalk nor this release supports it.",
         )
-    try:
+    facts = {"file": str(folder / "config.json")}
+    with library_errors(
+        "load: transformers rejects the config.", facts=facts, cure="Correct it, or download it again."
+    ):
         return kit.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # each class raises its own
-        raise RopeError(
-            "load: transformers rejects the config.",
-            facts={"file": str(folder / "config.json"), "error": str(error)},
-            cure="Correct it, or download it again.",
-        ) from error
 
 
 def _loaded(
@@ -243,21 +240,16 @@ def _loaded(
     `tensors`: returns the weights, without a copy, if they are not those of the folder.
     """
     kit = need("transformers")
-    try:
-        with quietly():
-            options |= {"config": config, "local_files_only": True, "output_loading_info": True}
-            options["ignore_mismatched_sizes"] = True  # they are named below
-            if tensors is None:
-                model, report = kit.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
-            else:
-                kind = kit.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-                model, report = kind.from_pretrained(None, state_dict=tensors(), **options)
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
-        raise RopeError(
-            "load: transformers cannot load this checkpoint as a causal language model.",
-            facts={"checkpoint": where, "model_type": config.model_type, "error": str(error).strip()[:400]},
-            cure="Load it yourself, and pass the model with its tokenizer: rw.doctor(model, tokenizer=...).",
-        ) from error
+    rule = "load: transformers cannot load this checkpoint as a causal language model."
+    cure = "Load it yourself, and pass the model with its tokenizer: rw.doctor(model, tokenizer=...)."
+    with quietly(), library_errors(rule, facts={"checkpoint": where, "model_type": config.model_type}, cure=cure):
+        options |= {"config": config, "local_files_only": True, "output_loading_info": True}
+        options["ignore_mismatched_sizes"] = True  # they are named below
+        if tensors is None:
+            model, report = kit.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
+        else:
+            kind = kit.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            model, report = kind.from_pretrained(None, state_dict=tensors(), **options)
     checked = ("missing_keys", "mismatched_keys", *(() if tensors is None else ("unexpected_keys",)))
     wrong = {key: sorted(map(str, report.get(key, ())))[:8] for key in checked}
     wrong = {key: names for key, names in wrong.items() if names}
@@ -265,7 +257,10 @@ def _loaded(
         raise RopeError(
             "load: tensors of the checkpoint are missing or unknown, or their shapes differ from its config.",
             facts={"checkpoint": where, **wrong},
-            cure="Download it again, or correct its config.json.",
+            cure="Download it again, or correct its config.json."
+            if tensors is None
+            else "Fetch the file again, or use the model's Hugging Face folder: "
+            f"transformers {kit.__version__} cannot map every tensor of a GGUF file.",
         )
     return model
 
@@ -277,7 +272,10 @@ def _tokenizer_of(folder: Path, model: Any) -> TextTokenizer | None:
     kit = need("transformers")
     try:
         made = kit.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, ImportError):
+    except Exception as error:  # each class raises its own
+        if any(folder.glob("*token*")):
+            reason = f"{type(error).__name__}: {error}".strip()[:400]
+            warnings.warn(f"load: transformers cannot load the tokenizer in {folder}: {reason}", stacklevel=2)
         return None
     return text_tokenizer(made, model)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import fields_under, labels_of, positions_of, text_config_of
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.tokenizer import TextTokenizer, ids_of
 from ropewalk.methods import Reach, trained_length_of
@@ -64,7 +64,12 @@ class Reader:
         self.name = name or _name_of(model)
         self.tokenizer = text_tokenizer(tokenizer, model)
         self.live = LiveModel(self.model)
-        self._per_token = self.live.check()
+        facts, cure = (
+            {"model": type(self.model).__name__},
+            "Restore its config, and run it on a few tokens with a cache first.",
+        )
+        with library_errors("transformers: the model fails on six tokens in two chunks.", facts=facts, cure=cure):
+            self._per_token = self.live.check()
         self._twins: dict[object, LiveModel] = {}
 
     @property

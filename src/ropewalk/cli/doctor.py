@@ -36,13 +36,12 @@ def doctor(
     ] = None,
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
-    from rich.console import Console
 
     from ropewalk.atomic_io import check_output
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
-    from ropewalk.progress import shown
+    from ropewalk.progress import plain_console, shown
     from ropewalk.statistics import counted
 
     if json_file is not None:
@@ -73,7 +72,7 @@ def doctor(
     if json_file is not None:
         diagnosis.to_json(json_file)
     page = None if report is None else write_report(report, diagnosis)
-    console = Console()
+    console = plain_console()
     print_diagnosis(console, diagnosis)
     if page is not None:
         console.file.write(f"Report: {shlex.quote(str(page))}\n")

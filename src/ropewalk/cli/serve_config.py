@@ -58,10 +58,9 @@ def serve_config(
 
     The weights are not loaded and no engine is started. To check a running server, use `ropewalk verify`.
     """
-    from rich.console import Console
-
     from ropewalk.atomic_io import check_output, write_output
     from ropewalk.errors import RopeError
+    from ropewalk.progress import plain_console
     from ropewalk.serving.serve import serve_config as configure
 
     if json_file is not None:
@@ -82,10 +81,10 @@ def serve_config(
         trained_length=trained_length,
         records=records or (),
     )
-    console = Console(highlight=False)
+    console = plain_console()
 
     def show(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
     if served.file is not None:
         name, content = served.file

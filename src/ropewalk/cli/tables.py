@@ -17,10 +17,11 @@ _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 def print_findings(name: str, sentences: Iterable[str], findings: Sequence[Finding], none: str) -> None:
     """Print sentences and findings under a name; `none` is the sentence for no findings."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console()
+    from ropewalk.progress import plain_console
+
+    console = plain_console()
     console.print(Text(name, style="bold"))
     for sentence in [*sentences, *([] if findings else [none])]:
         console.print(Text(f"  {sentence}"))

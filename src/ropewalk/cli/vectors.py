@@ -19,10 +19,9 @@ def vectors(
     out: Annotated[Path, typer.Option(help="Write NAME.json and NAME.safetensors into this folder.")] = Path("vectors"),
 ) -> None:
     """Write the conformance vectors of a config: files to test an engine's rotation in any language."""
-    from rich.console import Console
-
     from ropewalk.audit.vectors import conformance_vectors
     from ropewalk.errors import RopeError
+    from ropewalk.progress import plain_console
 
     made = [conformance_vectors(source) for source in sources]
     names = [one.name for one in made]
@@ -36,6 +35,4 @@ def vectors(
         paths = one.write(out)
         size = sum(path.stat().st_size for path in paths)
         cases = len(one.document["cases"])
-        Console().print(
-            f"{paths[0]} and {paths[1].name}: {cases} cases, {size:,} bytes", highlight=False, soft_wrap=True
-        )
+        plain_console().print(f"{paths[0]} and {paths[1].name}: {cases} cases, {size:,} bytes", soft_wrap=True)

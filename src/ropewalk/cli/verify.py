@@ -83,10 +83,8 @@ def verify(
     exit status is 0 as expected, 1 other than expected, 2 undecided. The variable OPENAI_API_KEY may contain a key.
     --write only writes our predictions to a file; --golden checks engines with this file, without the weights.
     """
-    from rich.console import Console
-
     from ropewalk.atomic_io import check_output, write_output
-    from ropewalk.progress import shown
+    from ropewalk.progress import plain_console, shown
     from ropewalk.verification.golden import Golden, write_golden
     from ropewalk.verification.verify import verify as run
 
@@ -109,9 +107,9 @@ def verify(
         else:
             verification = run(model, engine, **predicting, **asking)
     if write is not None:
-        Console().print(_written(written, write, seconds))
+        plain_console().print(_written(written, write, seconds))
         return
-    print_verification(Console(), verification)
+    print_verification(plain_console(), verification)
     if (needs := verification.outcome.needs) is not None:
         longer = {"up_to": needs} if golden is None and needs > verification.outcome.up_to else {}
         print(f"Next: {command_line(context, changed=longer | {'max_tokens': max(max_tokens, needs)})}")

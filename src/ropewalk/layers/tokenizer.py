@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ropewalk.atomic_io import read_json, read_text, write_json
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.rope.values import checked
 
@@ -134,14 +134,8 @@ class TextTokenizer:
         root, cure = Path(folder), "Save the tokenizer by AutoTokenizer...save_pretrained, or fetch it again."
         path = root / "tokenizer.json"
         text = read_text(path, "TextTokenizer", cure)
-        try:
+        with library_errors("TextTokenizer: tokenizer.json cannot be read.", facts={"file": str(path)}, cure=cure):
             tokenizer = need("tokenizers").Tokenizer.from_str(text)
-        except Exception as error:  # `tokenizers` raises a bare Exception for a damaged file
-            raise RopeError(
-                "TextTokenizer: tokenizer.json cannot be read.",
-                facts={"file": str(path), "error": str(error)},
-                cure=cure,
-            ) from error
         # Settings of a training run's batches, not a property of the text.
         tokenizer.no_truncation()
         tokenizer.no_padding()

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
-from ropewalk.errors import NoRotation, RopeError
+from ropewalk.errors import NoRotation, RopeError, library_errors
 from ropewalk.families import (
     FAMILIES,
     NO_ROTATION,
@@ -248,7 +248,9 @@ def _read(config: Any) -> dict[str, Any]:
         cure = "Pass a config.json, or its folder. Fetch a damaged file again. For a model of the hub pass "
         return read_json(Path(file), "from_hf", cure + "transformers.AutoConfig.from_pretrained(name).")
     if callable(getattr(config, "to_dict", None)) and not isinstance(config, type):
-        return dict(config.to_dict())
+        cure = "Restore the config that the model was built with."
+        with library_errors("from_hf: `config.to_dict()` fails.", facts={"config": type(config).__name__}, cure=cure):
+            return dict(config.to_dict())
     raise RopeError(
         "from_hf: `config` must be a path, a dict of named values, or an object with `to_dict()`.",
         facts={"config": config},

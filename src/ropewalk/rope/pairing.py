@@ -100,7 +100,14 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
     fields = text_part(config)
     family = FAMILIES.get(family_name(str(fields.get("model_type"))) or "")
     shared = family is not None and family.values_from_keys is not None and bool(fields.get(*family.values_from_keys))
-    if family is None or family.mla or family.halves or family.whole_width or family.projected is not None or shared:
+    if (
+        family is None
+        or family.mla
+        or family.axis_blocks
+        or family.whole_width
+        or family.projected is not None
+        or shared
+    ):
         facts = {} if family is None else {"latent attention (MLA)": family.mla, "values are keys": shared}
         raise RopeError(
             "convert_pairing: the family of a state dict must be known, and rotate only whole heads of q and k.",

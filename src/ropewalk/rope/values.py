@@ -282,7 +282,9 @@ def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: i
             facts={TRAINED_KEY: block.get(TRAINED_KEY)},
             cure="Add `factor` to the rope block, or `max_position_embeddings` to the config.",
         )
-    ratio: float = max_position_embeddings / read_value(block, TRAINED_KEY, int)
+    trained = read_value(block, TRAINED_KEY, int)
+    check_length(f"from_hf: rope type {rope_type!r}", trained)
+    ratio: float = max_position_embeddings / trained
     return ratio
 
 
