@@ -25,21 +25,14 @@ FORGETS = "†"  # the mark of baselines in the table
 
 def served(name: str) -> list[str]:
     """Return for each engine of TITLES whether it runs a method: yes, yes with a caveat of its own (\\*), or no."""
-    from ropewalk.checkpoints.gguf_copy import gguf_rope
     from ropewalk.errors import RopeError
-    from ropewalk.methods import METHODS, Reach
-    from ropewalk.rope.config import RopeConfig
-    from ropewalk.serving.engines import READS_GGUF
+    from ropewalk.methods import METHODS
     from ropewalk.serving.serve import serve_config
 
-    method, cells = METHODS[name], []
-    reach = Reach(256, 1024 if method.extends else 256)
+    cells = []
     for engine in TITLES:
         try:
-            settings = serve_config("tiny", engine, method=name, target=reach.target if method.extends else None)
-            if engine in READS_GGUF and method.extends:
-                rope = method.rope(RopeConfig(64, interleaved=False, max_position_embeddings=256), reach)
-                gguf_rope(rope, "llama", name, reach)
+            settings = serve_config("tiny", engine, method=name, target=1024 if METHODS[name].extends else None)
         except RopeError:
             cells.append("no")
             continue

@@ -48,6 +48,7 @@ _VLLM = "vllm/model_executor/models/"
 _SGLANG = "sglang/srt/layers/rotary_embedding/"
 _MODELS = "sglang/srt/models/"
 _EXTENDS_NOTHING = "it fixes one base when it starts, so that"
+_NOT_BEYOND = "The dynamic rule is not applied beyond"
 _EVERY_LENGTH = "it fixes one base when it starts, that of"
 _IGNORED = "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored"
 _DROPPED = "`attention_factor` in a yarn block is ignored"
@@ -68,6 +69,7 @@ _CONVERTER = (
     "`truncate` in a yarn block is not applied",
     "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not applied",
     "llama.cpp's converter leaves the rule out",
+    _NOT_BEYOND,
     _LONGROPE,
 )
 
@@ -82,7 +84,7 @@ PIECES: tuple[Piece, ...] = (
     Piece("vllm", _VLLM + "mistral.py", "MistralAttention.__init__", ("`llama_4_scaling_beta` in the block",)),
     Piece("vllm", _VLLM + "gemma3.py", "Gemma3Attention", ("Older servers apply one flat block",)),
     Piece("vllm", _ROPE + "yarn_scaling_rope.py", None, (_IGNORED,)),
-    Piece("vllm", _ROPE + "dynamic_ntk_scaling_rope.py", None, (_EXTENDS_NOTHING,)),
+    Piece("vllm", _ROPE + "dynamic_ntk_scaling_rope.py", None, (_EXTENDS_NOTHING, _NOT_BEYOND)),
     Piece("vllm", _ROPE + "phi3_long_rope_scaled_rope.py", None, (_ONE_LIST, _HALVES)),
     Piece("vllm", "vllm/config/model.py", "_get_and_verify_max_len", (_EXTENDS_NOTHING,)),
     Piece("vllm", "vllm/transformers_utils/config.py", "patch_rope_parameters", ("Older servers call",)),

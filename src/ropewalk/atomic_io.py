@@ -42,7 +42,7 @@ _MARKS = (
     b'name="ropewalk-sources"',
     b"<dc:title>ropewalk",  # SVG
     b"Software\0ropewalk",  # PNG
-    b"by `ropewalk extend`",  # README.md of an export
+    b"by `ropewalk extend`",  # the note in a folder
     b"ropewalk.version",  # GGUF
 )
 """What the files that commands write for the user contain in their first 4,096 bytes."""
@@ -75,6 +75,21 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(path, "rb")
+
+
+def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy the content of a file in constant memory; where the file system can, both share blocks until one changes.
+
+    Raises `OSError` as `open_file`, and if the copy cannot be written.
+    """
+    with open_file(source) as old, open(target, "wb") as new:
+        with suppress(AttributeError, OSError):  # not on this system, or not between these file systems
+            while os.copy_file_range(old.fileno(), new.fileno(), 1 << 30):
+                pass
+        copied = os.fstat(new.fileno()).st_size
+        old.seek(copied)
+        new.seek(copied)
+        shutil.copyfileobj(old, new)
 
 
 def read_text(path: Path, call: str = "load", cure: str = _WHOLE) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ropewalk.errors import RopeError
+from ropewalk.shell import shell_command
 
 OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
 """The oldest release of a package that is supported; pyproject.toml states the same."""
@@ -77,7 +77,7 @@ def _check_release(package: str, extra: str) -> None:
         raise RopeError(
             f"ropewalk: {package} {found} is too old: {oldest} is the oldest release that is supported.",
             facts={"installed": found, "needed": f">={oldest}"},
-            cure=f"Install a newer one: {_command('--upgrade', f'{package}>={oldest}')}",
+            cure=f"Install a newer one: {shell_command('pip', 'install', '--upgrade', f'{package}>={oldest}')}",
         )
 
 
@@ -89,21 +89,16 @@ def install_command(extra: str) -> str:
     """
     checkout = Path(__file__).resolve().parents[2]
     if _is_ours(checkout):
-        return _command("-e", f"{checkout}[{extra}]")
+        return shell_command("pip", "install", "-e", f"{checkout}[{extra}]")
     origin = _origin()
     url = str(origin.get("url", ""))
     if url.startswith("file:"):
         folder = Path(url2pathname(urlsplit(url).path))
         if _is_ours(folder):
-            return _command(f"{folder}[{extra}]")
+            return shell_command("pip", "install", f"{folder}[{extra}]")
     if "vcs_info" in origin:
-        return _command(f"ropewalk[{extra}] @ {origin['vcs_info'].get('vcs', 'git')}+{url}")
-    return _command(f"ropewalk[{extra}]")
-
-
-def _command(*words: str) -> str:
-    """Return the command with quoted brackets."""
-    return shlex.join(["pip", "install", *words])
+        return shell_command("pip", "install", f"ropewalk[{extra}] @ {origin['vcs_info'].get('vcs', 'git')}+{url}")
+    return shell_command("pip", "install", f"ropewalk[{extra}]")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -133,8 +133,8 @@ def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     rope = METHODS["ntk"].rope(model.config.ropes[0], Reach(TRAINED, TARGET))
     model = model.with_positions(rope=rope)
     assert furthest(out, model) < 1e-3
-    written = (out / "README.md").read_text()
-    assert "source, extended" in written
+    written = (out / "ropewalk.md").read_text()
+    assert "# out\n" in written
     assert "Nothing was measured" in written
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
 
@@ -142,11 +142,10 @@ def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["apply", "--method", "rerope"], "`rerope` cannot be exported"),
-        (["apply", "--method", "crop"], "nearest that can be  'plain'"),
+        (["apply", "--method", "rerope"], "`rerope` cannot be written"),
+        (["apply", "--method", "crop"], "Pass --method plain"),
         (["apply", "--method", "nonsense"], "unknown method"),
         (["apply", "--target", "8"], "needs a target beyond the trained length"),
-        (["apply", "--dtype", "int4"], "unknown dtype"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(

@@ -108,8 +108,10 @@ def test_encodings_and_texts():
 
 def test_methods():
     """Every method has a row: the text of its record, ratios of medians to plain's, and the engines that run it."""
-    from ropewalk.methods import METHODS
-    from ropewalk.serving.engines import ENGINES, why_not
+    from ropewalk.methods import METHODS, Reach
+    from ropewalk.serving.engines import ENGINES
+    from ropewalk.serving.plan import ServingPlan, serving_plan
+    from ropewalk.serving.served import Served
 
     record = json.loads((RESULTS / "method-costs.json").read_text())
     plain, lines = record["methods"]["plain"], MADE["TABLES"]["methods"]().splitlines()
@@ -126,12 +128,9 @@ def test_methods():
         assert found[name][:2] == [method.changes, method.config or "none"]
         runs = dict(zip(heads[3:end], (cell.rstrip("\\*") for cell in found[name][2 : end - 1]), strict=True))
         for engine in ENGINES:
-            if method.extends and method.config is None:
-                assert runs[titles[engine]] == "no"
-                assert why_not(engine, name, None)
-            elif not method.extends:
-                assert runs[titles[engine]] == "yes"
-                assert why_not(engine, name, None) is None
+            reach = Reach(256, 1024 if method.extends else 256)
+            answer = serving_plan(Served.open("tiny", None), engine, name, reach)
+            assert runs[titles[engine]] == ("yes" if isinstance(answer, ServingPlan) else "no")
         one = record["methods"].get(name)
         if one is None:
             assert found[name][end - 1 : end + 2] == ["", "", ""]

@@ -9,14 +9,10 @@ from typing import Any
 import torch
 import transformers
 
-from ropewalk.checkpoints.decoder_config import half_split
 from ropewalk.checkpoints.load import load
-from ropewalk.checkpoints.opening import reader_of
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach, method_named
-from ropewalk.serving.applying import Exported
-from ropewalk.serving.applying import export as export_reader
 
 TRAINED, TARGET = 16, 64
 REACH = Reach(TRAINED, TARGET)
@@ -67,7 +63,6 @@ def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -
 
 INEXPRESSIBLE = tuple(name for name, method in METHODS.items() if method.config is None)
 EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
-HOW = {"reach": REACH}
 
 
 def extended(folder: Path, method: str) -> Decoder:
@@ -79,10 +74,3 @@ def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
     """A model under a method."""
     positions = method_named(method).positions(model.config.positions, reach)
     return model.with_positions(rope=positions.ropes, extension=positions.extensions)
-
-
-def export(model: Decoder, out: Path, **how: Any) -> Exported:
-    """`serving.applying.export` of a decoder's positions, put into its source if that is given."""
-    dtype = model.embed_tokens.weight.dtype
-    reader: Any = reader_of(load(how["source"], dtype=dtype) if "source" in how else model)
-    return export_reader(reader.under(half_split(model.config).positions), out, **how)

@@ -19,7 +19,7 @@ def written(config: dict[str, Any]) -> str:
 def test_names_are_shown_and_not_obeyed() -> None:
     """A model's name is text, whatever is in it."""
     said = card("a](http://x)\n# <b>hi", "yarn", {"rope_parameters": BLOCK, "max_position_embeddings": 32})
-    assert "# a\\](http://x) \\# \\<b\\>hi, extended" in said
+    assert "# a\\](http://x) \\# \\<b\\>hi\n" in said
     assert '"max_position_embeddings": 32' in said
     assert "Nothing was measured" in said
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk import RopeConfig
+from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
-from ropewalk.checkpoints.opening import open_reader
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.serving import ApplySettings, apply
@@ -30,8 +31,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(source: Path) -> dict[str, Any]:
     """A record of it that recommends ntk."""
-    digest = open_reader(source, dtype=torch.float32).digest()
-    return record_of(name="small", trained=TRAINED, target=48, digest=digest, method="ntk")
+    own = audit(RopeConfig.from_hf(source), target=48).to_json()
+    return record_of(name="small", trained=TRAINED, target=48, audits=[own], method="ntk")
 
 
 def run(*arguments: str | Path) -> int:
@@ -51,8 +52,7 @@ def test_the_doctors_choice_is_applied(
     assert run(source, "--method", "ntk", "--target", 48, "--trained-length", TRAINED, "--out", tmp_path / "two") == 0
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    done = apply(source, tmp_path / "three", ApplySettings(dtype="float32"), record=found)
-    assert done.config["max_position_embeddings"] == 48
+    assert apply(source, tmp_path / "three", record=found).config["max_position_embeddings"] == 48
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,10 @@ def test_where_the_doctor_extends_nothing(
 
 
 def test_another_model_is_refused(source: Path, found: dict[str, Any], tmp_path: Path) -> None:
-    """One weight apart in its last bit is another model; the dtype that was measured in is not."""
-    measured_in_float32 = load(source, dtype=torch.float32)
-    apply(measured_in_float32, tmp_path / "fine", record=found)
-    other = load(source, dtype=torch.bfloat16)
-    with torch.no_grad():
-        other.embed_tokens.weight.view(torch.int16)[0, 0] += 1
+    """Its ropes differ from those of the record; the weights are not opened."""
+    other = {**found, "inspection": {"audits": [{**found["inspection"]["audits"][0], "theta": 5e5}]}}
     with pytest.raises(RopeError, match="belongs to a different model"):
-        apply(other, tmp_path / "out", record=found)
+        apply(source, tmp_path / "out", record=other)
     assert not (tmp_path / "out").exists()
 
 
@@ -104,6 +100,6 @@ def test_what_is_no_choice(
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert run(source, "--from", tmp_path / "found.json", "--method", "yarn", "--out", tmp_path / "out") == 2
     assert "--method" in capsys.readouterr().err
-    with pytest.raises(RopeError, match="cannot be exported"):
+    with pytest.raises(RopeError, match="cannot be written"):
         apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], "method": "dca"}})
     assert not (tmp_path / "out").exists()

@@ -7,33 +7,34 @@ import math
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+import transformers
+from transformers import DeepseekV4Config
 
 from ropewalk.attachment import attachment_of
-from ropewalk.checkpoints.opening import open_reader
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.cli.app import main
+from ropewalk.diagnosis.prepare import _engines
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.serving import apply
+from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import (
     CONVERTER,
     DEVIATIONS,
     ENGINES,
-    NOT_WRITTEN,
     READ,
     READS_GGUF,
-    RUNNERS,
     Case,
     applied,
-    why_not,
 )
+from ropewalk.serving.plan import Refused, serving_plan
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
-from tests.checkpoints.gguf_files import write_foreign
-from tests.checkpoints.random_models import folder_of, random_model
+from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
+from tests.checkpoints.random_models import FAMILIES, folder_of, random_model
 from tests.layers.material import gguf_of
 from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
@@ -42,16 +43,21 @@ TINY, LONG, SHORTER = 256, 1024, 768
 IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
 
 
-def block_of(method: str, model: str | Path = "tiny") -> dict[str, Any] | None:
-    """The method's block, or its blocks by layer type; None if there is none."""
+def why_not(engine: str | None, method: str, model: str | Path = "tiny") -> str | None:
+    """The reason why an engine does not run a method; Python and no engine in particular run what transformers does."""
     source = Served.open(model, None)
-    found = source.under(method, Reach(source.trained, 4 * source.trained))
-    return None if isinstance(found, str) else found[0]
+    target = 4 * source.trained if METHODS[method].extends else source.trained
+    found = serving_plan(source, engine or "transformers", method, Reach(source.trained, target))
+    return found.reason if isinstance(found, Refused) else None
+
+
+def lost(engine: str, block: dict[str, Any], **about: Any) -> str | None:
+    """The reason why an engine does not apply a block as measured."""
+    answer = applied(engine, Case(block=block, **about))
+    return answer.reason if answer.state == "lost" else None
 
 
 KINDS = ("plain", "as-is", "crop", "yarn", "dynamic", "resonance", "p-rope", "cope", "dca")  # one of each kind
-BLOCKS = {name: block_of(name) for name in METHODS}
-"""Of `tiny`."""
 
 
 def runs(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -65,41 +71,27 @@ def runs(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return shown.out
 
 
-@pytest.mark.parametrize("engine", [None, *RUNNERS])
-def test_reasons(engine: str | None) -> None:
-    """Each is a clause of several words; Python runs everything, and methods in attention run nowhere else."""
-    reasons = {name: why_not(engine, name, BLOCKS[name]) for name in METHODS}
+@pytest.mark.parametrize("engine", ENGINES)
+def test_reasons(engine: str) -> None:
+    """Each is a clause of several words; methods in attention run in no engine."""
+    reasons = {name: why_not(engine, name) for name in METHODS}
     for reason in filter(None, reasons.values()):
         assert len(reason.split()) >= 4
         assert reason == reason.strip()
         assert not reason.endswith(".")
     refused = {name for name, reason in reasons.items() if reason}
     assert refused.isdisjoint({"plain", "as-is", "crop", "yarn", "pi", "ntk", "abf", "llama3", "resonance", "mrrope"})
-    if engine == "python":
-        assert not refused
-    else:
-        assert refused >= {*IN_ATTENTION, "cope"}
+    assert refused >= {*IN_ATTENTION, "cope"}
     assert ("dynamic" in refused) == (engine in ("vllm", "sglang", *READS_GGUF))
     assert ("p-rope" in refused) == (engine == "sglang")
 
 
-def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
-    """Divisors work in files of Llama's architecture only; a file has one rope."""
-    longrope = {"rope_type": "longrope"}
-    assert why_not("llama.cpp", "resonance", longrope, arch="llama") is None
-    assert "Llama" in str(why_not("llama.cpp", "resonance", longrope, arch="qwen2"))
-    assert why_not("llama.cpp", "yarn", {"rope_type": "yarn"}, arch="qwen2") is None
-    several = {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "default"}}
-    assert "several ropes" in str(why_not("ollama", "yarn", several))
-    assert why_not("transformers", "yarn", several) is None
-    assert why_not(None, "yarn", several) is None
-    assert "this model" in str(why_not(None, "yarn", None))
-    lost = [one for one in DEVIATIONS if one.effect == "lost"]
+def test_deviations_name_engines_and_sources() -> None:
+    """Of those that lose a rope, a file; and no engine is accepted that is unknown."""
+    of = [one for one in DEVIATIONS if one.effect == "lost"]
     assert all(
-        set(one.engines) <= {*ENGINES, CONVERTER} and re.search(r"\.(py|cpp)\b|src/models/", one.source) for one in lost
+        set(one.engines) <= {*ENGINES, CONVERTER} and re.search(r"\.(py|cpp)\b|src/models/", one.source) for one in of
     )
-    with pytest.raises(RopeError, match="unknown"):
-        why_not("tgi", "yarn", None)
     with pytest.raises(RopeError, match="unknown"):
         setting_command("tgi", "tiny", "yarn", target=LONG)
 
@@ -149,7 +141,7 @@ def test_classes_with_a_factor_of_their_own(model_type: str) -> None:
 def test_classes_of_an_engine_that_replace_the_rule(engine: str, model_type: str, rule: str, words: str | None) -> None:
     """As their sources say, which DEVIATIONS cites; other rules of the same model run."""
     block = {"rope_type": rule, "rope_theta": 1e4, **({"beta_fast": 32.0} if model_type == "gpt_oss" else {})}
-    reason = why_not(engine, "yarn", block, arch=model_type + NOT_WRITTEN, model_type=model_type)
+    reason = lost(engine, block, converted=True, model_type=model_type)
     assert reason is None if words is None else words in str(reason)
 
 
@@ -182,9 +174,9 @@ def test_rules_under_mrope(rule: str, refused: bool) -> None:
     block = {"rope_type": rule, "mrope_section": [16, 24, 24]}
     for engine in ("vllm", "sglang"):
         for model_type in ("qwen3_5_text", "qwen3_vl_text"):
-            assert ("M-RoPE" in str(why_not(engine, "yarn", block, model_type=model_type))) == refused
-    assert ("four times" in str(why_not("vllm", "yarn", block, model_type="qwen2_vl"))) == (rule == "yarn")
-    assert why_not("transformers", "yarn", block) is None
+            assert ("M-RoPE" in str(lost(engine, block, model_type=model_type))) == refused
+    assert ("four times" in str(lost("vllm", block, model_type="qwen2_vl"))) == (rule == "yarn")
+    assert lost("transformers", block) is None
 
 
 @pytest.mark.parametrize("engine", [None, *ENGINES])
@@ -201,7 +193,7 @@ def test_every_command_runs(
     """On `tiny`: it exits with 0 and names the length; where the engine does not run the method, it is refused."""
     monkeypatch.chdir(tmp_path)
     command = setting_command(engine, "tiny", method, target=LONG, length=SHORTER)
-    if why_not(engine, method, BLOCKS[method]) is not None:
+    if why_not(engine, method) is not None:
         with pytest.raises(SystemExit) as ended:
             main(shlex.split(command)[1:])
         assert ended.value.code == 2
@@ -223,11 +215,8 @@ def test_every_command_runs(
         stated = config["max_position_embeddings"]
         assert stated == (TINY if method == "dynamic" else length)  # its rule starts from the trained length
         if METHODS[method].extends:
-            assert config["rope_parameters"] == json.loads(json.dumps(block_of(method))) | (
-                {key: config["rope_parameters"][key] for key in ("short_mscale", "long_mscale")}
-                if config["rope_parameters"]["rope_type"] == "longrope"
-                else {}
-            )
+            served = serve_config("tiny", "transformers", method=method, target=LONG, length=SHORTER)
+            assert config["rope_parameters"] == json.loads(json.dumps(served.block))
 
 
 @pytest.mark.parametrize("engine", READS_GGUF)
@@ -244,6 +233,8 @@ def test_a_file(
     assert str(file) in shlex.split(command)
     out = runs(command, capsys)
     assert re.findall(r"(?:--ctx-size|num_ctx) (\d+)", out) == ["48"]
+    if engine == "llama.cpp" and method != "resonance":
+        assert "--override-kv llama.context_length=int:48 --rope-scaling" in out
     for line in re.findall(r"^ropewalk .*$", out, re.MULTILINE):
         assert '"llama.context_length": 48' in runs(line, capsys)
     command = setting_command(None, file, method, target=TARGET, length=48)
@@ -258,16 +249,12 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
     assert [shlex.split(step)[0] for step in steps] == ["ropewalk", "python", "llama-server"]
     assert steps[0].endswith("--length 96 --out longer")
     assert steps[1] == "python convert_hf_to_gguf.py longer --outfile longer.gguf"
-    assert (
-        why_not("llama.cpp", "resonance", {"rope_type": "longrope"}, arch=Served.open(source, None).gguf_arch)
-        is not None
-    )
     with pytest.raises(RopeError, match="only for Phi-3"):
         serve_config(source, "llama.cpp", method="resonance", target=128)
     file = write_foreign(random_model("starcoder2", sliding_window=None), tmp_path / "foreign.gguf")
     assert Served.open(file, None).gguf_arch == "starcoder2"
     assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
-    with pytest.raises(RopeError, match="copies no files of this architecture"):
+    with pytest.raises(RopeError, match=r"copies no \.gguf file of this architecture"):
         serve_config(file, "ollama", method="yarn", target=128)
     assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
     scope: dict[str, Any] = {}
@@ -300,10 +287,57 @@ def test_python_for_a_file(method: str, tmp_path: Path) -> None:
     assert (None if handle is None else handle.method.name) == (None if method == "crop" else method)
 
 
+MODELS = [(kind, family) for kind in ("folder", "gguf") for family in (*FAMILIES, "llama", "qwen3", "deepseek_v4")
+          if kind == "folder" or family in {*ARCHITECTURES} - {"falcon"}]  # fmt: skip
+FAST_MODELS = [("folder", "phi3"), ("folder", "gemma3_text"), ("folder", "deepseek_v4"), ("gguf", "qwen3_moe")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"), [pytest.param(*one, marks=[pytest.mark.thorough] * (one not in FAST_MODELS)) for one in MODELS]
+)
+def test_one_answer(
+    kind: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The doctor's column, serve-config and `extend apply` agree for every engine and method; a first step runs."""
+    monkeypatch.chdir(tmp_path)
+    changes = {"sliding_window": None} if family == "starcoder2" else {}
+    if kind == "gguf":
+        path = write_foreign(random_model(family, **changes), tmp_path / "model.gguf")
+    elif family == "deepseek_v4":
+        path = tmp_path / family
+        DeepseekV4Config(num_hidden_layers=2, max_position_embeddings=64).save_pretrained(path)
+    else:
+        path = folder_of(family, tmp_path / family, **changes)
+    opened, methods = Checkpoint.open(path), {name: None for name, one in METHODS.items() if one.extends}
+    trained = Served.open(path, 32 if family == "gpt_oss" else None, opened).trained
+    design = SimpleNamespace(trained_length=trained, target=2 * trained)
+    column = _engines(path, opened, None, SimpleNamespace(design=design, methods=methods))
+    for method in methods:
+        for engine in ENGINES:
+            try:
+                found = serve_config(path, engine, method=method, target=2 * trained, trained_length=trained)
+            except RopeError:
+                found = None
+            assert (found is not None) == (engine in column[method]), (engine, method)
+            if found is not None and found.steps and method == "yarn" and "ropewalk" in found.steps[0]:
+                runs(f"{found.steps[0]} --overwrite", capsys)
+                if found.steps[0].endswith("--out longer"):
+                    transformers.AutoConfig.from_pretrained("longer")
+        is_file = kind == "gguf" and Served.open(path, trained, opened).copied
+        place = Path("copy.gguf" if is_file else "copy")
+        settings = ApplySettings(method=method, target=2 * trained, trained_length=trained)
+        if kind == "gguf" and not is_file:
+            continue
+        try:
+            written = apply(path, place, settings, overwrite=True)
+        except RopeError:
+            written = None
+        assert (written is not None) == (("ollama" if is_file else "transformers") in column[method]), method
+
+
 def doctor_record(**verdict: Any) -> dict[str, Any]:
     """A record of the packaged model, with a verdict for an engine."""
-    digest = open_reader("tiny", dtype=torch.float32).digest()
-    return record_of(name="tiny", trained=TINY, target=LONG, digest=digest, costs={"yarn": (0.1, 0.0, 0.2)}, **verdict)
+    return record_of(name="tiny", trained=TINY, target=LONG, costs={"yarn": (0.1, 0.0, 0.2)}, **verdict)
 
 
 def test_the_length_of_a_record(

@@ -1,38 +1,43 @@
-"""Folders that transformers loads: the same logits below and beyond the trained length; and what is refused."""
+"""Folders with a changed config: every other file stays, transformers computes the method; and what is refused."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from ropewalk import RopeConfig, load
+from ropewalk import load
+from ropewalk.checkpoints.opening import open_reader, quietly
 from ropewalk.errors import RopeError
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
-from ropewalk.serving import applying, writable
-from ropewalk.serving.applying import apply, check_out
-from ropewalk.serving.settings import ApplySettings
+from ropewalk.serving import ApplySettings, apply, applying
+from tests.checkpoints.random_models import folder_of
+from tests.serving.engine_ropes import mscale, yarn
 from tests.serving.material import (
     EXPORTABLE,
-    HOW,
     INEXPRESSIBLE,
-    LENGTHS,
     TARGET,
     TRAINED,
     checkpoint,
-    export,
     extended,
     furthest,
-    token_ids,
     under,
 )
+
+
+def exported(source: str | Path, out: Path, method: str, **options: Any) -> Any:
+    """The config.json of a written folder; lengths and `overwrite` as for `apply`."""
+    again = options.pop("overwrite", False)
+    target = options.pop("target", TARGET)
+    settings = ApplySettings(method=method, target=target if METHODS[method].extends else None, **options)
+    return apply(source, out, settings, overwrite=again).config
 
 
 def test_every_method_is_exported_or_refused_by_name() -> None:
@@ -45,14 +50,8 @@ def test_every_method_is_exported_or_refused_by_name() -> None:
 def test_transformers_computes_the_same(method: str, tmp_path: Path) -> None:
     """A random Llama: logits within 1e-3, shorter than the trained length, at it and up to the target."""
     source = checkpoint(tmp_path / "source")
-    model = extended(source, method)
-    found = export(model, tmp_path / "out", method=method, source=source, **HOW)
-    assert furthest(found.folder, model) < 1e-3
-    again = load(found.folder)  # and ropewalk reads back what it wrote
-    with torch.no_grad():
-        for tokens in LENGTHS:
-            ids = token_ids(tokens)
-            torch.testing.assert_close(again(ids, seq_len=tokens), model(ids, seq_len=tokens), rtol=0, atol=1e-5)
+    exported(source, tmp_path / "out", method)
+    assert furthest(tmp_path / "out", extended(source, method)) < 1e-3
 
 
 OWN = {  # scalings that a model may have been trained with, to 16 tokens
@@ -77,196 +76,218 @@ def test_transformers_computes_the_same_on_a_scaling_that_belongs_to_the_model(
     source = checkpoint(tmp_path / "source", rope_parameters=own)
     rope = load(source).config.ropes[0]
     assert (rope.scaling_is_trained, rope.trained_length) == (True, TRAINED)
-    model = extended(source, method)
-    found = export(model, tmp_path / "out", method=method, source=source, **HOW)
-    assert found.config["rope_parameters"]["rope_type"] == (rule if method == "plain" else "longrope")
-    assert found.config["max_position_embeddings"] == (TRAINED if method == "plain" else TARGET)
-    assert furthest(found.folder, model) < 1e-3
+    config = exported(source, tmp_path / "out", method)
+    assert config["rope_parameters"]["rope_type"] == (rule if method == "plain" else "longrope")
+    assert config["max_position_embeddings"] == (TRAINED if method == "plain" else TARGET)
+    assert furthest(tmp_path / "out", extended(source, method)) < 1e-3
     bare = under(load(source, dtype=torch.float32).with_positions(rope=rope.unscaled()), method)
-    assert furthest(found.folder, bare) > 0.02  # not the method on the plain ladder
+    assert furthest(tmp_path / "out", bare) > 0.02  # not the method on the plain ladder
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "length"),
+    [
+        ("gemma3_text", "yarn", None), ("granite", "ntk", 96), ("gpt_neox", "pi", None), ("glm4", "yarn", None),
+        ("cohere", "yarn", None), ("phi3", "yarn", 96), ("phi3", "ntk", None), ("qwen3", "yarn", None),
+        ("smollm3", "llama3", None),
+    ],
+)  # fmt: skip
+def test_families(family: str, method: str, length: int | None, tmp_path: Path) -> None:
+    """Partial rotation, blocks by layer type; a shorter length is stated, with the frequencies of the target."""
+    folder = folder_of(family, tmp_path / "source")
+    config = exported(folder, tmp_path / "out", method, target=128, length=length)
+    assert config["max_position_embeddings"] == (length or 128)
+    ids = torch.randint(3, 256, (1, 120), generator=torch.Generator().manual_seed(4))
+    reader = open_reader(folder)
+    wanted = reader.under(METHODS[method].positions(reader.positions, Reach(32, 128))).window_losses(ids[0])
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    with torch.no_grad():
+        likely = model(ids, use_cache=False).logits[0].double().log_softmax(-1)
+    found = -likely[:-1].gather(-1, ids[0, 1:, None])[:, 0].numpy()
+    assert abs(found - wanted).max() < 1e-3
+    assert abs(reader.window_losses(ids[0]) - wanted).max() > 1e-2
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": False}
+QWEN: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mtp_num_hidden_layers": 1,
+    "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
+}  # fmt: skip
+TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+WHOLE: dict[str, dict[str, Any]] = {
+    "qwen3_5": {"text_config": {**SMALL, **QWEN}, "vision_config": TOWER},
+    "qwen2_vl": {"text_config": {**SMALL, "rope_parameters": MROPE},
+                 "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 32}},
+    "gemma3": {"text_config": {**SMALL, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16},
+               "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "image_size": 28,
+                                 "num_attention_heads": 2, "patch_size": 14}},
+    "llama": SMALL,
+}  # fmt: skip
+
+
+def whole_model(family: str, folder: Path) -> Path:
+    """A checkpoint with every part: a vision tower, tensors that no class loads, and all kinds of other files."""
+    config = transformers.AutoConfig.for_model(family, **WHOLE[family])
+    kind = transformers.AutoModelForMultimodalLM if "vision_config" in WHOLE[family] else None
+    with quietly():
+        (kind or transformers.AutoModelForCausalLM).from_config(config).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "mtp.fc.weight": torch.ones(4, 4)}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64, "eos_token": "<s>"}))
+    (folder / "README.md").write_text("the model's own card")
+    (folder / "processor").mkdir()
+    (folder / "processor" / "chat.jinja").write_text("{{ x }}")
+    (folder / "LICENSE").symlink_to(folder / "README.md")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_nothing_is_lost(family: str, tmp_path: Path) -> None:
+    """All files but the configs are there, byte for byte; the config has all keys; transformers' class rotates so."""
+    source = whole_model(family, tmp_path / "source")
+    before = contents(source)
+    config = exported(source, tmp_path / "out", "yarn", target=256)
+    after = contents(tmp_path / "out")
+    assert after.keys() - before.keys() == {applying.CARD}
+    changed = {"config.json", "tokenizer_config.json", applying.CARD}
+    assert {name: after[name] for name in before if name not in changed} == {
+        name: content for name, content in before.items() if name not in changed
+    }
+    assert contents(source) == before
+    assert json.loads(after["tokenizer_config.json"]) == {"model_max_length": 256, "eos_token": "<s>"}
+    own, text = json.loads(before["config.json"]), config
+    assert own.keys() <= config.keys()
+    assert config["architectures"] == own["architectures"]
+    if "text_config" in own:
+        assert {key: config[key] for key in own if key != "text_config"} == {
+            key: value for key, value in own.items() if key != "text_config"
+        }
+        own, text = own["text_config"], config["text_config"]
+    rope = {"rope_parameters", "max_position_embeddings"}
+    assert {key: text[key] for key in own.keys() - rope} == {key: own[key] for key in own.keys() - rope}
+    block = text["rope_parameters"].get("full_attention", text["rope_parameters"])
+    stated = own["rope_parameters"].get("full_attention", own["rope_parameters"])
+    assert block == stated | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    model = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out")
+    text_model = getattr(model.model, "language_model", model.model)
+    found = text_model.rotary_emb
+    width = int(text["head_dim"] * block.get("partial_rotary_factor", 1.0))
+    name = "full_attention_" if "full_attention" in text["rope_parameters"] else ""
+    inv_freq = getattr(found, f"{name}inv_freq").double().numpy()
+    assert np.allclose(inv_freq, yarn(block["rope_theta"], width, block, 64), rtol=1e-6)
+    assert getattr(found, f"{name}attention_scaling") == pytest.approx(mscale(4.0))
+
+
+def test_weights_are_not_opened(tmp_path: Path) -> None:
+    """Bytes that are no safetensors are copied, and a folder without weights is enough; both files stay independent."""
+    source = checkpoint(tmp_path / "source")
+    (source / "model.safetensors").write_bytes(b"not opened")
+    exported(source, tmp_path / "out", "yarn")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"not opened"
+    with (tmp_path / "out" / "model.safetensors").open("r+b") as file:
+        file.write(b"NOT")
+    assert (source / "model.safetensors").read_bytes() == b"not opened"
+    (source / "model.safetensors").unlink()
+    (source / ".cache").mkdir()
+    exported(source, source / "inside", "yarn")  # as with "." for the model
+    config = exported(source, tmp_path / "bare", "pi")
+    assert config["rope_parameters"]["rope_type"] == "linear"
+    assert not {"inside", ".cache"} & {path.name for path in (tmp_path / "bare").iterdir()}
+    os.mkfifo(source / "pipe")
+    with pytest.raises(RopeError, match="cannot be written"):
+        exported(source, tmp_path / "pipe", "yarn")
+
+
+@pytest.mark.parametrize("method", ["yarn", "pi", "plain"])
+def test_every_key_of_the_length(method: str, tmp_path: Path) -> None:
+    """vLLM 0.32.0's model_arch_config_convertor.py:404 and SGLang's common.py:668 prefer Command R's own key."""
+    source = checkpoint(tmp_path / "source", model_max_length=TRAINED)
+    config = exported(source, tmp_path / "out", method)
+    wanted = TARGET if METHODS[method].extends else TRAINED
+    assert (config["max_position_embeddings"], config["model_max_length"]) == (wanted, wanted)
+
+
+def test_plain_undoes_an_extension(tmp_path: Path) -> None:
+    """The trained length and the plain block, under the keys of transformers 4 as well; as-is is the same config."""
+    source = checkpoint(tmp_path / "source")
+    exported(source, tmp_path / "longer", "yarn")
+    back = exported(tmp_path / "longer", tmp_path / "back", "plain")
+    assert back["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}
+    assert back["max_position_embeddings"] == TRAINED
+    assert "rope_scaling" not in back
+    exported(tmp_path / "longer", tmp_path / "same", "as-is")
+    assert contents(tmp_path / "same")["config.json"] == contents(tmp_path / "longer")["config.json"]
 
 
 def test_two_rules_that_follow_the_length_are_refused(tmp_path: Path) -> None:
     """No block holds dynamic NTK on top of the model's own scaling."""
     own = {"rope_type": "yarn", "rope_theta": 1e4, "finetuned": True, **OWN["yarn"]}
     source = checkpoint(tmp_path / "source", rope_parameters=own)
-    model = extended(source, "dynamic")
     with pytest.raises(RopeError, match="gives different ropes"):
-        export(model, tmp_path / "out", method="dynamic", source=source, **HOW)
+        exported(source, tmp_path / "out", "dynamic")
 
 
 @pytest.mark.parametrize(("length", "rule"), [(TRAINED, "longrope"), (4, "yarn")])
 def test_a_stated_length_says_whether_the_scaling_belongs_to_the_model(length: int, rule: str, tmp_path: Path) -> None:
     """Without one it is not guessed."""
     source = checkpoint(tmp_path / "source", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **OWN["yarn"]})
-    with pytest.raises(RopeError, match="not known whether this model was trained with the scaling"):
-        apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET))
-    done = apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET, trained_length=length))
-    assert done.config["rope_parameters"]["rope_type"] == rule
+    with pytest.raises(RopeError, match="unknown whether the model was trained with the scaling"):
+        exported(source, tmp_path / "out", "yarn")
+    config = exported(source, tmp_path / "out", "yarn", trained_length=length)
+    assert config["rope_parameters"]["rope_type"] == rule
 
 
 def test_a_wrong_block_would_be_seen(tmp_path: Path) -> None:
     """The comparison above can fail: with the plain rope in the config the logits are far apart."""
     source = checkpoint(tmp_path / "source")
-    model = extended(source, "yarn")
-    export(extended(source, "plain"), tmp_path / "out", method="plain", source=source, **HOW)
-    assert furthest(tmp_path / "out", model) > 0.05
-
-
-def test_searched_factors_are_written_to_the_last_bit(tmp_path: Path) -> None:
-    """Equal lists, the attention factor in both spellings, the lengths; float64 numbers come back as they were."""
-    source = checkpoint(tmp_path / "source")
-    factors = (1.0, 1.2345678901234567, 2.718281828459045, 3.9999999999)
-    rope = dataclasses.replace(
-        load(source).config.ropes[0], scaling=LongRoPE(factors, factors, TRAINED, attention_factor=1.0765)
-    )
-    model = load(source, dtype=torch.float32).with_positions(rope=rope)
-    found = export(model, tmp_path / "out", method="searched", source=source, **HOW)
-    block = json.loads((found.folder / "config.json").read_text())["rope_parameters"]
-    assert block["rope_type"] == "longrope"
-    assert block["short_factor"] == block["long_factor"]
-    assert block["long_factor"] == pytest.approx(factors, rel=1e-15)
-    assert block["attention_factor"] == block["short_mscale"] == block["long_mscale"] == 1.0765
-    assert (block["factor"], block["original_max_position_embeddings"]) == (TARGET / TRAINED, TRAINED)
-    assert furthest(found.folder, model) < 1e-3
-
-
-def test_longrope_switches_where_transformers_switches(tmp_path: Path) -> None:
-    """Two different lists: short up to the original length, long from the next token on."""
-    source = checkpoint(tmp_path / "source")
-    rope = dataclasses.replace(
-        load(source).config.ropes[0],
-        scaling=LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 3.0, 4.0, 5.0), TRAINED, factor=4.0),
-    )
-    model = load(source, dtype=torch.float32).with_positions(rope=rope)
-    assert furthest(export(model, tmp_path / "out", method="searched", source=source, **HOW).folder, model) < 1e-3
+    exported(source, tmp_path / "out", "plain")
+    assert furthest(tmp_path / "out", extended(source, "yarn")) > 0.05
 
 
 @pytest.mark.parametrize(
-    "scaling",
-    [DynamicNTK(4.0), DynamicNTK(4.0, variant="paper"), YaRN(4.0, TRAINED, variant="paper"),
-     YaRN(4.0, TRAINED, truncate=False, beta_fast=8.0), YaRN(4.0, TRAINED, mscale=1.0, mscale_all_dim=0.5)],
-    ids=["dynamic with a factor", "the paper's dynamic", "the paper's yarn", "untruncated yarn", "yarn with mscale"],
-)  # fmt: skip
-def test_variants_keep_their_frequencies(scaling: object, tmp_path: Path) -> None:
-    """What transformers calls otherwise, or computes from other parameters, is the same function at all lengths."""
-    source = checkpoint(tmp_path / "source")
-    rope = dataclasses.replace(load(source).config.ropes[0], scaling=scaling, max_position_embeddings=TRAINED)
-    model = load(source, dtype=torch.float32).with_positions(rope=rope)
-    assert furthest(export(model, tmp_path / "out", method="own", source=source, **HOW).folder, model) < 1e-3
-
-
-def test_the_source_config_is_kept(tmp_path: Path) -> None:
-    """Only the rope's keys, the length, the dtype and auto_map change; companions are copied as they are."""
-    source = checkpoint(tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
-    own = {"my_note": "kept", "auto_map": {"AutoModel": "x.Y"}, "torch_dtype": "float32"}
-    (source / "config.json").write_text(json.dumps({**config, **own}))
-    (source / "LICENSE").write_text("as you like it")
-    (source / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
-    (source / "tokenizer_config.json").write_text(
-        json.dumps({"model_max_length": TRAINED, "eos_token": "<|endoftext|>"})
-    )
-    found = apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET))
-    written = json.loads((found.folder / "config.json").read_text())
-    changed = {"rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings", "dtype",
-               "original_max_position_embeddings"}  # fmt: skip
-    assert {k: v for k, v in written.items() if k not in changed} == {
-        k: v for k, v in {**config, "my_note": "kept"}.items() if k not in changed
-    }
-    assert written["max_position_embeddings"] == TARGET
-    assert (found.folder / "special_tokens_map.json").read_text() == '{"eos_token": "<|endoftext|>"}'
-    assert (found.folder / "LICENSE").read_text() == "as you like it"
-    assert (found.folder / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
-    assert json.loads((found.folder / "tokenizer_config.json").read_text())["model_max_length"] == TARGET
-
-
-def test_tiny_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
-    """The built-in model: bfloat16 to the bit, and the same token ids by transformers' tokenizer."""
-    model = under(load("tiny"), "yarn", Reach(256, 1024))
-    found = export(model, tmp_path / "out", method="yarn", reach=Reach(256, 1024), source="tiny")
-    stored = load(found.folder).state_dict()
-    assert all(torch.equal(weight, stored[name]) for name, weight in load("tiny").state_dict().items())
-    words = "The old man said nothing."
-    theirs = transformers.AutoTokenizer.from_pretrained(found.folder)
-    assert theirs(words, add_special_tokens=False)["input_ids"] == load("tiny").tokenizer.encode(words)
-    exact = under(load("tiny", dtype=torch.float32), "yarn", Reach(256, 1024))
-    assert furthest(found.folder, exact, (50, 256, 257, 600)) < 1e-3
-
-
-def test_shards_and_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several files and an index, in bfloat16: both sides read them as one file's weights."""
-    source = checkpoint(tmp_path / "source")
-    model = extended(source, "pi")
-    monkeypatch.setattr(writable, "SHARD_BYTES", 9000)
-    found = export(model, tmp_path / "out", method="pi", source=source, dtype=torch.bfloat16, **HOW)
-    assert len(list(found.folder.glob("model-*-of-*.safetensors"))) > 2
-    assert not (found.folder / "model.safetensors").exists()
-    index = json.loads((found.folder / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 2 * model.num_parameters()
-    rounded = load(found.folder, dtype=torch.float32)
-    assert furthest(found.folder, rounded) < 1e-3
-    expected = model.lm_head.weight.bfloat16().float()
-    assert torch.equal(rounded.lm_head.weight, expected)
-
-
-def test_a_length_is_stated_for_what_is_scaled_alone(tmp_path: Path) -> None:
-    """An unscaled rope keeps the trained length, whatever the method is called; so does its tokenizer."""
-    source = checkpoint(tmp_path / "source")
-    model = extended(source, "plain")
-    found = export(model, tmp_path / "plain", method="plain", source=source, **HOW)
-    assert found.config["max_position_embeddings"] == TRAINED
-    length = json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text()).get("model_max_length")
-    assert length is None or length <= TRAINED
-
-
-@pytest.mark.parametrize("method", sorted(INEXPRESSIBLE))
-def test_what_no_config_can_say_is_refused(method: str, tmp_path: Path) -> None:
-    """The reason, the nearest that can be exported, and the way out."""
-    with pytest.raises(RopeError, match=f"`{method}` cannot be exported: .*") as caught:
-        apply("tiny", tmp_path / "out", ApplySettings(method=method))
-    assert caught.value.facts["nearest that can be"] in EXPORTABLE
-
-
-def test_an_extension_in_attention_is_refused(tmp_path: Path) -> None:
-    """Under any name."""
-    source = checkpoint(tmp_path / "source")
-    with pytest.raises(RopeError, match="describes a change of attention"):
-        export(extended(source, "rerope"), tmp_path / "out", method="mine", source=source, **HOW)
+    ("family", "method", "words"),
+    [
+        *(("llama", name, "cannot be written: .*. *") for name in sorted(INEXPRESSIBLE)),
+        ("phi3", "dynamic", "gives different ropes"),  # its class takes LongRoPE only
+        ("gemma2", "yarn", "one rope for all layers"),
+        ("gptj", "pi", "no block of rope parameters"),
+    ],
+)
+def test_what_no_config_can_say_is_refused(family: str, method: str, words: str, tmp_path: Path) -> None:
+    """The reason, and what works instead; nothing is written."""
+    shape = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4} if family == "gptj" else {}
+    source = folder_of(family, tmp_path / "source", **shape)
+    with pytest.raises(RopeError, match=words) as caught:
+        exported(source, tmp_path / "out", method, target=128)
+    assert ("--method" in caught.value.cure) or ("rw.attach" in caught.value.cure) or family == "gptj"
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
-    """Normed heads: no config of Llama says it."""
-    rope = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
-    config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                           num_attention_heads=4, rope=rope, qk_norm=True)  # fmt: skip
-    model = under(Decoder(config), "pi")
-    with pytest.raises(RopeError, match="only decoders in Llama's layout"):
-        export(model, tmp_path / "out", method="pi", **HOW)
 
 
 def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     """Refused when not empty, when foreign, when it is the source; with overwrite an earlier export is replaced."""
-    source = checkpoint(tmp_path / "source")
-    model = extended(source, "pi")
-    export(model, tmp_path / "out", method="pi", source=source, **HOW)
-    with pytest.raises(RopeError, match="not empty"):
-        export(model, tmp_path / "out", method="pi", source=source, **HOW)
-    found = export(extended(source, "yarn"), tmp_path / "out", method="yarn", source=source, overwrite=True, **HOW)
-    assert json.loads((found.folder / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
-    card = (tmp_path / "out" / "README.md").read_text()
-    (tmp_path / "out" / "README.md").unlink()
-    with pytest.raises(RopeError, match="files that are not from an export"):
-        check_out(tmp_path / "out", overwrite=True)  # as a checkpoint of others
-    (tmp_path / "out" / "README.md").write_text(card)
-    (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(RopeError, match="files that are not from an export"):
-        check_out(tmp_path / "out", overwrite=True)
-    with pytest.raises(RopeError, match="of the model itself"):
-        check_out(source, source=source, overwrite=True)
-    with pytest.raises(RopeError, match="must be a folder, but it is a file"):
-        check_out(source / "config.json", overwrite=True)
+    source, out = checkpoint(tmp_path / "source"), tmp_path / "out"
+    exported(source, out, "pi")
+    with pytest.raises(RopeError, match="exists already"):
+        exported(source, out, "pi")
+    assert exported(source, out, "yarn", overwrite=True)["rope_parameters"]["rope_type"] == "yarn"
+    card = (out / applying.CARD).read_text()
+    for name, content in ((applying.CARD, "mine"), ("thesis.tex", "")):
+        (out / name).write_text(content)
+        with pytest.raises(RopeError, match="not from an export of this model"):
+            exported(source, out, "yarn", overwrite=True)
+        (out / applying.CARD).write_text(card)
+    for place in (source, source / "config.json"):
+        with pytest.raises(RopeError, match=r"is the model itself|must be a folder"):
+            exported(source, place, "yarn", overwrite=True)
 
 
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,5 +299,5 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(applying, "card", stop)
     with pytest.raises(KeyboardInterrupt):
-        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, **HOW)
+        exported(source, tmp_path / "out", "pi")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

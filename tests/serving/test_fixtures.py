@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import itertools
 import json
 import math
@@ -19,16 +18,15 @@ import transformers
 
 from ropewalk import serving
 from ropewalk.attachment import attach
-from ropewalk.checkpoints.gguf import PERMUTED
-from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import inverse_frequencies, same_rope
+from ropewalk.serving.applying import _replace_former_keys
 from ropewalk.serving.engines import ENGINES
+from ropewalk.serving.plan import Refused, serving_plan
 from ropewalk.serving.serve import ServeConfig, serve_config
 from ropewalk.serving.served import Served
-from ropewalk.serving.writable import _with_former_keys
 from tests.checkpoints.random_models import folder_of, random_model
 from tests.serving import engine_ropes
 from tests.serving.engine_ropes import Reading
@@ -49,7 +47,7 @@ WORDS = {
     "table": "only as long as the original length", "ramp": "four times the original length",
     "one axis": "a rope of one axis", "one base": "fixes one base", "scaling removed": "removes the scaling",
     "no theta": "neither theta nor a scaling", "phi3 only": "longrope's divisors only for Phi-3",
-    "llamas": "Llama's architecture and its relatives", "llama only": "only into .gguf files of Llama's",
+    "llamas": "Llama's architecture and its relatives", "llama only": "but no divisor for each pair",
     "yarn only": "takes only yarn", "no class": "has no class", "differs: one list": "One list of divisors",
     "differs: by batch": "longest prompt of a batch", "differs: by context": "length of the server's context",
     "differs: queries": "queries beyond the original length are not scaled",
@@ -85,11 +83,6 @@ def test_every_fixture(folder: Path, row: dict[str, str]) -> None:
             else:
                 assert isinstance(found, RopeError)
                 assert WORDS[answer] in found.rule
-            if method != "as-is" and answer != "unsettled":  # the doctor finds out whether it was trained so
-                source = Served.open(folder, None)
-                why = source.why_not(engine, method, Reach(source.trained, 4 * source.trained))
-                assert (why is None) == isinstance(found, ServeConfig)
-                assert why is None or WORDS[answer] in why
 
 
 def test_the_table_is_complete() -> None:
@@ -100,34 +93,45 @@ def test_the_table_is_complete() -> None:
     assert used == {*WORDS, "applied"}
 
 
+def nested_update(target: Any, updates: dict[str, Any]) -> None:
+    """vLLM's `_update_nested` (0.33.0's config/model.py; 0.32.0's, line 516): dicts and configs are merged."""
+    for key, value in updates.items():
+        own = target.get(key) if isinstance(target, dict) else getattr(target, key, None)
+        if isinstance(value, dict) and own is not None and (isinstance(own, dict) or hasattr(own, "__dict__")):
+            nested_update(own, value)
+        elif isinstance(target, dict):
+            target[key] = value
+        else:
+            setattr(target, key, value)
+
+
 def overridden(config: Any, keys: dict[str, Any]) -> Any:
-    """A config after vLLM's `_apply_dict_overrides` (0.33.0's config/model.py), which neither fills in nor checks."""
+    """A config after vLLM's `_apply_dict_overrides` (same file, line 544), which neither fills in nor checks."""
     for key, value in keys.items():
         current = getattr(config, key, None)
         if isinstance(current, transformers.PreTrainedConfig):
-            overridden(current, value)
+            nested_update(current, value)
         else:
             setattr(config, key, value)
     return config
 
 
-def told(folder: Path, engine: str, source: Served, block: Any, stated: int, steps: tuple[str, ...]) -> Any:
-    """The language model's config after the override of the command; of the block where a folder is written."""
+def told(folder: Path, source: Served, keys: dict[str, Any], steps: tuple[str, ...]) -> Any:
+    """The language model's config after the override of the last command, or of a folder with the keys."""
+    words = shlex.split(steps[-1]) if steps else []
     config = transformers.AutoConfig.from_pretrained(folder)
     text = config.get_text_config()
-    words = shlex.split(steps[0]) if steps else []
     if "--hf-overrides" in words:
         return overridden(config, json.loads(words[words.index("--hf-overrides") + 1])).get_text_config()
     if "--json-model-override-args" in words:  # 0.5.23's utils/hf_transformers/config.py, lines 404 to 424
-        keys = json.loads(words[words.index("--json-model-override-args") + 1])
-        block = {
-            **text.rope_parameters,
-            **next(keys[key] for key in ("rope_scaling", "rope_parameters") if key in keys),
-        }
-        stated = keys.get("max_position_embeddings", stated)
-    text.rope_parameters, text.max_position_embeddings = block, stated
-    former = _with_former_keys({"model_type": text.model_type, "rope_parameters": block})  # in a folder
-    text.rope_theta, text.former_scaling = former.get("rope_theta"), former.get("rope_scaling")
+        given = json.loads(words[words.index("--json-model-override-args") + 1])
+        block = next(given[key] for key in ("rope_scaling", "rope_parameters") if key in given)
+        keys = {**given, "rope_parameters": {**text.rope_parameters, **block}}
+    written = {**keys, "model_type": text.model_type}
+    _replace_former_keys(written, source.model_type)  # in a folder
+    for key in keys.keys() - {"rope_scaling"}:
+        setattr(text, key, keys[key])
+    text.rope_theta, text.former_scaling = written.get("rope_theta"), written.get("rope_scaling")
     return text
 
 
@@ -157,19 +161,16 @@ def test_the_override_gives_the_measured_ropes(engine: str, folder: Path, name: 
     source = Served.open(folder, None)
     reach = Reach(source.trained, 4 * source.trained)
     for method in ("yarn", "ntk", "llama3", "resonance", "p-rope"):
-        found = tried(folder, engine, method)
+        found = serving_plan(source, engine, method, reach)
         refused = row.get(method) in ("ramp", "deepseek", "theta only", "one axis")
-        if isinstance(found, ServeConfig):
-            block, steps = found.block, found.steps
-        elif refused:
-            under = source.under(method, reach)
-            assert not isinstance(under, str)
-            block, steps = under[0], ()
-        else:
+        if isinstance(found, Refused) and not refused:
             continue
+        keys = source.under(method, reach)
+        assert not isinstance(keys, str)
+        steps = () if isinstance(found, Refused) else found.steps
         if name == "phi_3_5_vision_su":
             pytest.skip("its config needs its own code")
-        text = told(folder, engine, source, block, reach.target, steps)
+        text = told(folder, source, keys, steps)
         ropes = ropes_of_layer_types(text)
         assert text.max_position_embeddings == reach.target
         for label, rope in zip(source.labels, METHODS[method].positions(source.own, reach).ropes, strict=True):
@@ -182,6 +183,43 @@ def test_the_override_gives_the_measured_ropes(engine: str, folder: Path, name: 
             if text.model_type not in OF_TRANSFORMERS[engine]:
                 reading = READINGS[engine](text, label, rope.head_dim)
                 assert as_measured(reading, rope, reach.target) != refused, (method, label)
+
+
+@pytest.mark.parametrize(
+    ("folder", "key"), [("modernbert_base", ""), ("command_r", "model_max_length")], indirect=["folder"]
+)
+def test_every_length_that_vllm_reads(folder: Path, key: str) -> None:
+    """Tables of layers without the scaling have rows for the target; `derive_max_model_len_and_key` prefers one key."""
+    source = Served.open(folder, None)
+    for method in ("pi", "yarn") if key == "" else ("yarn", "ntk"):
+        found = serve_config(folder, "vllm", method=method)
+        words = shlex.split(found.steps[0])
+        keys = json.loads(words[words.index("--hf-overrides") + 1])
+        assert keys["max_position_embeddings"] == found.length == 4 * source.trained
+        assert keys.get(key, found.length) == found.length
+    if key:  # its card: 128K
+        assert (source.trained, serve_config(folder, "vllm").length) == (131072, 131072)
+        assert "model_max_length" in keys
+
+
+def test_no_key_survives_a_merge(tmp_path: Path) -> None:
+    """vLLM would keep an attention factor and betas below `text_config`: a folder is written, and nothing merged."""
+    own = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 64,
+           "attention_factor": 1.0, "beta_fast": 64.0, "mrope_section": [2, 1, 1],
+           "mrope_interleaved": True}  # fmt: skip
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 1}
+    config = transformers.Qwen3VLConfig(text_config={**shape, "max_position_embeddings": 128, "rope_parameters": own})
+    config.save_pretrained(tmp_path / "source")
+    found = serve_config(tmp_path / "source", "vllm", method="yarn", factor=4, trained_length=64)
+    assert [shlex.split(step)[1] for step in found.steps] == ["extend", "serve"]
+    assert "override" not in found.steps[1]
+    settings = serving.ApplySettings(method="yarn", target=256, trained_length=64)
+    serving.apply(tmp_path / "source", tmp_path / "longer", settings)
+    text = transformers.AutoConfig.from_pretrained(tmp_path / "longer").get_text_config()
+    assert engine_ropes.vllm(text, None, 8).factor == pytest.approx(1.1386, abs=1e-4)
+    merged = {"text_config": {"rope_parameters": found.block}}  # what an override would do
+    text = overridden(transformers.AutoConfig.from_pretrained(tmp_path / "source"), merged).get_text_config()
+    assert engine_ropes.vllm(text, None, 8).factor == 1.0
 
 
 def tried(folder: Path, engine: str, method: str) -> ServeConfig | RopeError:
@@ -214,31 +252,6 @@ def test_every_cure_works(method: str, folder: Path) -> None:
                 assert changed != METHODS["plain"].positions(source.own, reach)
             elif not named:
                 assert "--trained-length" in found.cure or "Leave out" in found.cure or "convert" in found.cure
-
-
-@pytest.mark.parametrize(
-    "folder",
-    ["llama_3_2_1b", "qwen3_0_6b", *[pytest.param(name, marks=pytest.mark.thorough) for name in NAMES]],
-    indirect=True,
-)
-def test_every_cure_of_an_export_works(folder: Path) -> None:
-    """The method that a refused .gguf export names instead can be written."""
-    source = Served.open(folder, None)
-    reach = Reach(source.trained, 4 * source.trained)
-
-    def written(method: str, arch: str) -> GGUFRope:
-        rope = dataclasses.replace(source.rope, interleaved=False)
-        return gguf_rope(METHODS[method].rope(rope, reach), arch, method, reach)
-
-    for method, arch in itertools.product(EXTENDS if source.rope.can_be_extended else (), PERMUTED):
-        if METHODS[method].config is None or METHODS[method].needs_tuning:
-            continue
-        try:
-            written(method, arch)
-        except RopeError as error:
-            others = re.findall(r"--method (\S+?)[;.,]", error.cure)
-            assert method not in others
-            assert all(written(other, arch) for other in others)
 
 
 PHI_4 = {
@@ -328,7 +341,8 @@ def test_yarn_on_qwen3_5_from_end_to_end(factor: int, tmp_path: Path) -> None:
         assert (found.block, found.length, len(found.steps)) == (written["rope_parameters"], target, steps)
         assert serve_config(tmp_path / "longer", engine).length == target
         if engine in READINGS:
-            text = told(source, engine, Served.open(source, None), found.block, target, found.steps)
+            keys = {"rope_parameters": found.block, "max_position_embeddings": target}
+            text = told(source, Served.open(source, None), keys, found.steps)
             assert as_measured(READINGS[engine](text, None, rope.head_dim), rope, target)
 
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as KINDS
@@ -21,7 +22,8 @@ from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Predictions
-from tests.checkpoints.random_models import folder_of
+from tests.checkpoints.gguf_files import write_foreign
+from tests.checkpoints.random_models import folder_of, random_model
 from tests.layers.material import gguf_of, smollm2
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
@@ -119,16 +121,39 @@ def test_every_family(family: str, method: str, tmp_path: Path) -> None:
     assert found["plain"] > 3 * found[method]
 
 
-@pytest.mark.thorough
-def test_the_flags_that_serve_config_prints(tmp_path: Path) -> None:
-    """A plain file with YaRN flags reads beyond the length that it states, and answers as YaRN does."""
-    file = exported("tiny", tmp_path, "plain", 0)
-    words = shlex.split(serve_config(file, "llama.cpp", method="yarn", target=1024).steps[0])
+FLAGS = {"--rope-scaling": ("rope_scaling_type", lambda name: {"linear": 1, "yarn": 2}[name]),
+         "--rope-scale": ("rope_freq_scale", lambda factor: 1 / float(factor)),
+         "--rope-freq-base": ("rope_freq_base", float), "--yarn-orig-ctx": ("yarn_orig_ctx", int)}  # fmt: skip
+"""The fields of llama.cpp's parameters that its flags set (common/arg.cpp of llama-cpp-python 0.3.36)."""
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        pytest.param(family, method, marks=[pytest.mark.thorough] * ((family, method) != ("qwen3_moe", "pi")))
+        for family in ("qwen3_moe", "phi3", "starcoder2", "llama")
+        for method in ("pi", "ntk", "yarn")
+    ],
+)
+def test_the_flags_that_serve_config_prints(
+    family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for files that cannot be copied. xllamacpp has no --override-kv, so the served file states the length."""
+    model = random_model(family, sliding_window=None)
+    file = write_foreign(model, tmp_path / "plain.gguf")
+    model.config.max_position_embeddings = 128
+    add = gguf.GGUFWriter.add_token_merges  # llama.cpp refuses a tokenizer without one
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", lambda writer, merges: add(writer, ["\u0100 \u0101"]))
+    served = write_foreign(model, tmp_path / "served.gguf")
+    steps = serve_config(file, "llama.cpp", method=method, target=128).steps
+    words = shlex.split(steps[0])
     flags = dict(zip(words[3::2], words[4::2], strict=True))
-    assert (flags["--rope-scaling"], flags["--ctx-size"]) == ("yarn", "1024")
-    options = {"rope_scaling_type": 2, "rope_freq_scale": 1 / float(flags["--rope-scale"]),
-               "yarn_orig_ctx": int(flags["--yarn-orig-ctx"])}  # fmt: skip
-    assert misfits("tiny", file, "yarn", Reach(256, 1024), (60, 900), **options)["yarn"] < 0.005
+    assert (len(steps), flags.pop("--ctx-size")) == (1, "128")
+    assert flags.pop("--override-kv").endswith(".context_length=int:128")
+    options = {FLAGS[flag][0]: FLAGS[flag][1](value) for flag, value in flags.items()}
+    found = misfits(file, served, method, Reach(32, 128), tuple(range(5, 128, 12)), **options)
+    assert found[method] < 0.05  # the cache has 16 bits, and a router may choose a different expert
+    assert found["plain"] > 3 * found[method]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from ropewalk import RopeConfig
 from ropewalk.audit.audit import audit
@@ -85,10 +86,13 @@ def test_llama_cpp_and_ollama_get_a_file(tmp_path: Path) -> None:
     assert found.file == ("Modelfile", f"FROM ./longer.gguf\nPARAMETER num_ctx {TARGET}\n")
     made = gguf_of(source, tmp_path / "x.gguf")
     flags = serve_config(made, "llama.cpp", method="yarn", target=TARGET).steps
-    assert flags == (
-        f"llama-server -m {made} --ctx-size {TARGET} --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 16",
-    )
-    assert len(serve_config(made, "llama.cpp", method="pi", target=TARGET).steps) == 2
+    served = f"llama-server -m {made} --ctx-size {TARGET} --override-kv llama.context_length=int:{TARGET}"
+    assert flags == (f"{served} --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 16",)
+    flags = serve_config(made, "llama.cpp", method="pi", target=TARGET).steps
+    assert flags == (f"{served} --rope-scaling linear --rope-scale 4",)
+    flags = serve_config(made, "llama.cpp", method="ntk", target=TARGET).steps
+    assert flags == (f"{served} --rope-freq-base {1e4 * 4 ** (8 / 6):.10g}",)  # base s^(d / (d - 2)), d = 8
+    assert len(serve_config(made, "llama.cpp", method="resonance", target=TARGET).steps) == 2
     assert serve_config(made, "ollama").steps == ("ollama create longer -f Modelfile",)
 
 
@@ -101,6 +105,32 @@ def test_as_the_checkpoint_is(tmp_path: Path) -> None:
     assert serve_config(folder, "vllm").block["rope_type"] == "yarn"
     plain = serve_config(checkpoint(tmp_path / "plain"), "vllm")
     assert (plain.length, plain.caveats) == (TRAINED, ())
+
+
+def test_known_faults_of_a_folder(tmp_path: Path) -> None:
+    """They are those of a flag, for a scaling that `extend apply` wrote; an unscaled model has none."""
+    source = checkpoint(tmp_path / "source")
+    for method, rule in (("yarn", "factor is fixed"), ("dynamic", "not applied beyond the trained length")):
+        folder = apply(source, tmp_path / method, ApplySettings(method=method, target=TARGET)).folder
+        for engine in ("vllm", "llama.cpp"):
+            assert any(rule in one.text for one in serve_config(folder, engine).caveats), (method, engine)
+        assert not serve_config(folder, "vllm", method="plain", trained_length=TRAINED).caveats[1:]
+    assert serve_config(source, "vllm").checked.startswith("0.33.0's")
+    (source / "params.json").touch()  # Mistral's own config, which vLLM would prefer to the changed one
+    folder = apply(source, tmp_path / "mistral", ApplySettings(method="yarn", target=TARGET)).folder
+    assert serve_config(folder, "vllm").steps[0].endswith(" --config-format hf")
+
+
+@pytest.mark.parametrize("names", [("mtp.fc.weight",), ("model.mtp.fc.weight",), ()])
+def test_the_converter_is_told_of_missing_mtp(names: tuple[str, ...], tmp_path: Path) -> None:
+    """`_QwenMtpMixin` asserts that a Qwen3-Next has MTP tensors (llama-cpp-python 0.3.36's conversion/qwen.py:303)."""
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
+    types = ["linear_attention", "full_attention"]
+    transformers.Qwen3NextConfig(**shape, max_position_embeddings=64, layer_types=types).save_pretrained(tmp_path)
+    assert "--no-mtp" not in serve_config(tmp_path, "llama.cpp").steps[0]  # no weights here: the published ones have
+    save_file({name: torch.ones(1) for name in ("model.norm.weight", *names)}, tmp_path / "model.safetensors")
+    for method, step in (("as-is", 0), ("yarn", 1)):
+        assert serve_config(tmp_path, "llama.cpp", method=method).steps[step].endswith(" --no-mtp") == (not names)
 
 
 def test_a_nested_config(tmp_path: Path) -> None:
@@ -188,7 +218,6 @@ def test_caveats_have_a_source_and_concern_the_printed_command(tmp_path: Path) -
     assert all(set(one.engines) <= {*ENGINES, CONVERTER} for one in DEVIATIONS)
     assert all(one.versions for one in DEVIATIONS if one.effect != "lost")
     source = checkpoint(tmp_path / "source")
-    made = gguf_of(source, tmp_path / "x.gguf")
 
     def told(model: Path, engine: str, **settings: Any) -> str:
         return " ".join(one.text for one in serve_config(model, engine, **settings).caveats)
@@ -199,8 +228,6 @@ def test_caveats_have_a_source_and_concern_the_printed_command(tmp_path: Path) -
         assert "attention_factor" not in found
         assert "--rope-scaling" not in found
         assert not told(source, engine)
-    assert "--override-kv" in told(made, "llama.cpp", method="yarn", target=TARGET)
-    assert "--override-kv" not in told(made, "llama.cpp", method="pi", target=TARGET)
     assert "`rope_scaling` and expect" in told(source, "vllm", method="yarn", target=TARGET)
     assert "One list of divisors" not in told(source, "vllm", method="resonance", target=TARGET)  # both are equal
 

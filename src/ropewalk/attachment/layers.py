@@ -178,11 +178,21 @@ def fields_under(
         }
     try:
         changed = record.positions(own, reach)
+        return rope_fields(
+            fields, labels, own, changed, method=record, target=reach.target, length=length, accepts=_accepted
+        )
     except RopeError as error:
         if record.extends and not reach.extends:
             raise
         return error.rule.rpartition(": ")[2].rstrip(".")
-    return rope_fields(fields, labels, own, changed, method=record, target=reach.target, length=length)
+
+
+def _accepted(fields: Mapping[str, Any]) -> bool:
+    """Return whether the class takes such a block: `validate_rope` of transformers 5.23's Phi-3 and Phi-MoE."""
+    kind, block = fields.get("model_type"), fields["rope_parameters"]
+    if kind in ("phi3", "phi4_multimodal"):
+        return block["rope_type"] in ("default", "longrope")
+    return kind != "phimoe" or block["rope_type"] != "longrope" or "short_mscale" in block
 
 
 def _block(rope: RopeConfig) -> dict[str, Any]:

@@ -55,14 +55,12 @@ def compared_lengths(reach: Reach) -> list[int]:
     return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
 
 
-def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length: int | None = None) -> GGUFRope:
-    """Return the keys and divisors for a half-split rope.
+def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length: int | None = None) -> GGUFRope | str:
+    """Return the keys and divisors for a half-split rope, or the reason why llama.cpp cannot express it, as a clause.
 
     **Arguments:**
     - `rope`: with the method applied. `method`: its name, or a name for given factors.
     - `arch`: llama.cpp's architecture. `length`: tokens, stated instead of the target.
-
-    **Raises:** `RopeError` if llama.cpp cannot express the rope, or `arch` ignores the keys.
 
     >>> from ropewalk.methods import METHODS
     >>> rope = METHODS["pi"].rope(RopeConfig(8, interleaved=False), Reach(16, 64))
@@ -72,23 +70,11 @@ def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length:
     found = _expressed(rope, arch, method, reach, length)
     if found is not None:
         return found
-    reason = (
-        "its frequencies depend on the length, but llama.cpp fixes them when it starts"
-        if rope.needs_seq_len and rope.switch_length is None
-        else "its keys cannot express these frequencies"
-        if arch in WITH_DIVISORS
-        else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
-    )
-    others = []
-    for name in ("yarn", "ntk"):
-        with suppress(RopeError):  # the rope cannot be extended
-            expressed = name != method and _expressed(METHODS[name].rope(rope, reach), arch, name, reach, None)
-            others += [f"--method {name}"] if expressed else []
-    raise RopeError(
-        f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
-        facts={"rope": rope, "nearest that can be": others[0] if others else "none"},
-        cure=(f"Pass {others[0]}, or apply" if others else "Apply") + " it to the model's folder.",
-    )
+    if rope.needs_seq_len and rope.switch_length is None:
+        return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
+    if arch in WITH_DIVISORS:
+        return "the keys of a .gguf file cannot express these frequencies"
+    return f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
 
 
 def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: int | None) -> GGUFRope | None:

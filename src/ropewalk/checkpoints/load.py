@@ -346,17 +346,17 @@ def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
     files, endings = sorted(Path(folder).glob("*.safetensors")), ("rotary_emb.alpha", "lerope.alpha")
     if not files:
         raise no_safetensors(Path(folder))
-    found: dict[str, Tensor] = {}
+    found: list[tuple[str, Tensor]] = []
     for path in files:
         with open_safetensors(path) as file:
-            found |= {name: file.get_tensor(name) for name in file.keys() if f".{name}".endswith(endings)}  # noqa: SIM118
+            found += [(name, file.get_tensor(name)) for name in file.keys() if f".{name}".endswith(endings)]  # noqa: SIM118
     if len(found) != 1:
         raise RopeError(
             "read: a checkpoint with a learned rotation must have exactly one such tensor.",
-            facts={"folder": str(folder), "endings": endings, "found": list(found)},
+            facts={"folder": str(folder), "endings": endings, "found": [name for name, _ in found]},
             cure="Fetch every weight file of one checkpoint into one folder.",
         )
-    return tuple(next(iter(found.values())).double().flatten().tolist())
+    return tuple(found[0][1].double().flatten().tolist())
 
 
 # The dtype of a folder

@@ -22,7 +22,9 @@ OVERWRITE = typer.Option("--overwrite", help="Replace an earlier export at --out
 
 def print_exported(done: Exported) -> None:
     """Print the keys of the rope and the output folder."""
-    config = done.config.get("text_config") or done.config
+    from ropewalk.rope.hugging_face import text_part
+
+    config = text_part(done.config)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if done.folder.suffix == ".gguf":
         shown = {key: value for key, value in done.config.items() if not isinstance(value, list)}
@@ -46,9 +48,9 @@ def apply(
     ] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
-    """Apply a method and write a Hugging Face folder, or a .gguf file.
+    """Apply a method to a config, and write a folder with it and the model's other files, or a .gguf file.
 
-    The folder appears when it is complete. Weights of a .gguf source are copied into a .gguf file block by block.
+    The folder appears when it is complete. No weights are opened; those of a .gguf file are copied block by block.
     """
     from ropewalk.progress import shown
     from ropewalk.serving import apply as run

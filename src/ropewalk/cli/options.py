@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import shlex
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from typer.models import ArgumentInfo
 from ropewalk.atomic_io import as_path
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import names_of
+from ropewalk.shell import shell_command
 from ropewalk.version import __version__
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
@@ -219,7 +219,7 @@ def command_line(
             continue
         for value in values if isinstance(values, list | tuple) else [values]:
             words += [*([option] if option else []), shown(value)]
-    return shlex.join(words)
+    return shell_command(*words)
 
 
 def _shown(value: Any) -> str:

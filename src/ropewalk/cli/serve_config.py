@@ -97,8 +97,9 @@ def serve_config(
         show("")
     for cost in served.costs:
         show(cost.sentence)
+    show(f"\nChecked for {engine}: {served.checked}.")
     if served.caveats:
-        show("\nKnown behaviour of this engine:")
+        show("Known behaviour of this engine:")
     for caveat in served.caveats:
         show(f"- {caveat.text} ({caveat.versions}; {caveat.source})")
     if json_file is not None:

@@ -7,7 +7,6 @@ import filecmp
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
-from ropewalk.rope.hugging_face import text_part
-from ropewalk.serving.engines import ENGINES, why_not
+from ropewalk.serving.engines import ENGINES
+from ropewalk.serving.plan import ServingPlan, serving_plan
 from ropewalk.serving.served import Served
 from ropewalk.statistics import counted
 
@@ -244,7 +243,7 @@ def _planned(
         names = [name for name in names if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
-    engines = _engines(model, source, plan)
+    engines = _engines(model, source, reader, plan)
     runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
     if queued:  # what the engine cannot run is measured only if it is named
         names = [name for name in names if runs.get(name, False) or METHODS[name].keeps_own]
@@ -396,20 +395,18 @@ def _share_found(reader: Reader, teller: Teller, text: Sequence[int], seed: int)
     return float(np.mean([choice(row) == fact.right for row, fact in zip(rows, filled.facts, strict=True)]))
 
 
-def _engines(model: object, opened: Checkpoint, work: Plan) -> dict[str, tuple[str, ...]]:
+def _engines(model: object, opened: Checkpoint, reader: Reader, work: Plan) -> dict[str, tuple[str, ...]]:
     """Return the engines that can run each method of a plan."""
-    design, source = work.design, None
-    if isinstance(model, str | Path):
-        with suppress(RopeError):  # ropewalk's own folders
+    design, reach = work.design, Reach(work.design.trained_length, work.design.target)
+    try:
+        if isinstance(model, str | Path):
             source = Served.open(model, design.trained_length, opened)
-    reach = Reach(design.trained_length, design.target)
-
-    def refused(engine: str, name: str) -> bool:
-        if source is None:
-            return why_not(engine, name, text_part(work.configs[name] or {}).get("rope_parameters")) is not None
-        return source.why_not(engine, name, reach) is not None
-
-    return {name: tuple(engine for engine in ENGINES if not refused(engine, name)) for name in work.methods}
+        else:
+            source = Served.of(reader.model.config.to_dict(), design.trained_length)
+    except RopeError:  # ropewalk's own folders
+        return dict.fromkeys(work.methods, ())
+    plans = {name: [serving_plan(source, engine, name, reach) for engine in ENGINES] for name in work.methods}
+    return {name: tuple(one.engine for one in of if isinstance(one, ServingPlan)) for name, of in plans.items()}
 
 
 def _is_built_in(source: Checkpoint) -> bool:

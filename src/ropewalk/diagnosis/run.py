@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import platform
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from ropewalk.methods.table import ALL
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.serving.serve import setting_command
+from ropewalk.shell import shell_command
 from ropewalk.statistics import counted
 from ropewalk.version import __version__
 
@@ -58,11 +58,11 @@ def doctor_command(
     ]
     given_texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
     if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in given_texts):
-        words = ["(model, tokenizer)" if isinstance(model, tuple) else "model"]
-        words = [repr(str(model))] if isinstance(model, str | Path) else words
-        words += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
-        return f"rw.doctor({', '.join([*words, *(['resume=True'] if resume else [])])})"
-    words = ["ropewalk", "doctor", str(model)]
+        live = "(model, tokenizer)" if isinstance(model, tuple) else "model"
+        call = [repr(str(model)) if isinstance(model, str | Path) else live]
+        call += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
+        return f"rw.doctor({', '.join([*call, *(['resume=True'] if resume else [])])})"
+    words: list[str | Path] = ["ropewalk", "doctor", Path(model)]
     for field, value in given:
         option = field.metadata.get("option", (f"--{field.name.replace('_', '-')}",))[0]
         several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -72,7 +72,7 @@ def doctor_command(
             words += [option, f"{one:g}" if isinstance(one, float) else str(one)]
     words += ["--resume"] if resume else []
     words += [] if settings.state is None else ["--state", str(settings.state)]
-    return shlex.join([*words, *kept])
+    return shell_command(*words, *kept)
 
 
 def runs_in(engine: str | None, engines: Sequence[str]) -> bool:

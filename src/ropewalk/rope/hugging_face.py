@@ -361,7 +361,9 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_
 
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
     """Return the config's maximal length in tokens, under any of its spellings."""
-    spellings = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+    # Command R has 131,072 there, and 8,192 under the usual key
+    own = ("model_max_length",) if str(fields.get("model_type")).startswith("cohere") else ()
+    spellings = (*own, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
     stated = size(fields, *spellings, most=MOST_TOKENS)
     if stated is None and family.max_position_embeddings is not None:
         refuse_null(fields, *spellings)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
@@ -22,8 +21,6 @@ READS_GGUF = ("llama.cpp", "ollama")
 """The engines that load a .gguf file; the others load a Hugging Face folder."""
 CONVERTER = "llama.cpp's converter"
 """convert_hf_to_gguf.py, which converts a Hugging Face folder to a .gguf file. `applied` treats it as an engine."""
-NOT_WRITTEN = " (not written)"
-"""The end of an architecture's name, if ropewalk copies no .gguf file of it with other keys."""
 READERS_OF_CONFIGS = {"vllm": "vLLM", "sglang": "SGLang", CONVERTER: CONVERTER}
 """The engines, with their titles, that a model card describes next to transformers."""
 MULTIPLIES_LENGTH = ("linear", "dynamic")
@@ -49,8 +46,9 @@ class Case:
 
     - `block`: the `rope_parameters`, or one for each layer type. `model_type`: of the language model's config.
     - `arch`: llama.cpp's architecture; None: Llama's. `converted`: whether llama.cpp's converter writes this rope.
-    - `extends`: whether it differs from the checkpoint's own. `length`: tokens of the context, or None.
-    - `interleaved`: whether pairs are neighbouring features. `command`: the printed commands.
+    - `extends`: whether it differs from the checkpoint's own. `scaled`: whether it has a scaling without training.
+    - `length`: tokens of the context, or None. `interleaved`: whether pairs are neighbouring features.
+    - `override`: whether a command or a script puts the block over the config's.
     - `flat`: whether the config also has transformers 4's keys, as what `extend apply` writes.
     """
 
@@ -59,9 +57,10 @@ class Case:
     arch: str | None = None
     converted: bool = False
     extends: bool = True
+    scaled: bool = True
     length: int | None = None
     interleaved: bool = False
-    command: str = ""
+    override: bool = False
     flat: bool = True
 
     @property
@@ -138,11 +137,15 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How an engine treats a rope ("applied", "differs" or "lost"), with the reason, its source, and all caveats."""
+    """How an engine treats a rope ("applied", "differs" or "lost"), with the reason, its source, and all caveats.
+
+    - `checked`: the version and the function that were read.
+    """
 
     state: Literal["applied", "differs", "lost"]
     reason: str | None
     source: str
+    checked: str
     caveats: tuple[Deviation, ...]
 
 
@@ -161,7 +164,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "its gpt-oss class builds yarn from the block's factor and betas, whatever the rope_type is",
         "0.33.0's model_executor/models/gpt_oss.py, lines 111 to 125",
         model_types=("gpt_oss",),
-        when=lambda case: case.extends and not (case.block["rope_type"] == "yarn" and case.has("beta_fast"))),
+        when=lambda case: case.block["rope_type"] != "yarn" or (case.extends and not case.has("beta_fast"))),
     Deviation("lost", ("vllm",),
         "its DeepSeek classes compute DeepSeek's yarn for every scaled block",
         "0.33.0's model_executor/models/deepseek_v2.py, lines 1115 to 1120 and 542 to 547; "
@@ -218,19 +221,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "its classes except Gemma 4's rotate every pair, because they do not pass the block's partial_rotary_factor",
         "0.5.23's rotary_embedding/factory.py, lines 156 and 428; models/llama.py, lines 199 and 225",
         rules=("proportional",), when=lambda case: not case.is_type("gemma4")),
-    Deviation("lost", READS_GGUF,
-        "its frequencies depend on the length, but a .gguf file contains fixed ones",
-        "src/ropewalk/checkpoints/gguf_copy.py",
-        rules=("dynamic",), when=lambda case: case.extends),
-    Deviation("lost", READS_GGUF,
-        "ropewalk writes one divisor for each pair only into .gguf files of Llama's architecture",
-        "llama.cpp's src/models/, src/ropewalk/checkpoints/gguf_copy.py",
-        rules=("llama3", "longrope", "proportional"),
-        when=lambda case: not case.converted and case.arch not in (None, "llama")),
-    Deviation("lost", READS_GGUF,
-        "ropewalk copies no .gguf file with several ropes",
-        "src/ropewalk/checkpoints/gguf_copy.py",
-        when=lambda case: case.several and not case.converted),
     Deviation("lost", (CONVERTER,),
         "llama.cpp's converter was not checked for several ropes of this family",
         f"src/models/gemma3.cpp, gemma4.cpp, olmo2.cpp, modern-bert.cpp and laguna.cpp {_IN_CPP}",
@@ -268,7 +258,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "llama.cpp's converter writes longrope's divisors only for Phi-3, with an attention factor from the lengths. "
         "`ropewalk extend apply` writes them into .gguf files of Llama's architecture",
         f"conversion/base.py (`set_gguf_parameters`), phi.py, lines 176 to 212, {_IN_CPP}",
-        rules=("longrope",), when=lambda case: case.extends or case.model_type != "phi3"),
+        rules=("longrope",), when=lambda case: case.model_type != "phi3" or case.has("attention_factor")),
     Deviation("lost", (CONVERTER,),
         "llama.cpp's converter applies proportional frequencies only for Gemma 4, as in the published config",
         f"conversion/gemma.py, lines 736 to 762, {_IN_CPP}",
@@ -340,28 +330,27 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "less in agentic tasks with YaRN 4 on Qwen3-32B, another 39 to 26.5 on Arena-Hard with Qwen3-8B. Serve short "
         "prompts from the model without it.",
         "vllm-project/vllm#18728, QwenLM/Qwen3#1567",
-        versions="vLLM 0.8.5.post1 and 0.9.2rc2", when=lambda case: case.extends and not case.two_lists),
-    Deviation("note", ("llama.cpp",),
-        "Before August 2026 these flags do not raise the limit of the file's context_length: add --override-kv "
-        "ARCH.context_length=int:LENGTH.",
-        "ggml-org/llama.cpp#17459, #22140, #28030",
-        versions="run: xllamacpp 2026.10.11549", when=lambda case: "--yarn-orig-ctx" in case.command),
+        versions="vLLM 0.8.5.post1 and 0.9.2rc2", when=lambda case: case.scaled and not case.two_lists),
+    Deviation("note", ("vllm", CONVERTER),
+        "The dynamic rule is not applied beyond the trained length, so the server stops there.",
+        "vllm's dynamic_ntk_scaling_rope.py, llama.cpp's conversion/base.py (`set_gguf_parameters`)",
+        versions="0.33.0, 0.3.36 of llama-cpp-python", rules=("dynamic",), when=lambda case: not case.extends),
     Deviation("note", ("vllm",),
         "Older servers call the block `rope_scaling` and expect `rope_theta` outside it.",
         "vllm-project/vllm#28542, docs.vllm.ai v0.10.2",
         versions="before the change of November 2025 (0.10.2's example has the old keys)", before="0.11.1",
-        when=lambda case: "--hf-overrides" in case.command),
+        when=lambda case: case.override),
     Deviation("note", ("vllm",),
         "Older servers apply one flat block to every layer, or stop with transformers 4: rope_parameters should have a "
         "'rope_type' key. Check the server (`ropewalk verify`).",
         "vllm-project/vllm#28542, EuroEval/EuroEval#2089; 0.33.0's model_executor/models/gemma3.py with "
         "`config.rope_parameters[layer_type]`",
         versions="before December 2025; 0.16.0 and 0.19.0 with transformers 4", before="0.20.0",
-        when=lambda case: case.several and case.extends),
+        when=lambda case: case.several and case.scaled),
     Deviation("note", ("transformers",),
         "Version 4 ignores `rope_parameters`: there the block is `rope_scaling`, with `config.rope_theta`.",
         "huggingface/transformers#42513, vllm-project/vllm#28542",
-        versions="4", when=lambda case: "rope_parameters" in case.command),
+        versions="4", when=lambda case: case.override),
     Deviation("note", ("transformers",),
         "Version 4 takes YaRN's factor from max_position_embeddings / original_max_position_embeddings, which is a "
         "smaller factor here. Use version 5, or set max_position_embeddings to the factor times the original length.",
@@ -416,50 +405,10 @@ def applied(engine: str | None, case: Case, version: str | None = None) -> Answe
         state="applied" if first is None or first.effect == "note" else first.effect,
         reason=None if first is None else first.text,
         source=read if first is None else first.source,
+        checked=read,
         caveats=tuple(one for one in caveats if one.effect != "lost"),
     )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
-
-
-def why_not(
-    engine: str | None,
-    method: str,
-    block: Mapping[str, Any] | None,
-    *,
-    arch: str | None = None,
-    model_type: str = "",
-    interleaved: bool = False,
-) -> str | None:
-    """Return a short reason why an engine cannot run a method as measured; None if it can.
-
-    **Arguments:**
-    - `engine`: one of `RUNNERS`. None: any engine that uses a config or a .gguf file.
-    - `method`: its name. `plain`, `as-is` and `crop` run everywhere; for `crop`, the client sends only the last tokens.
-    - `block`: the method's `rope_parameters`, or a block for each layer type; None if no config expresses it.
-    - `arch`, `model_type`, `interleaved`: as in `Case`.
-
-    **Raises:** `RopeError` for an unknown engine or method.
-
-    >>> why_not("vllm", "yarn", {"rope_type": "yarn"}) is None
-    True
-    >>> why_not("ollama", "dca", None)
-    'it clips or regroups positions inside attention, which no config.json describes'
-    """
-    from ropewalk.methods import method_named  # imports torch, which this module's tables do not need
-
-    record = method_named(method)
-    if engine is not None and engine not in RUNNERS:
-        raise RopeError("engine: unknown.", facts={"engine": engine}, cure=f"Choose from {', '.join(RUNNERS)}.")
-    if engine == "python" or not record.extends:
-        return None
-    if record.config is None:
-        return record.not_in_config
-    if block is None:
-        return "no config.json expresses it for this model"
-    converted = arch is not None and arch.endswith(NOT_WRITTEN)
-    answer = applied(engine, Case(block=block, arch=arch, model_type=model_type, converted=converted,
-                                 interleaved=interleaved))  # fmt: skip
-    return answer.reason if answer.state == "lost" else None

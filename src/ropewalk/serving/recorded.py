@@ -50,13 +50,11 @@ class Cost:
 class Recorded:
     """The parts of a doctor's record that are needed to apply its answer. Lengths are in tokens.
 
-    - `model`: its name. `digest`: of the model in `dtype`. `audits`: of its ropes.
+    - `model`: its name. `audits`: of its ropes.
     - `action`, `headline`, `method`, `length`, `next`: of the verdict. `costs`: of each method that was measured.
     """
 
     model: str
-    digest: str
-    dtype: str
     trained_length: int
     target: int
     action: str
@@ -76,7 +74,7 @@ class Recorded:
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Recorded:
-        verdict, environment = content["verdict"], content["environment"]
+        verdict = content["verdict"]
         trained, target = int(content["trained_length"]), int(content["target"])
         length = None if verdict["length"] is None else int(verdict["length"])
         if not (1 <= trained <= target and (length is None or trained < length <= target)):
@@ -95,8 +93,6 @@ class Recorded:
                                    within_interval=interval)  # fmt: skip
         return cls(
             model=str(content["name"]),
-            digest=str(environment["model_digest"]),
-            dtype=str(environment["dtype"]),
             trained_length=trained,
             target=target,
             action=str(verdict["action"]),

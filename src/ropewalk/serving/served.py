@@ -1,4 +1,4 @@
-"""A checkpoint to serve: its ropes and lengths, without its weights."""
+"""A model to serve: its ropes and lengths, without its weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.attachment.layers import attends, attention_keys, fields_under
-from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
 from ropewalk.checkpoints.gguf import PERMUTED
+from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
@@ -19,7 +20,16 @@ from ropewalk.rope.config import RopeConfig, ropes_by_block
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import NESTED, text_part
 from ropewalk.rope.rope_parameters import window_of_layer_type
-from ropewalk.serving.engines import NOT_WRITTEN, Case, why_not
+
+LENGTHS = (
+    "max_position_embeddings", "model_max_length", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
+    "max_seq_length", "seq_len",
+)  # fmt: skip
+"""The keys from which vLLM and SGLang take a model's length.
+
+Source: vLLM 0.33.0's transformers_utils/model_arch_config_convertor.py (`derive_max_model_len_and_key`), SGLang
+0.5.23's utils/hf_transformers/common.py (`CONTEXT_LENGTH_KEYS`). Both prefer `model_max_length`, as in Command R.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,11 +38,11 @@ class Served:
 
     - `rope`: the one with the longest reach. `own`: rope and window of each layer type or block. `labels`: their names,
       (None,) if all layers are alike.
-    - `fields`: of the language model's config, with an empty block for each rope. `parts`: the keys of config.json that
-      lead to these fields.
+    - `fields`: of the language model's config, with an empty block for each rope. `block`: its own block. `parts`: the
+      keys of config.json that lead to these fields.
     - `trained`: the trained length in tokens. `stated_length`: the checkpoint's own value, or None.
     - `arch`: of a .gguf file; None for a folder. `model_type`: of the language model.
-    - `given`: the model as passed. `name`: its name for an engine. `path`: its location.
+    - `given`: the model as passed. `name`: its name for an engine. `path`: its location; None for a loaded model.
     - `branches`: whether blocks have the names of a layer's branches, not of layer types (DeepSeek-V4).
     """
 
@@ -42,11 +52,12 @@ class Served:
     own: Positions
     labels: tuple[str | None, ...]
     fields: Mapping[str, Any]
+    block: Mapping[str, Any]
     parts: tuple[str, ...]
     trained: int
     stated_length: int | None
     arch: str | None
-    path: Path
+    path: Path | None
     model_type: str
     branches: bool
 
@@ -54,9 +65,23 @@ class Served:
     def open(
         cls, model: str | os.PathLike[str], trained_length: int | None, opened: Checkpoint | None = None
     ) -> Served:
+        """Return a checkpoint; raise `RopeError` as `Checkpoint.open`, and without a rope or a trained length."""
         opened = opened or Checkpoint.open(model)
-        content, path = opened.config, opened.path
-        assert path is not None
+        named = Path(model).exists() or is_hub_name(str(model))
+        source = cls.of(opened.config, trained_length, given=str(model), path=opened.path, arch=opened.arch)
+        return source if named else dataclasses.replace(source, name=str(opened.path))
+
+    @classmethod
+    def of(
+        cls,
+        content: Mapping[str, Any],
+        trained_length: int | None,
+        *,
+        given: str = "model",
+        path: Path | None = None,
+        arch: str | None = None,
+    ) -> Served:
+        """Return the checkpoint of a config.json, or of the config of a loaded model."""
         ropes, nested = ropes_by_block(content)
         whole = Positions(tuple(ropes.values()), (None,) * len(ropes), (None,) * len(ropes))
         stated = main_rope(whole.ropes)
@@ -64,14 +89,14 @@ class Served:
         rope = main_rope(tuple(ropes.values()))
         if rope is None:
             raise RopeError(
-                "serve-config: this model has no rotary embedding, so there is no rope to set.",
-                facts={"model": str(model)},
+                "serving: this model has no rotary embedding, so there is no rope to set.",
+                facts={"model": given},
                 cure="Start the engine with the unchanged model.",
             )
         trained = trained_length or rope.trained_length
         if trained is None:
             raise RopeError(
-                "serve-config: the config does not contain the trained length.",
+                "serving: the config does not contain the trained length.",
                 facts={"rope": rope},
                 cure="Pass --trained-length TOKENS.",
             )
@@ -84,10 +109,9 @@ class Served:
         # Phi-3's class requires the fraction in a new block, also if it is 1.0
         kept = {} if family is None or family.partial is None or family.mla else {"partial_rotary_factor": 1.0}
         kept |= attention_keys(fields.get("rope_parameters") or {})
-        named = Path(model).exists() or is_hub_name(str(model))
         return cls(
-            given=str(model),
-            name=str(model) if named else str(path),
+            given=given,
+            name=given,
             rope=rope,
             own=Positions(
                 tuple(ropes[one] if one in ropes else ropes.get(None) if attends(one) else None for one in labels),
@@ -99,11 +123,12 @@ class Served:
                 **{key: value for key, value in fields.items() if key != "rope_scaling"},
                 "rope_parameters": None if fixed else dict.fromkeys(map(str, labels), kept) if nested else kept,
             },
+            block=fields.get("rope_parameters") or fields.get("rope_scaling") or {},
             # Qwen2-VL's published files are flat, but its class nests them
-            parts=_parts(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
+            parts=parts_of(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
             trained=trained,
             stated_length=None if stated is None or is_unsettled(stated) else stated.trained_length,
-            arch=opened.arch,
+            arch=arch,
             path=path,
             model_type=model_type,
             branches=family is not None and bool(family.block_of),
@@ -120,40 +145,60 @@ class Served:
         return any(rope.as_trained() != rope for rope in self.own.present_ropes)
 
     @property
+    def repository(self) -> tuple[str, str]:
+        """Return the model's name for an engine, and its revision on the hub, or ""."""
+        name, _, revision = self.given.partition("@") if self.on_hub else (self.name, "", "")
+        return name, revision
+
+    @property
+    def on_hub(self) -> bool:
+        """Return whether the model was passed as OWNER/NAME of the hub."""
+        return is_hub_name(self.given) and not Path(self.given).exists()
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the model's config.json; for a loaded model a folder of its name."""
+        path = Path(self.name) if self.path is None else self.path
+        return path.parent if path.is_file() else path
+
+    @property
     def gguf_arch(self) -> str | None:
-        """Return llama.cpp's architecture of this model; the family's own name if ropewalk copies no file of it."""
+        """Return llama.cpp's architecture of this model; None if it is unknown."""
         if self.arch is not None:
             return self.arch
         arch = {"mistral": "llama", "ministral": "llama"}.get(self.model_type, self.model_type)
         windowed = any(window is not None for window in self.own.sliding_windows)  # those files have none
-        return arch if arch in PERMUTED and not windowed else f"{self.model_type}{NOT_WRITTEN}"
+        return arch if arch in PERMUTED and not windowed else None
 
-    def why_not(self, engine: str | None, method: str, reach: Reach) -> str | None:
-        """Return the reason why an engine cannot run a method as measured; None if it can."""
-        blocks = None if engine == "python" else self.under(method, reach)
-        if isinstance(blocks, str):
-            return blocks
-        return why_not(engine, method, blocks and blocks[0], arch=self.gguf_arch, model_type=self.model_type,
-                       interleaved=self.rope.interleaved)  # fmt: skip
+    @property
+    def copied(self) -> bool:
+        """Return whether ropewalk copies the model's .gguf file with other keys of the rope."""
+        return self.gguf_arch in PERMUTED
 
-    def case(self, block: Mapping[str, Any], length: int, *, changed: bool, command: str = "") -> Case:
-        """Return the case of a block at a length in tokens; `changed`: it differs from the checkpoint's own."""
-        converted = self.arch is None and not (changed and self.gguf_arch in PERMUTED)
-        return Case(block=block, model_type=self.model_type, arch=self.gguf_arch, converted=converted, extends=changed,
-                    length=length, interleaved=self.rope.interleaved, command=command,
-                    flat=changed or "rope_theta" in self.fields)  # fmt: skip
+    @property
+    def lacks_mtp(self) -> bool:
+        """Return whether llama.cpp's converter expects tensors of multi-token prediction that the folder lacks.
 
-    def writes_file(self, method: str, reach: Reach) -> bool:
-        """Return whether ropewalk copies this .gguf file under a method."""
-        return self.arch in PERMUTED and self.why_not("llama.cpp", method, reach) is None
+        Source: `_QwenMtpMixin` in conversion/qwen.py of llama-cpp-python 0.3.36; its families are listed here.
+        """
+        if self.path is None or not self.model_type.startswith(("qwen3_next", "qwen3_5")) or not has_weights(self.path):
+            return False
+        names: list[str] = []
+        for path in self.path.glob("*.safetensors"):
+            with open_safetensors(path) as file:
+                names += file.keys()
+        return not any(name.startswith(("mtp.", "model.mtp.")) for name in names)
 
-    def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[dict[str, Any], int] | str:
-        """Return the block under a method, or one for each layer type, and the length to state; else the reason."""
-        fields = fields_under(self.fields, self.labels, self.own, method, reach, length)
-        return fields if isinstance(fields, str) else (fields["rope_parameters"], fields["max_position_embeddings"])
+    def under(self, method: str, reach: Reach, length: int | None = None) -> dict[str, Any] | str:
+        """Return the keys of the config under a method, or the reason why there are none."""
+        return fields_under(self.fields, self.labels, self.own, method, reach, length)
+
+    def lengths(self, stated: int) -> dict[str, int]:
+        """Return every key of the config that an engine reads as its length, with a number of tokens."""
+        return {key: stated for key in LENGTHS if key == LENGTHS[0] or isinstance(self.fields.get(key), int)}
 
 
-def _parts(content: Mapping[str, Any]) -> tuple[str, ...]:
+def parts_of(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that lead to the language model's part of a config."""
     part = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
-    return () if part is None else (part, *_parts(content[part]))
+    return () if part is None else (part, *parts_of(content[part]))

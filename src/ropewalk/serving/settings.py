@@ -19,9 +19,6 @@ METHOD, OUTPUT = "Method", "Output"
 """The headings of the options."""
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-
-
 def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
     """Return a dataclass field with metadata for the command line; a field without a default is required."""
     return field(default=default, metadata={"help": description, **metadata})
@@ -29,7 +26,7 @@ def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplySettings:
-    """Settings of `serving.apply`: one method, the lengths in tokens, and the form of the output.
+    """Settings of `serving.apply`: one method, and the lengths in tokens.
 
     - `target`: sets the frequencies. `length`: to state in the config; the frequencies are always those of the target.
 
@@ -45,7 +42,6 @@ class ApplySettings:
     trained_length: int | None = setting(
         "Trained length in tokens [default: from the config or its family].", default=None, unit="tokens", group=METHOD
     )
-    dtype: str | None = setting("Dtype of the written weights [default: as in the source].", default=None, group=OUTPUT)
     method: str | None = setting(
         "Extension method, with the name used by `ropewalk doctor` [default: yarn].", default=None, group=METHOD
     )
@@ -60,32 +56,8 @@ class ApplySettings:
         from ropewalk.methods import method_named
 
         check_whole("extend", target=self.target, trained_length=self.trained_length, length=self.length)
-        if self.dtype not in (None, *DTYPES):
-            raise RopeError(
-                "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
-            )
         if self.method is not None:
             method_named(self.method)
-
-
-def refuse_inexpressible(method: str) -> None:
-    """Raise `RopeError` for a method that config.json cannot express, with the reason and the closest one it can.
-
-    >>> refuse_inexpressible("yarn")
-    >>> refuse_inexpressible("rerope")
-    Traceback (most recent call last):
-        ...
-    ropewalk.errors.RopeError: extend: `rerope` cannot be exported: it clips or regroups positions inside attention...
-    """
-    from ropewalk.methods import METHODS
-
-    record = METHODS.get(method)
-    if record is not None and record.config is None:
-        raise RopeError(
-            f"extend: `{method}` cannot be exported: {record.not_in_config}.",
-            facts={"method": method, "nearest that can be": record.nearest},
-            cure=f"Export --method {record.nearest}.",
-        )
 
 
 def check_length(length: int | None, method: str, reach: Reach) -> None:

@@ -1,0 +1,260 @@
+"""Can this engine run this method for this model? The one answer: a plan with its commands and files, or a refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
+from ropewalk.errors import RopeError
+from ropewalk.methods import Reach, is_unsettled, method_named
+from ropewalk.serving.engines import (
+    MULTIPLIES_LENGTH,
+    NOT_MULTIPLIED,
+    READS_GGUF,
+    Case,
+    Deviation,
+    applied,
+    blocks_of,
+)
+from ropewalk.serving.served import Served
+from ropewalk.shell import shell_command
+
+CONVERTED, LONGER = "model.gguf", "longer.gguf"
+_SGLANG = ("python", "-m", "sglang.launch_server", "--model-path")
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """An engine that cannot run a method: the reason as a clause, a cure if only one is possible, and facts."""
+
+    reason: str
+    cure: str | None = None
+    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingPlan:
+    """How an engine serves a model under a method.
+
+    - `keys`: of the language model's config: `rope_parameters`, and the length in tokens.
+    - `length`: tokens of the context. `changed`: whether the rope differs from the checkpoint's own.
+    - `trained_length`: if it differs from the checkpoint's.
+    - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
+    - `caveats`: known faults of the engine. `checked`: the version and the function of the engine that were read.
+    """
+
+    engine: str
+    source: Served
+    method: str
+    reach: Reach
+    keys: Mapping[str, Any]
+    length: int
+    changed: bool
+    trained_length: int | None
+    steps: tuple[str, ...] = ()
+    file: tuple[str, str] | None = None
+    caveats: tuple[Deviation, ...] = ()
+    checked: str = ""
+
+    @property
+    def block(self) -> dict[str, Any]:
+        """Return `rope_parameters`: one block, or one for each layer type."""
+        return dict(self.keys["rope_parameters"])
+
+    def apply(self, source: str | Path, out: str) -> str:
+        """Return the command that writes the model, from the checkpoint or from a file made of it."""
+        target = ["--target", str(self.reach.target)] if self.reach.extends else []
+        chosen = [*target, "--method", self.method]
+        chosen += ["--length", str(self.length)] if self.reach.extends and self.length != self.reach.target else []
+        chosen += [] if self.trained_length is None else ["--trained-length", str(self.trained_length)]
+        return shell_command("ropewalk", "extend", "apply", source, *chosen, "--out", out)
+
+    def with_steps(
+        self, *steps: str, file: tuple[str, str] | None = None, converted: bool = False, override: bool = False
+    ) -> ServingPlan | Refused:
+        """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
+        source, own = self.source, self.source.is_scaled and not self.changed
+        case = Case(
+            block=self.block, model_type=source.model_type, arch=source.gguf_arch or "", converted=converted,
+            extends=self.changed, scaled=own or method_named(self.method).extends, length=self.length,
+            interleaved=source.rope.interleaved, override=override, flat=self.changed or "rope_theta" in source.fields,
+        )  # fmt: skip
+        answer = applied(self.engine, case)
+        if answer.state == "lost":
+            return Refused(str(answer.reason), facts={"source": answer.source})
+        return dataclasses.replace(self, steps=steps, file=file, caveats=answer.caveats, checked=answer.checked)
+
+
+def serving_plan(
+    source: Served,
+    engine: str,
+    method: str,
+    reach: Reach,
+    length: int | None = None,
+    trained_length: int | None = None,
+) -> ServingPlan | Refused:
+    """Return how an engine serves a model under a method, or why it does not run the method as measured.
+
+    **Arguments:**
+    - `engine`: one of `ropewalk.serving.engines.ENGINES`. `method`: its name; `crop` is served as `plain`.
+    - `length`: tokens of the context, if less than the target. `trained_length`: tokens, if it had to be given.
+
+    **Raises:** `RopeError` for an unknown method, and for a target that does not exceed the trained length.
+    """
+    record = method_named(method)
+    if record.extends and is_unsettled(source.rope):
+        return Refused(
+            "it is unknown whether the model was trained with the scaling in its config",
+            "Pass --trained-length TOKENS, or leave out --method to serve it unchanged.",
+            {"scaling": source.rope.scaling},
+        )
+    if record.extends and source.branches and engine != "transformers":
+        return Refused(
+            "the model's blocks are for branches of its layers, and engines' support is unknown",
+            f"Write a folder for transformers: ropewalk extend apply MODEL --method {method} --out DIR.",
+            {"blocks": source.labels},
+        )
+    chosen = "plain" if record.crops else method
+    keys = source.under(chosen, reach, length)
+    if isinstance(keys, str):
+        return Refused(keys)
+    changed = record.extends or (chosen == "plain" and source.is_scaled)
+    context = (length or reach.target) if record.extends else keys["max_position_embeddings"]
+    bare = ServingPlan(engine=engine, source=source, method=chosen, reach=reach, keys=keys, length=context,
+                       changed=changed, trained_length=trained_length)  # fmt: skip
+    return _for_files(bare) if engine in READS_GGUF else _for_folders(bare)
+
+
+def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = None) -> GGUFRope | str:
+    """Return the keys and divisors of a .gguf copy under a method, or the reason why there are none."""
+    if source.gguf_arch is None or not source.copied:
+        return "ropewalk copies no .gguf file of this architecture"
+    rope = method_named(method).positions(source.own, reach).present_ropes[0]  # all that rotate are alike
+    return gguf_rope(rope, source.gguf_arch, method, reach, length=length)
+
+
+def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
+    """Return the plan of an engine that loads Hugging Face folders."""
+    source, length = bare.source, str(bare.length)
+    writes = source.arch is not None or (bare.changed and _would_survive(bare))
+    name, revision = ("longer", "") if writes else source.repository
+    steps = [bare.apply(Path(source.given), "longer")] if writes else []
+    override = bare.changed and not writes
+    chosen = ["--revision", revision] if revision else []
+    if bare.engine == "vllm":
+        # it prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
+        chosen += ["--config-format", "hf"] if (source.folder / "params.json").is_file() else []
+        chosen += ["--hf-overrides", json.dumps(_override(bare, "rope_parameters"))] if override else []
+        serve = shell_command("vllm", "serve", Path(name), "--max-model-len", length, *chosen)
+        return bare.with_steps(*steps, serve, override=override)
+    if bare.engine == "sglang":
+        key = "rope_parameters" if source.nested else "rope_scaling"
+        chosen += ["--json-model-override-args", json.dumps(_override(bare, key))] if override else []
+        serve = shell_command(*_SGLANG, Path(name), "--context-length", length, *chosen)
+        return bare.with_steps(*steps, serve, override=override)
+    assert bare.engine == "transformers", f"no command for {bare.engine}"
+    return bare.with_steps(*steps, file=("serve.py", _script(bare, name, revision, override)), override=override)
+
+
+def _would_survive(bare: ServingPlan) -> bool:
+    """Return whether an engine that merges an override into the config's block would keep other keys of it.
+
+    vLLM merges below the top level (0.33.0's config/model.py, `_update_nested`), SGLang always (0.5.23's
+    utils/hf_transformers/config.py, `get_config`), where Qwen3-Next's class also takes theta from outside of the block
+    (models/qwen3_next.py, line 640).
+    """
+    source = bare.source
+    if bare.engine == "sglang":
+        return bool(source.parts) or source.rope.scaling is not None or source.model_type == "qwen3_next"
+    return bare.engine == "vllm" and bool(source.parts) and not _covers(bare.block, source.block)
+
+
+def _covers(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Return whether a block has every key of a different one, at every depth."""
+    return all(
+        key in new and (not isinstance(value, Mapping) or _covers(new[key], value)) for key, value in old.items()
+    )
+
+
+def _override(bare: ServingPlan, key: str) -> dict[str, Any]:
+    """Return the keys to override in the config: the whole block with theta, because it replaces the config's."""
+    source, rule = bare.source, blocks_of(bare.block)[0]["rope_type"]
+    keys: dict[str, Any] = {key: bare.block}
+    # vLLM's tables of the other layers have as many rows (0.32.0's models/modernbert.py, line 104)
+    if rule not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type or source.nested:
+        keys |= source.lengths(bare.keys["max_position_embeddings"])
+    for part in reversed(source.parts):
+        keys = {part: keys}
+    return keys
+
+
+def _script(bare: ServingPlan, name: str, revision: str, override: bool) -> str:
+    """Return a script for transformers that changes the config before it builds the model."""
+    kind = "AutoModelForMultimodalLM" if bare.source.parts else "AutoModelForCausalLM"
+    place = repr(name) + (f", revision={revision!r}" if revision else "")
+    if not override:
+        return f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({place})\n"
+    config = "config.get_text_config()" if bare.source.parts else "config"
+    return (
+        f"from transformers import AutoConfig, {kind}\n\n"
+        f"config = AutoConfig.from_pretrained({place})\n"
+        f"{config}.rope_parameters = {bare.block!r}\n"
+        f"{config}.max_position_embeddings = {bare.keys['max_position_embeddings']}\n"
+        f"model = {kind}.from_pretrained({place}, config=config)\n"
+    )
+
+
+def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
+    """Return the plan of an engine that loads a .gguf file: flags where they suffice, else a copy with other keys."""
+    source, steps, file = bare.source, list[str](), Path(bare.source.name)
+    flags = _llama_flags(bare) if bare.changed and bare.engine == "llama.cpp" else None
+    copied = gguf_keys(source, bare.method, bare.reach, bare.length) if bare.changed and flags is None else None
+    if isinstance(copied, str) and (source.copied or source.arch is not None):
+        return Refused(copied, facts={"architecture": source.gguf_arch})
+    if source.arch is None:
+        folder, file = source.folder, Path(CONVERTED)
+        if source.on_hub:
+            folder, (name, revision) = Path("model"), source.repository
+            chosen = ["--revision", revision] if revision else []
+            steps = [shell_command("hf", "download", name, *chosen, "--local-dir", folder)]
+        if isinstance(copied, str):  # only the converter writes this family
+            steps, folder, file = [bare.apply(Path(source.given), "longer")], Path("longer"), Path(LONGER)
+        no_mtp = ["--no-mtp"] if source.lacks_mtp else []
+        steps.append(shell_command("python", "convert_hf_to_gguf.py", folder, "--outfile", file, *no_mtp))
+    if isinstance(copied, GGUFRope):
+        steps, file = [*steps, bare.apply(Path(source.given) if source.arch else file, LONGER)], Path(LONGER)
+    converted = source.arch is None and (not bare.changed or isinstance(copied, str))
+    if bare.engine == "llama.cpp":
+        serve = shell_command("llama-server", "-m", file, "--ctx-size", str(bare.length), *(flags or ()))
+        return bare.with_steps(*steps, serve, converted=converted)
+    place = str(file) if file.is_absolute() else f"./{file}"
+    if not place.isprintable() or place != place.rstrip():
+        return Refused("a Modelfile cannot name this path", "Rename the file or folder.", {"path": place})
+    lines = f"FROM {place}\nPARAMETER num_ctx {bare.length}\n"
+    create = shell_command("ollama", "create", "longer", "-f", "Modelfile")
+    return bare.with_steps(*steps, create, file=("Modelfile", lines), converted=converted)
+
+
+_IN_FLAGS = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"}
+
+
+def _llama_flags(bare: ServingPlan) -> list[str] | None:
+    """Return llama-server's flags for a file without scaling; None if only keys of the file can express the rope."""
+    source, ropes = bare.source, set(method_named(bare.method).positions(bare.source.own, bare.reach).present_ropes)
+    if source.gguf_arch is None or source.rope.scaling is not None or len(ropes) > 1:
+        return None
+    block: Mapping[str, Any] = {}
+    with suppress(RopeError):  # no name for the rule
+        block = ropes.pop().to_hf()
+    rule = block.get("rope_type")
+    if rule not in ("default", "linear", "yarn") or not block.keys() <= _IN_FLAGS:
+        return None
+    flags = ["--override-kv", f"{source.gguf_arch}.context_length=int:{bare.length}"]
+    flags += ["--rope-freq-base", f"{block['rope_theta']:.10g}"] if block["rope_theta"] != source.rope.theta else []
+    flags += ["--rope-scaling", rule, "--rope-scale", f"{block['factor']:.10g}"] if "factor" in block else []
+    return flags + (["--yarn-orig-ctx", str(block["original_max_position_embeddings"])] if rule == "yarn" else [])
