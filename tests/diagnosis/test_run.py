@@ -165,7 +165,7 @@ def test_the_printed_commands_are_quoted(
     print_diagnosis(console, dataclasses.replace(answer, verdict=verdict))
     lines = console.file.getvalue().partition("\nOr:\n")[2].replace("\nNext:\n", "\n")
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(["sh", "-c", lines], env={"PATH": path}, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", lines], env={"PATH": path}, capture_output=True, text=True, check=True)
     words = done.stdout.split("\0")
     assert words[: words.index("--resume") + 3] == [
         "doctor", HOSTILE, "--text", HOSTILE, "--resume", "--json", HOSTILE

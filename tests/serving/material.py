@@ -61,6 +61,8 @@ def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -
     return most
 
 
+LOW_THETA = {"abf": {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}}}
+"""By method: a config that it changes. The theta of `abf` for the target lies below 10,000."""
 INEXPRESSIBLE = tuple(name for name, method in METHODS.items() if method.config is None)
 EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
 

@@ -57,7 +57,7 @@ def lost(engine: str, block: dict[str, Any], **about: Any) -> str | None:
     return answer.reason if answer.state == "lost" else None
 
 
-KINDS = ("plain", "as-is", "crop", "yarn", "dynamic", "resonance", "p-rope", "cope", "dca")  # one of each kind
+KINDS = ("plain", "as-is", "crop", "yarn", "dynamic", "resonance", "dca")  # one of each kind
 
 
 def runs(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -80,10 +80,9 @@ def test_reasons(engine: str) -> None:
         assert reason == reason.strip()
         assert not reason.endswith(".")
     refused = {name for name, reason in reasons.items() if reason}
-    assert refused.isdisjoint({"plain", "as-is", "crop", "yarn", "pi", "ntk", "abf", "llama3", "resonance", "mrrope"})
-    assert refused >= {*IN_ATTENTION, "cope"}
+    assert refused.isdisjoint({"plain", "as-is", "crop", "yarn", "pi", "ntk", "abf", "llama3", "resonance"})
+    assert refused >= set(IN_ATTENTION)
     assert ("dynamic" in refused) == (engine in ("vllm", "sglang", *READS_GGUF))
-    assert ("p-rope" in refused) == (engine == "sglang")
 
 
 def test_deviations_name_engines_and_sources() -> None:

@@ -23,6 +23,7 @@ from tests.serving.engine_ropes import mscale, yarn
 from tests.serving.material import (
     EXPORTABLE,
     INEXPRESSIBLE,
+    LOW_THETA,
     TARGET,
     TRAINED,
     checkpoint,
@@ -49,7 +50,7 @@ def test_every_method_is_exported_or_refused_by_name() -> None:
 @pytest.mark.parametrize("method", EXPORTABLE)
 def test_transformers_computes_the_same(method: str, tmp_path: Path) -> None:
     """A random Llama: logits within 1e-3, shorter than the trained length, at it and up to the target."""
-    source = checkpoint(tmp_path / "source")
+    source = checkpoint(tmp_path / "source", **LOW_THETA.get(method, {}))
     exported(source, tmp_path / "out", method)
     assert furthest(tmp_path / "out", extended(source, method)) < 1e-3
 

@@ -160,7 +160,7 @@ def test_the_override_gives_the_measured_ropes(engine: str, folder: Path, name: 
     row = next(one for one in ANSWERS if (one["config"], one["engine"]) == (name, engine))
     source = Served.open(folder, None)
     reach = Reach(source.trained, 4 * source.trained)
-    for method in ("yarn", "ntk", "llama3", "resonance", "p-rope"):
+    for method in ("yarn", "ntk", "llama3", "resonance"):
         found = serving_plan(source, engine, method, reach)
         refused = row.get(method) in ("ramp", "deepseek", "theta only", "one axis")
         if isinstance(found, Refused) and not refused:

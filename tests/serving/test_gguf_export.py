@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -22,7 +23,7 @@ from ropewalk.version import __version__
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import random_model
 from tests.layers.material import write_gguf
-from tests.serving.material import LENGTHS, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
+from tests.serving.material import LENGTHS, LOW_THETA, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 
 KINDS = gguf.GGMLQuantizationType
 SAID = [name for name, method in METHODS.items() if method.config is not None and name != "dynamic"]
@@ -40,12 +41,13 @@ def fields(path: Path) -> dict[str, Any]:
 
 
 def source_file(
-    folder: Path, kind: KINDS = KINDS.Q4_1, finetuned: bool = False, said: Mapping[str, Any] | None = None, **more: Any
-) -> Path:
+    folder: Path, kind: KINDS = KINDS.Q4_1, finetuned: bool = False, said: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}), **more: Any,
+) -> Path:  # fmt: skip
     """A GGUF file of transformers' random Llama, with metadata of every type."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint(folder / "source"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint(folder / "source", **changes))
     metadata = {
         "general.name": "näme",
         "general.tags": ["a", "b"],
@@ -122,7 +124,9 @@ def test_a_method_that_changes_nothing_keeps_the_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", SAID)
 def test_every_method_that_a_file_can_say(method: str, tmp_path: Path) -> None:
     """Read back, the file gives the logits of the method, shorter than the trained length and up to the target."""
-    read, _ = load_gguf(written(source_file(tmp_path, KINDS.F32), tmp_path, method=method))
+    read, _ = load_gguf(
+        written(source_file(tmp_path, KINDS.F32, changes=LOW_THETA.get(method, {})), tmp_path, method=method)
+    )
     model = extended(tmp_path / "source", method)
     with torch.no_grad():
         for tokens in LENGTHS:

@@ -26,7 +26,7 @@ from ropewalk.serving.engines import CONVERTER, DEVIATIONS, ENGINES
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.serve import serve_config
 from tests.layers.material import gguf_of
-from tests.serving.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
+from tests.serving.material import LOW_THETA, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 from tests.serving.records import record_of
 
 FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]
@@ -40,10 +40,10 @@ def override(step: str, flag: str) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("method", [name for name in FREQUENCIES if name not in ("dynamic", "p-rope")])
+@pytest.mark.parametrize("method", [name for name in FREQUENCIES if name != "dynamic"])
 def test_overrides_are_the_method(engine: str, method: str, tmp_path: Path) -> None:
     """Put over the source's config by transformers, as both engines do, they are the method's rope and its length."""
-    source = checkpoint(tmp_path / "a model")
+    source = checkpoint(tmp_path / "a model", **LOW_THETA.get(method, {}))
     found = serve_config(source, engine, method=method, target=TARGET)
     assert len(found.steps) == 1
     flags = {
@@ -250,6 +250,9 @@ def test_records_choose_the_method_and_give_the_cost_by_factor(tmp_path: Path) -
     assert json.loads(json.dumps(found.to_json()))["costs"][0]["factor"] == 2.0
     with pytest.raises(RopeError, match="does not recommend"):
         serve_config(source, "vllm", records=[record_of(action="cut", method=None)])
+    engines = {"action": "extend", "headline": "Extend with ntk.", "method": "ntk", "length": None, "next": None}
+    two = record_of(method="dca", engine="python", beside=engines)
+    assert serve_config(source, "vllm", records=[two]).method == "ntk"
 
 
 def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ class Recorded:
     """The parts of a doctor's record that are needed to apply its answer. Lengths are in tokens.
 
     - `model`: its name. `audits`: of its ropes.
-    - `action`, `headline`, `method`, `length`, `next`: of the verdict. `costs`: of each method that was measured.
+    - `action`, `headline`, `method`, `length`, `next`: of the verdict; if it has two, of that for engines.
+    - `costs`: of each method that was measured.
     """
 
     model: str
@@ -75,6 +76,8 @@ class Recorded:
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Recorded:
         verdict = content["verdict"]
+        if verdict.get("engine") == "python" and verdict.get("beside") is not None:
+            verdict = verdict["beside"]  # the answer for engines
         trained, target = int(content["trained_length"]), int(content["target"])
         length = None if verdict["length"] is None else int(verdict["length"])
         if not (1 <= trained <= target and (length is None or trained < length <= target)):

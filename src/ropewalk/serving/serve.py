@@ -14,7 +14,7 @@ from ropewalk.checkpoints.gguf_copy import GGUFRope
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import METHODS, Reach, method_named
+from ropewalk.methods import Reach, method_named, why_no_effect
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS, Deviation
 from ropewalk.serving.plan import Refused, ServingPlan, gguf_keys, serving_plan
@@ -152,9 +152,8 @@ def cure_of(source: Served, engine: str, method: str, reach: Reach, length: int 
         return "Pass --engine transformers, which applies every config."
     family = FAMILIES.get(family_name(source.model_type) or "")
     with suppress(RopeError):
-        changed = record.positions(source.own, reach)
-        changes = any(changed.extensions) or changed.ropes != METHODS["plain"].positions(source.own, reach).ropes
-        if changes and (family is None or family.looked_up is None):
+        no_effect = why_no_effect(source.own, record.positions(source.own, reach), reach.target)
+        if no_effect is None and (family is None or family.looked_up is None):
             python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
     for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
         if method_named(other).extends and isinstance(serving_plan(source, engine, other, reach, length), ServingPlan):
