@@ -88,7 +88,7 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
     None for anything else than one token of plain tensors with whole, half-split heads and without gradients.
     """
     q, k, sizes, heads = xs[0], xs[-1], xs[0].shape, -3 if turn.layout == "bhsd" else -2
-    if q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes) or is_compiling():
+    if is_compiling() or not sizes[heads] or q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes):
         return None
     if turn.interleaved or turn.interleaved_out or turn.blocks or 2 * cos.shape[-1] != sizes[-1]:
         return None
