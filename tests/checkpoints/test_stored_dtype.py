@@ -15,7 +15,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ropewalk as rw
-from ropewalk import serving
 from ropewalk.checkpoints.load import fast_dtype, load, save, stored_dtype
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
@@ -183,21 +182,6 @@ def test_verify_and_its_engine(foreign: Path) -> None:
     """Both sides, also for live models on our side."""
     with no_half_products():
         assert rw.verify(foreign, "transformers").outcome.kind == "as expected"
-
-
-def test_apply_writes_what_is_stored(own: Path, foreign: Path, tmp_path: Path) -> None:
-    """The check of a written folder and the measurement run in float32; the files keep the stored dtype."""
-    with no_half_products():
-        for folder, name in ((own, "a"), (foreign, "b")):
-            done = serving.apply(folder, tmp_path / name, serving.ApplySettings(method="yarn", target=1024))
-            assert done.dtype == torch.bfloat16
-            assert stored_dtype(tmp_path / name) == torch.bfloat16
-        model = random_model("phi3").bfloat16()
-        done = serving.apply(
-            (model, TextTokenizer.bytes()), tmp_path / "c", serving.ApplySettings(method="yarn", target=128)
-        )
-        assert done.dtype == torch.bfloat16
-    assert dtypes(load(tmp_path / "a", dtype=None)) == {torch.float32}
 
 
 def test_attach_warns_and_keeps_the_dtype() -> None:

@@ -48,7 +48,7 @@ def apply(
     ] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
-    """Apply a method to a config, and write a folder with it and the model's other files, or a .gguf file.
+    """Write a folder or .gguf file with a method in its config.
 
     The folder appears when it is complete. No weights are opened; those of a .gguf file are copied block by block.
     """

@@ -83,7 +83,7 @@ def check_both(
 
 def _check_options(scale: object, inverse: object, rotary_dim: object, inplace: object) -> None:
     """Check that the factor is a number, a width a whole one, and that flags are True or False."""
-    if type(scale) is not float and not is_compiling() and not is_number(scale):
+    if not is_compiling() and type(scale) is not float and not is_number(scale):
         raise RopeError(
             "rotate: `scale` must be a finite number.", facts={"scale": scale}, cure="Pass rope.attention_factor."
         )
