@@ -250,14 +250,6 @@ def test_a_call_equals_its_formula(row: str, names: Names) -> None:
     equal(run(ROWS[row][2], names), FORMULAS[row](names | module))
 
 
-def test_far_positions(names: Names) -> None:
-    """Cosines at position 1,000,000, where products in float32 are off by 0.04."""
-    far = torch.arange(999_000, 1_000_000)
-    truth = np.cos(np.outer(far, THETA ** (-np.arange(0, 64, 2) / 64)))
-    ones = torch.tensor([1.0, 0.0]).repeat(32).expand(1, 1000, 1, 64)
-    equal(names["rw"].apply_rotary_pos_emb(ones, far, THETA)[0, :, 0, 0::2], truth, 1.2e-7)
-
-
 def test_what_the_layers_do_with_positions(names: Names) -> None:
     """An embedding after a cache, tables that are added, and a causal mask, which the tutorials have not."""
     last = names["q"][:, :, 9:]
