@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import tempfile
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import ropewalk
 from ropewalk.atomic_io import (
     check_output,
     check_writable,
@@ -26,8 +24,6 @@ from ropewalk.atomic_io import (
     write_whole,
 )
 from ropewalk.errors import RopeError
-
-PACKAGE = Path(ropewalk.__file__).parent
 
 
 def _pipe(path: Path) -> None:
@@ -81,19 +77,6 @@ def test_toml_is_nested_too_deeply():
     """The reader of TOML recurses, too."""
     with pytest.raises(ValueError, match="nested too deeply"):
         parse("a = " + "[" * 10_000 + "]" * 10_000, toml=True)
-
-
-def test_files_are_read_by_the_guarded_reader():
-    """JSON, TOML and text files are read by `atomic_io` alone; the others read files of the package, or their own."""
-    reads = re.compile(r"json\.loads?\(|tomllib|\.read_text\(|\.read_bytes\(")
-    own = {
-        "atomic_io.py", "imports.py", "ledger.py", "processes.py", "checkpoints/texts.py",
-        "diagnosis/page.py", "figures/inline.py", "figures/explorer.py", "figures/explorer_model.py",
-        "verification/golden.py", "verification/openai_engine.py", "layers/tokenizer.py",
-        "checkpoints/gguf_tokenizer.py", "figures/ropes.py",
-    }  # fmt: skip
-    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if reads.search(path.read_text())}
-    assert found <= own
 
 
 def test_a_pipe_is_written_into(tmp_path):

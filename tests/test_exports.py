@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import grimp
 import pytest
@@ -183,23 +184,6 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}
 
 
-PROJECT = '[project]\nname = "ropewalk"\n'
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the module in a site-packages folder, away from any checkout."""
-    place = tmp_path / "env" / "site-packages" / "ropewalk" / "imports.py"
-    monkeypatch.setattr(imports, "__file__", str(place))
-    return place
-
-
-def come_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
-    """Let pip have recorded `origin` in direct_url.json; None: an index, which records nothing."""
-    written = None if origin is None else json.dumps(origin)
-    monkeypatch.setattr(imports, "distribution", lambda _: SimpleNamespace(read_text=lambda _: written))
-
-
 def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a checkout the command installs the checkout: no index holds a release yet."""
     monkeypatch.setitem(sys.modules, "scipy", None)
@@ -223,35 +207,30 @@ def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch, found: st
     assert shlex.split(error.value.cure.partition(": ")[2]) == ["pip", "install", "--upgrade", "transformers>=5.17"]
 
 
-def test_the_oldest_releases_are_those_of_the_project_file() -> None:
-    """One number in three places: here, in pyproject.toml, and in the Makefile's environment for it."""
-    root = Path(__file__).parents[1]
-    for package, numbers in imports.OLDEST.items():
-        oldest = ".".join(map(str, numbers))
-        assert f'"{package}>={oldest}"' in (root / "pyproject.toml").read_text(encoding="utf-8")
-        assert f"{package}=={oldest}." in (root / "Makefile").read_text(encoding="utf-8")
+GIT = {"url": "https://host/ropewalk.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
 
 
-def test_the_folder_that_pip_installed_from(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip install /path`: the same folder again, with the extra; a space in its name survives the shell."""
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [  # what pip records in direct_url.json: a folder, one that is gone or another's, a repository, an index
+        ("my clone", "{folder}[cli]"),
+        ("elsewhere", "ropewalk[cli]"),
+        (GIT, "ropewalk[cli] @ git+https://host/ropewalk.git"),
+        (None, "ropewalk[cli]"),
+    ],
+)
+def test_the_command_installs_from_the_same_origin(
+    url: Any, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Away from any checkout, with the extra; a space in a name survives the shell."""
     folder = tmp_path / "my clone"
     folder.mkdir()
-    come_from(monkeypatch, {"url": folder.as_uri(), "dir_info": {}})
-    assert install_command("cli") == "pip install 'ropewalk[cli]'", "the folder is gone or another's"
-    (folder / "pyproject.toml").write_text(PROJECT)
-    assert shlex.split(install_command("cli")) == ["pip", "install", f"{folder}[cli]"]
-
-
-def test_a_repository_that_pip_installed_from(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip install git+https://...`: from there again."""
-    come_from(monkeypatch, {"url": "https://host/ropewalk.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}})
-    assert shlex.split(install_command("hf"))[2] == "ropewalk[hf] @ git+https://host/ropewalk.git"
-
-
-def test_an_index(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any record of another origin, the name alone."""
-    come_from(monkeypatch, None)
-    assert install_command("cli") == "pip install 'ropewalk[cli]'"
+    (folder / "pyproject.toml").write_text('[project]\nname = "ropewalk"\n')
+    found = {"url": (tmp_path / url).as_uri(), "dir_info": {}} if isinstance(url, str) else url
+    written = None if found is None else json.dumps(found)
+    monkeypatch.setattr(imports, "__file__", str(tmp_path / "env" / "site-packages" / "ropewalk" / "imports.py"))
+    monkeypatch.setattr(imports, "distribution", lambda _: SimpleNamespace(read_text=lambda _: written))
+    assert shlex.split(install_command("cli")) == ["pip", "install", wanted.format(folder=folder)]
 
 
 def test_the_command_line_without_typer() -> None:

@@ -27,17 +27,10 @@ def rotated(**changes: Any) -> object:
     return rw.rotate(**{"x": X, "cos": TABLE, "sin": TABLE, "interleaved": False, **changes})
 
 
-def both(**changes: Any) -> object:
-    """A rotation of queries and keys with other arguments."""
-    return rw.rotate_qk(**{"q": X, "k": X, "cos": TABLE, "sin": TABLE, "interleaved": False, **changes})
-
-
 CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("`x`", lambda value: rotated(x=value)),
     ("`cos`", lambda value: rotated(cos=value)),
     ("`sin`", lambda value: rotated(sin=value)),
-    ("`q`", lambda value: both(q=value)),
-    ("`k`", lambda value: both(k=value)),
     ("layout", lambda value: rotated(layout=value)),
     ("`hidden_size`", lambda value: rw.Attention(value, 4)),
     ("`num_attention_heads`", lambda value: rw.Attention(64, value)),
@@ -75,16 +68,6 @@ def test_a_wrong_type_is_refused_by_name(name: str, call: Callable[[Any], object
     for value in JUNK:
         with pytest.raises(rw.RopeError, match=name):
             call(value)
-
-
-@pytest.mark.parametrize("value", [None, "1", [1.0], object(), X])
-def test_numbers_and_results_of_a_rotation(value: Any) -> None:
-    """The factor is a number, and the result's place a tensor."""
-    with pytest.raises(rw.RopeError, match="`scale`"):
-        rotated(scale=value)
-    if value is not None and value is not X:
-        with pytest.raises(rw.RopeError, match="`out`"):
-            rotated(out=value)
 
 
 P, IDS, CONFIG = rw.positions, torch.arange(2), rw.RopeConfig(4, interleaved=False)

@@ -44,13 +44,6 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
     assert mean_and_interval([2.0, 2.0, 2.0]) == (2.0, (2.0, 2.0))
 
 
-def test_interval_of_a_worked_example() -> None:
-    """Mean 5, deviation 2.582, four values: 5 +- 3.182 * 1.291."""
-    mean, interval = mean_and_interval([2.0, 4.0, 6.0, 8.0])
-    assert interval is not None
-    assert (mean, *interval) == pytest.approx((5.0, 0.8915, 9.1085), abs=1e-4)
-
-
 def test_quantiles_at_other_confidences_are_the_printed_table() -> None:
     """The two-sided 98 % column."""
     assert [round(t_quantile(df, confidence=0.98), 3) for df in (1, 4, 19, 30)] == [31.821, 3.747, 2.539, 2.457]

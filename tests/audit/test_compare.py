@@ -66,32 +66,58 @@ def test_a_config_is_the_same_as_itself(name: str, tmp_path: Path) -> None:
     assert changed(tmp_path, name) == []
 
 
-def test_a_lost_scaling(tmp_path: Path) -> None:
-    """Llama 3.1 without its rule: the fast pairs stay, so the first tokens are right, and the later ones are not."""
-    plain = ladder(500_000.0, 128)
-    expected = first_quarter_turn(plain, llama3(plain, 8.0, 1.0, 4.0, 8192), 8192)
-    found = changed(tmp_path, "llama_3_1_8b", rope_scaling=None)
-    assert brief(found) == [("frequencies", "error", expected)]
-    assert (
-        "pair 32 differs by a quarter turn: A rotates it by 0.0005248 radians per token, B by 0.001414"
-        in found[0].message
-    )
+PLAIN = ladder(5e5, 128)
+DYNAMIC_THETA = 1e6 * (2 * 65536 / 32768 - 1) ** (128 / 126)  # transformers' rule at 65,536 tokens
+QWEN, PHI = fixture("qwen2_5_7b_yarn")["rope_scaling"], fixture("phi_3_5_mini")["rope_scaling"]
+OF_LONG, OF_SHORT = (ladder(1e4, 96) / np.array(PHI[key]) for key in ("long_factor", "short_factor"))
+MINISTRAL = fixture("ministral_3_3b")["text_config"]
+# a published config, what is lost or changed; the findings, and words of the first
+LOST: dict[str, tuple[str, dict[str, Any], list[tuple[str, str, int | None]], str]] = {
+    "Llama 3.1's rule": (  # the fast pairs stay, so the first tokens are right, and the later ones are not
+        "llama_3_1_8b", {"rope_scaling": None},
+        [("frequencies", "error", first_quarter_turn(PLAIN, llama3(PLAIN, 8.0, 1.0, 4.0, 8192), 8192))],
+        "pair 32 differs by a quarter turn: A rotates it by 0.0005248 radians per token, B by 0.001414"),
+    "theta": (  # a length that was lost with it is only a limit
+        "qwen3_0_6b", {"rope_theta": 10_000.0, "max_position_embeddings": 32768},
+        [("frequencies", "error", first_quarter_turn(ladder(1e6, 128), ladder(1e4, 128), 40960)),
+         ("length", "warning", 32768)], ""),
+    "a theta that matters beyond the 4,096 tokens of the model": (
+        "llama_2_7b", {"rope_theta": 10_010.0},
+        [("frequencies", "note", first_quarter_turn(ladder(1e4, 128), ladder(10_010.0, 128), 100_000))], ""),
+    "a theta that matters within them": (
+        "llama_2_7b", {"rope_theta": 10_100.0},
+        [("frequencies", "error", first_quarter_turn(ladder(1e4, 128), ladder(10_100.0, 128), 4096))], ""),
+    "YaRN's 0.1 ln 4 + 1 on queries and on keys": (
+        "qwen2_5_7b_yarn", {"rope_scaling": {**QWEN, "attention_factor": 1.0}}, [("factor", "error", 1)],
+        f"multiplies logits by {(0.1 * math.log(4) + 1) ** -2:.4g} of A's"),
+    "a partial rotation": (
+        "stablelm_3b", {"partial_rotary_factor": 1.0}, [("width", "error", 1)],
+        "A rotates 20 of 80 features of a head, B 80 of 80 features"),
+    "dynamic NTK, which is plain RoPE up to the trained length": (
+        "internlm2_5_7b_dynamic", {"rope_scaling": None},
+        [("frequencies", "error", first_quarter_turn(ladder(1e6, 128), ladder(DYNAMIC_THETA, 128), 65536))],
+        "in texts of 65,536 tokens."),
+    "LongRoPE's long factors": (  # texts of up to 4,096 tokens use the short ones
+        "phi_3_5_mini", {"rope_scaling": {**PHI, "long_factor": PHI["short_factor"]}},
+        [("frequencies", "error", first_quarter_turn(OF_LONG, OF_SHORT, 131072))], "in texts of 131,072 tokens."),
+    "M-RoPE's sections, by which text is rotated alike": (
+        "qwen2_vl_7b", {"rope_scaling": {**fixture("qwen2_vl_7b")["rope_scaling"], "mrope_section": [24, 24, 16]}},
+        [("axes", "warning", None)], ""),
+    "a class, whose pairing only weights could settle": (
+        "llama_2_7b", {"model_type": "cohere", "rope_theta": 1e4}, [("pairing", "warning", None)], ""),
+    "the factor of queries from token 16,384 on": (
+        "ministral_3_3b", {"text_config": {**MINISTRAL, "rope_parameters": {
+            **MINISTRAL["rope_parameters"], "llama_4_scaling_beta": 0.0}}}, [("position-scale", "error", 16384)], ""),
+}  # fmt: skip
 
 
-def test_a_lost_theta(tmp_path: Path) -> None:
-    """Qwen 3 with its class's 10,000 in the place of 1,000,000; a length that was lost with it is only a limit."""
-    expected = first_quarter_turn(ladder(1e6, 128), ladder(1e4, 128), 40960)
-    found = changed(tmp_path, "qwen3_0_6b", rope_theta=10_000.0, max_position_embeddings=32768)
-    assert brief(found) == [("frequencies", "error", expected), ("length", "warning", 32768)]
-
-
-@pytest.mark.parametrize(("theta", "severity"), [(10_010.0, "note"), (10_100.0, "error")])
-def test_a_difference_that_no_text_reaches_does_not_matter(theta: float, severity: str, tmp_path: Path) -> None:
-    """A theta that differs by 1e-3 drifts by a quarter turn far beyond the 4,096 tokens of the model."""
-    expected = first_quarter_turn(ladder(1e4, 128), ladder(theta, 128), 100_000)
-    assert brief(changed(tmp_path, "llama_2_7b", rope_theta=theta)) == [("frequencies", severity, expected)]
-    assert expected is not None
-    assert (expected < 4096) == (severity == "error")
+@pytest.mark.parametrize("name", LOST)
+def test_what_was_lost_is_named(name: str, tmp_path: Path) -> None:
+    """From the first distance at which it matters, by a search that tries every distance."""
+    of, change, expected, words = LOST[name]
+    found = changed(tmp_path, of, **change)
+    assert brief(found) == expected
+    assert words in found[0].message
 
 
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
@@ -100,24 +126,6 @@ def test_rounding_is_no_difference(tmp_path: Path) -> None:
     one, other = ({**fields, "rope_theta": each} for each in (theta, float(np.float32(theta))))
     assert one != other
     assert compare(opened(tmp_path, one, "a.json"), opened(tmp_path, other)) == []
-
-
-def test_a_lost_attention_factor(tmp_path: Path) -> None:
-    """YaRN's 0.1 ln 4 + 1 on queries and on keys."""
-    found = changed(
-        tmp_path,
-        "qwen2_5_7b_yarn",
-        rope_scaling={**fixture("qwen2_5_7b_yarn")["rope_scaling"], "attention_factor": 1.0},
-    )
-    assert brief(found) == [("factor", "error", 1)]
-    assert f"multiplies logits by {(0.1 * math.log(4) + 1) ** -2:.4g} of A's" in found[0].message
-
-
-def test_a_lost_partial_rotation(tmp_path: Path) -> None:
-    """StableLM with all features rotated."""
-    found = changed(tmp_path, "stablelm_3b", partial_rotary_factor=1.0)
-    assert brief(found) == [("width", "error", 1)]
-    assert "A rotates 20 of 80 features of a head, B 80 of 80 features" in found[0].message
 
 
 def test_a_difference_of_width_hides_no_other(tmp_path: Path) -> None:
@@ -134,31 +142,6 @@ def test_a_difference_of_width_hides_no_other(tmp_path: Path) -> None:
     found = changed(tmp_path, "phi_3_5_mini", rope_scaling=shorter, partial_rotary_factor=0.5, rope_theta=2e4)
     assert [each.code for each in found] == ["width", "frequencies"]  # lists of another length: theta is named
     assert "theta 10000 in A, 20000 in B" in found[1].message
-
-
-def test_frequencies_that_depend_on_the_length(tmp_path: Path) -> None:
-    """Dynamic NTK is plain RoPE up to the trained length, so its loss shows in longer texts only."""
-    found = changed(tmp_path, "internlm2_5_7b_dynamic", rope_scaling=None)
-    assert [each.code for each in found] == ["frequencies"]
-    theta = 1e6 * (2 * 65536 / 32768 - 1) ** (128 / 126)  # transformers' rule at 65,536 tokens
-    assert found[0].tokens == first_quarter_turn(ladder(1e6, 128), ladder(theta, 128), 65536)
-    assert found[0].message.endswith("in texts of 65,536 tokens.")
-
-
-def test_the_longer_of_two_lists_of_factors(tmp_path: Path) -> None:
-    """LongRoPE's long factors lost: texts of up to 4,096 tokens use the short ones."""
-    rule = fixture("phi_3_5_mini")["rope_scaling"]
-    found = changed(tmp_path, "phi_3_5_mini", rope_scaling={**rule, "long_factor": rule["short_factor"]})
-    one, other = (ladder(1e4, 96) / np.array(rule[key]) for key in ("long_factor", "short_factor"))
-    assert brief(found) == [("frequencies", "error", first_quarter_turn(one, other, 131072))]
-    assert found[0].message.endswith("in texts of 131,072 tokens.")
-
-
-def test_several_axes_differ_for_images_only(tmp_path: Path) -> None:
-    """M-RoPE's sections lost: text is rotated alike."""
-    fields = fixture("qwen2_vl_7b")
-    found = changed(tmp_path, "qwen2_vl_7b", rope_scaling={**fields["rope_scaling"], "mrope_section": [24, 24, 16]})
-    assert brief(found) == [("axes", "warning", None)]
 
 
 def test_layers_are_grouped(tmp_path: Path) -> None:
@@ -230,16 +213,6 @@ def test_rows_that_were_permuted_for_nothing(tmp_path: Path) -> None:
     assert "were permuted for pairs (0,1), (2,3)" in found[0].message
 
 
-def test_a_pairing_that_only_weights_could_settle(tmp_path: Path) -> None:
-    """A Llama under the name of a class that pairs neighbours."""
-    fields = fixture("llama_2_7b")
-    found = compare(
-        Checkpoint.open(CONFIGS / "llama_2_7b.json"),
-        opened(tmp_path, {**fields, "model_type": "cohere", "rope_theta": 1e4}),
-    )
-    assert [(each.code, each.severity) for each in found] == [("pairing", "warning")]
-
-
 def test_an_adapter_has_the_rope_of_its_base(tmp_path: Path) -> None:
     """For the folder of an adapter, the base model that it names is compared."""
     (tmp_path / "base").mkdir()
@@ -254,7 +227,6 @@ def test_an_adapter_has_the_rope_of_its_base(tmp_path: Path) -> None:
         open_base(str(tmp_path / "adapter"))
 
 
-MINISTRAL = fixture("ministral_3_3b")["text_config"]
 QWEN35 = fixture("qwen3_5_9b")
 
 
@@ -288,13 +260,6 @@ def test_a_drafter_has_its_own_width(tmp_path: Path) -> None:
         ("frequencies", "error"), ("length", "warning"), ("width", "note"),
     ]  # fmt: skip
     assert all("neither is a copy" in each.cure for each in found)
-
-
-def test_a_lost_scale_of_queries(tmp_path: Path) -> None:
-    """Ministral 3 without llama_4_scaling_beta, which its class multiplies queries by from token 16,384 on."""
-    block = {**MINISTRAL["rope_parameters"], "llama_4_scaling_beta": 0.0}
-    text = {**MINISTRAL, "rope_parameters": block}
-    assert brief(changed(tmp_path, "ministral_3_3b", text_config=text)) == [("position-scale", "error", 16384)]
 
 
 def test_axes_that_only_one_config_states(tmp_path: Path) -> None:

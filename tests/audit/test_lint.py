@@ -276,12 +276,6 @@ def test_yarn_variants_differ_as_measured(config: dict[str, Any], apart: str) ->
     assert apart in found[0].message
 
 
-def test_deepseek_multiplies_its_softmax_by_1_874() -> None:
-    """mscale_all_dim 1 at factor 40."""
-    config = changed(QWEN25, {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}, model_type="deepseek_v3")
-    assert any("1.874" in finding.message for finding in lint(config))
-
-
 def test_dynamic_names_what_its_factor_does() -> None:
     """Factor 4 stretches by 5 at twice the trained length."""
     found = [f for f in lint(changed(PLAIN, {"rope_type": "dynamic", "factor": 4.0})) if f.code == "dynamic-factor"]

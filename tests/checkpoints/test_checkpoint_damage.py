@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.errors import RopeError
 from tests.checkpoints.material import change_config, logits, make
+from tests.checkpoints.test_hostile import in_shards
 
 
 def change_weights(folder: Path, **changes: Any) -> None:
@@ -166,21 +167,14 @@ def test_a_pickle_is_never_opened(folder: Path) -> None:
 def test_shards(folder: Path) -> None:
     """Shards load; a missing file, or a tensor that its shard lacks, is named."""
     expected = logits(load(folder))
-    weights = load_file(folder / "model.safetensors")
-    names = sorted(weights)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for part, of_part in parts.items():
-        save_file({name: weights[name].clone() for name in of_part}, folder / part)
-    (folder / "model.safetensors").unlink()
-    index = {"weight_map": {name: part for part, of_part in parts.items() for name in of_part}}
-    path = folder / "model.safetensors.index.json"
-    path.write_text(json.dumps(index))
+    path = in_shards(folder) / "model.safetensors.index.json"
     assert torch.equal(logits(load(folder)), expected)
-
-    path.write_text(json.dumps({"weight_map": index["weight_map"] | {"model.more.weight": "a.safetensors"}}))
-    with pytest.raises(RopeError, match=r"(?s)missing from its file.*a\.safetensors.*model\.more\.weight"):
+    shards = json.loads(path.read_text())["weight_map"]
+    first, second = sorted(set(shards.values()))
+    path.write_text(json.dumps({"weight_map": shards | {"model.more.weight": first}}))
+    with pytest.raises(RopeError, match=rf"(?s)missing from its file.*{first}.*model\.more\.weight"):
         load(folder)
-    path.write_text(json.dumps(index))
-    (folder / "b.safetensors").unlink()
-    with pytest.raises(RopeError, match=r"(?s)shard in the index.*b\.safetensors"):
+    path.write_text(json.dumps({"weight_map": shards}))
+    (folder / second).unlink()
+    with pytest.raises(RopeError, match=f"(?s)shard in the index.*{second}"):
         load(folder)

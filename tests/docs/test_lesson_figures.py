@@ -112,17 +112,6 @@ def test_pairs_are_those_that_rotation_mixes() -> None:
             assert turned.nonzero().flatten().tolist() == [first, second]
 
 
-def test_smollm2_is_measured_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only tiny without it; a path is shown by its name."""
-    numbers = LESSON["pairing_numbers"]
-    monkeypatch.delenv("ROPEWALK_SMOLLM2", raising=False)
-    monkeypatch.setitem(numbers.__globals__, "rotary_model", lambda name: name)
-    monkeypatch.setitem(numbers.__globals__, "losses", lambda model, *_: model)
-    assert numbers()["losses"] == {"tiny": "tiny"}
-    monkeypatch.setenv("ROPEWALK_SMOLLM2", "some/SmolLM2.Q4_1.gguf")
-    assert numbers()["losses"] == {"tiny": "tiny", "SmolLM2.Q4_1": "some/SmolLM2.Q4_1.gguf"}
-
-
 def test_clocks_are_powers_of_one_rotation() -> None:
     """Position p of pair i is exp(i f)^p; the wall's turns are p f / 2 pi."""
     found = LESSON["clocks_numbers"](rw.RopeConfig(32, interleaved=False), pairs=(0, 5), positions=4, position=100)

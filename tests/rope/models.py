@@ -6,6 +6,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,23 @@ class Model:
         x = q.transpose(1, 2)
         turned = self.file.apply_rotary_pos_emb(x[..., :dim], sin, cos)
         return torch.cat([turned, x[..., dim:]], dim=-1).transpose(1, 2)
+
+
+def lengths(config: rw.RopeConfig) -> tuple[int, ...]:
+    """Sequence lengths at which a length-dependent rule is compared: both sides of its switch, and beyond."""
+    if not config.needs_seq_len:
+        return (1,)
+    trained, longest = config.original_length or 0, config.max_position_embeddings or 0
+    return (100, trained, trained + 1, longest, 2 * longest, 3 * longest + 7)
+
+
+def check_frequencies(config: rw.RopeConfig, model: Model, rtol: float = 1e-6) -> None:
+    """Compare frequencies, their number and the attention factor with the class's own at each length."""
+    for seq_len in lengths(config):
+        expected, factor = model.frequencies(seq_len)
+        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
+        torch.testing.assert_close(actual.inv_freq.sum(0), expected, rtol=rtol, atol=0)
+        assert math.isclose(actual.attention_factor, factor, rel_tol=1e-6)
 
 
 def vision_rotations(config: Any) -> tuple[torch.Tensor, torch.Tensor]:

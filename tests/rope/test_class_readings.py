@@ -13,7 +13,8 @@ import ropewalk as rw
 from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import Part, config_classes
 from tests.parity.own import sample
-from tests.rope.models import Model, fixture, modeling, vision_rotations
+from tests.rope.models import Model, check_frequencies, fixture, modeling, vision_rotations
+from tests.rope.test_parity import LONGROPE, RULES
 
 transformers = pytest.importorskip("transformers")
 
@@ -21,6 +22,8 @@ SIZES: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 8}
 PLAIN = {"rope_type": "default", "rope_theta": 12_345.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 12_345.0, "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+LAGUNA = fixture("laguna_s")
+LAGUNA["rope_parameters"]["full_attention"]["truncate"] = False
 TWO_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -51,11 +54,25 @@ SILENT: list[tuple[dict[str, Any], tuple[str | None, ...]]] = [
     # the theta of its flat block is not read
     ({"model_type": "deepseek_v4", "rope_theta": 5e4, "rope_scaling": YARN}, ("main", "compress")),
     ({"model_type": "deepseek_v4", "compress_rope_theta": 7e4, "rope_scaling": YARN}, ("main", "compress")),
+    ({"model_type": "gpt_neox", **SIZES, "rope_theta": 5e5}, (None,)),
+    ({**fixture("olmo_3_1_32b"), "rope_theta": 123_456}, ("sliding_attention",)),
+    ({"model_type": "phi3", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048,
+      "rope_parameters": {**LONGROPE, "rope_theta": 1e4}}, (None,)),
+    ({"model_type": "phi", **SIZES, "rope_parameters": {"rope_type": "proportional"}}, (None,)),
+    ({"model_type": "hunyuan_v1_dense", **SIZES, "head_dim": 128,
+      "rope_scaling": {"type": "dynamic", "alpha": 1e3, "factor": 1.0}}, (None,)),
+    # a rule runs over the rotated features
+    *(({"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048,
+        "rope_parameters": {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}}, (None,))
+      for rule in ("linear", "dynamic", "yarn", "llama3")),
+    # `truncate` is read next to the nested blocks, and not in one of them
+    *(({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}}, ("full_attention",))
+      for outer in ({}, {"truncate": False})),
     *(
         ({"model_type": name, **SIZES, "rope_theta": 54_321.0}, (None,))  # beside a default block with its own theta
         for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,31 +81,8 @@ SILENT: list[tuple[dict[str, Any], tuple[str | None, ...]]] = [
 def test_silent_configs(fields: dict[str, Any], layer_types: tuple[str | None, ...]) -> None:
     """Frequencies, their number and the attention factor are the class's own."""
     for layer_type in layer_types:
-        expected, factor = Model(class_config(fields), layer_type).frequencies()
         config = rw.RopeConfig.from_hf(fields, layer_type=layer_type)
-        actual = rw.inverse_frequencies(config)
-        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=2e-6, atol=0)
-        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model_type": "mistral4", "rope_parameters": {"rope_type": "default"}}, "its class rotates whole heads"),
-        ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 0.5}, "means 32 rotated features, .* rotates 64"),
-        ({"model_type": "glm4_moe_lite", "rope_parameters": {"partial_rotary_factor": 0.25}}, "means 16"),
-        ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "means 32 rotated features"),
-        ({"model_type": "gpt_neox", **SIZES, "partial_rotary_factor": 0.5}, "means 64 rotated features, .* rotates 32"),
-        ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, "ignores rope blocks and `rope_theta`"),
-        ({"model_type": "roformer", **SIZES, "rope_theta": 5e5}, "ignores rope blocks and `rope_theta`"),
-        ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, "ignores rope blocks"),
-    ],
-)
-def test_what_the_class_does_not_read_is_refused(fields: dict[str, Any], message: str) -> None:
-    """A fraction, a theta or a rule that would be dropped, or with which the class cannot run."""
-    with pytest.raises(rw.RopeError, match=message):
-        rw.RopeConfig.from_hf(fields)
+        check_frequencies(config, Model(class_config(fields), layer_type), rtol=2e-6)
 
 
 # --- layers without rotation
@@ -175,14 +169,6 @@ def test_layers_without_rotation(name: str) -> None:
                 rw.RopeConfig.from_hf(fields, layer_type=layer_type)
 
 
-@pytest.mark.rejects
-def test_a_layer_type_that_the_model_does_not_have() -> None:
-    """Where all layers of a Cohere 2 slide, its NoPE layers are still NoPE layers."""
-    fields = {"model_type": "cohere2", **TINY, "layer_types": ["sliding_attention"] * 8}
-    with pytest.raises(rw.RopeError, match="no rotation"):
-        rw.RopeConfig.from_hf(fields, layer_type="full_attention")
-
-
 # --- settings that lie in lists, one number for each layer, as in released files
 
 STEP: dict[str, Any] = {
@@ -209,11 +195,8 @@ BY_LAYER: list[dict[str, Any]] = [
 def test_lists_of_settings(fields: dict[str, Any]) -> None:
     """Each layer type's frequencies are those of the class that reads the same file."""
     for label, rope in ropes_of_layer_types(fields).items():
-        expected, factor = Model(class_config(fields), label).frequencies()
         assert rope is not None
-        actual = rw.inverse_frequencies(rope)
-        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=2e-6, atol=0)
-        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
+        check_frequencies(rope, Model(class_config(fields), label), rtol=2e-6)
 
 
 @pytest.mark.parametrize("model_type", ["granite_swa", "granitemoe_swa"])
@@ -236,26 +219,41 @@ GRANITE = {"model_type": "granite_swa", **SIZES, "num_hidden_layers": 4, "layer_
 NEOMME = {"model_type": "neomme", "head_dim": 6, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+    # a fraction, a theta or a rule that would be dropped, or with which the class cannot run
+    ({"model_type": "mistral4", "rope_parameters": {"rope_type": "default"}}, None, "its class rotates whole heads"),
+    ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 0.5}, None, "means 32 rotated features, .* rotates 64"),
+    ({"model_type": "glm4_moe_lite", "rope_parameters": {"partial_rotary_factor": 0.25}}, None, "means 16"),
+    ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, None, "means 32 rotated features"),
+    ({"model_type": "gpt_neox", **SIZES, "partial_rotary_factor": 0.5}, None, "means 64 .* rotates 32"),
+    ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, None, "ignores rope blocks and `rope_theta`"),
+    ({"model_type": "roformer", **SIZES, "rope_theta": 5e5}, None, "ignores rope blocks and `rope_theta`"),
+    ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, None, "ignores rope"),
+    # a type whose layers differ or do not exist, a list without types, settings that the class cannot mean
+    ({"model_type": "cohere2", **TINY, "layer_types": [SLIDING] * 8}, FULL, "no rotation"),
+    ({**GRANITE, "layer_rope_theta": [1e4, 1e4, 1e5, 1e4]}, SLIDING, "layers of one type differ"),
+    ({**GRANITE, "layer_types": None, "layer_rope_theta": [1e4, 0, 1e4, 0]}, SLIDING, "but no `layer_types`"),
+    ({**GRANITE, "model_type": "muse_spark_text"}, SLIDING, "4-th layer from the last unrotated"),
+    ({**GRANITE, "model_type": "muse_spark_text", "layer_rope_theta": [1e4, 0, 1e4, 0]}, SLIDING,
+     "and the config have different thetas; transformers' muse_spark_text ignores the list"),
+    ({"model_type": "cohere2_moe", **TINY, "first_k_dense_replace": 1}, SLIDING, "its first dense layers rotate"),
+    ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, SLIDING, "scaling them is not supported"),
+    (NEOMME, SLIDING, "their number must be even"),
+    # a block of several axes is never read as one
+    ({**SIZES, "model_type": "new_text", "rope_interleave": False, "rope_scaling": {"type": "mrope"}}, None,
+     "the block has several axes"),
+    ({**SIZES, "model_type": "llama", "rope_parameters": {"rope_type": "axial"}}, None, "the block has several axes"),
+    ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "mrope"}}, None, "the block has several axes"),
+]  # fmt: skip
+
+
 @pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({**GRANITE, "layer_rope_theta": [1e4, 1e4, 1e5, 1e4]}, "layers of one type differ"),
-        ({**GRANITE, "layer_types": None, "layer_rope_theta": [1e4, 0, 1e4, 0]}, "but no `layer_types`"),
-        ({**GRANITE, "model_type": "muse_spark_text"}, "4-th layer from the last unrotated"),
-        (
-            {**GRANITE, "model_type": "muse_spark_text", "layer_rope_theta": [1e4, 0, 1e4, 0]},
-            "and the config have different thetas; transformers' muse_spark_text ignores the list",
-        ),
-        ({"model_type": "cohere2_moe", **TINY, "first_k_dense_replace": 1}, "its first dense layers rotate"),
-        ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, "scaling them is not supported"),
-        (NEOMME, "their number must be even"),
-    ],
-)
-def test_layers_that_no_rope_describes(fields: dict[str, Any], message: str) -> None:
-    """A type whose layers differ, a list without types, or settings that the class cannot mean, are refused."""
+@pytest.mark.parametrize(("fields", "layer_type", "message"), REFUSED)
+def test_what_no_rope_describes_is_refused(fields: dict[str, Any], layer_type: str | None, message: str) -> None:
+    """Settings that the class does not read, or that no rope has."""
     with pytest.raises(rw.RopeError, match=message):
-        rw.RopeConfig.from_hf(fields, layer_type="sliding_attention")
+        rw.RopeConfig.from_hf(fields, layer_type=layer_type)
 
 
 # --- every layer type at once
@@ -311,6 +309,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         {"model_type": "dinov3_vit", "hidden_size": 384, "image_size": 224, "num_attention_heads": 6, "patch_size": 16,
          "pos_embed_jitter": None, "pos_embed_rescale": 2.0, "pos_embed_shift": None, "rope_theta": 100.0},
     ),
+    "Gemma4VisionRotaryEmbedding": ("gemma4", {"model_type": "gemma4_vision"}),  # a block of the head for each axis
     "Sam2VideoVisionRotaryEmbedding": (  # facebook/sam2.1-hiera-tiny, as first released
         "sam2_video",
         {"model_type": "sam2_video", "memory_attention_hidden_size": 256, "memory_attention_num_attention_heads": 1,
@@ -330,21 +329,6 @@ def test_towers_as_released(name: str) -> None:
     torch.testing.assert_close(actual, taken.turned, rtol=0, atol=1e-5)
     if "memory_attention_rope_theta" in fields:
         assert rw.RopeConfig.from_hf({**fields, "memory_attention_rope_theta": 5_000}).theta == 5_000
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model_type": "new_text", "rope_interleave": False, "rope_scaling": {"type": "mrope"}},
-        {"model_type": "llama", "rope_parameters": {"rope_type": "axial"}},
-        {"model_type": "llama", "rope_scaling": {"type": "mrope"}},
-    ],
-)
-def test_several_axes_in_a_class_of_one(fields: dict[str, Any]) -> None:
-    """A block that speaks of several axes is never read as one."""
-    with pytest.raises(rw.RopeError, match="the block has several axes"):
-        rw.RopeConfig.from_hf({**fields, **SIZES})
 
 
 @pytest.mark.parametrize("sections", [(8, 12, 12), (24, 20, 20), (11, 11, 10), (1, 3, 3), (1, 5)])

@@ -5,13 +5,11 @@ Notation as in the papers: b is theta, d the rotary dimension, s the factor, L t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mpf
@@ -254,40 +252,6 @@ def test_resonance_yarn_on_published_models(b: float, d: int, s: float, trained:
     agree(rule, b, d, rounded(below))
     assert factor_of(rule) == pytest.approx(float(mpf("0.1") * mpmath.log(mpf(s)) + 1), rel=1e-14)
     assert rule.original_length == trained
-
-
-# --- several axes
-
-
-def mrope_angles(t: int, h: int, w: int, b: float, axis_of: Callable[[int], int], d: int) -> Values:
-    """One shared ladder; each pair is turned by the coordinate of its axis (Qwen2-VL, section 2.1)."""
-    return [(t, h, w)[axis_of(i)] * f for i, f in enumerate(ladder(b, d))]
-
-
-def contiguous(i: int) -> int:
-    """Qwen2-VL: 16 temporal pairs, then 24 of height, then 24 of width."""
-    return 0 if i < 16 else 1 if i < 40 else 2
-
-
-def interleaved(i: int) -> int:
-    """Qwen3-VL: T H W T H W ... for the first 60 pairs, T for the last four (sections 24, 20, 20)."""
-    return i % 3 if i < 60 else 0
-
-
-@pytest.mark.parametrize(
-    ("model_type", "sections", "axis_of"),
-    [("qwen2_vl", [16, 24, 24], contiguous), ("qwen3_vl_text", [24, 20, 20], interleaved)],
-)
-def test_mrope(model_type: str, sections: list[int], axis_of: Callable[[int], int]) -> None:
-    """Positions with three different coordinates, through from_hf, against the formula."""
-    block = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
-    config = rw.RopeConfig.from_hf({"model_type": model_type, "head_dim": 128, "rope_parameters": block})
-    positions = torch.arange(30).reshape(10, 3) * 37
-    cos, sin = rw.RotaryEmbedding(config).cos_sin(positions)
-    for row, (t, h, w) in enumerate(positions.tolist()):
-        for i, angle in enumerate(mrope_angles(t, h, w, 1e6, axis_of, 128)):
-            assert abs(cos[row, i].item() - mpmath.cos(angle)) < 1.2e-7
-            assert abs(sin[row, i].item() - mpmath.sin(angle)) < 1.2e-7
 
 
 # --- how far a base reaches

@@ -69,28 +69,11 @@ def test_theta_of_the_block_goes_first() -> None:
     assert read(rope_parameters={"rope_theta": 1e6}, rope_theta=5e5).theta == 1e6
 
 
-def test_defaults_of_the_family() -> None:
-    """Where a config is silent the class's default stands: theta, head_dim, the block, the trained length."""
-    cohere = rw.RopeConfig.from_hf({"model_type": "cohere", "hidden_size": 512, "num_attention_heads": 4})
-    assert (cohere.theta, cohere.interleaved) == (5e5, True)
-    qwen = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16}
-    assert rw.RopeConfig.from_hf(qwen).head_dim == 128
-    assert isinstance(rw.RopeConfig.from_hf({"model_type": "gpt_oss"}).scaling, YaRN)
-    assert rw.RopeConfig.from_hf({"model_type": "gpt_oss", "rope_parameters": {"rope_theta": 1e4}}).scaling is None
-    assert rw.RopeConfig.from_hf(fixture("gemma_3_27b"), layer_type="full_attention").trained_length == 131_072
-
-
 def test_head_dim_null() -> None:
     """A null or missing head_dim is hidden_size / num_attention_heads, under every spelling of the two."""
     assert read(head_dim=None).head_dim == 64
     assert read(hidden_size=..., num_attention_heads=..., n_embd=256, n_head=4).head_dim == 64
     assert read(hidden_size=..., d_model=512, num_attention_heads=..., n_heads=4).head_dim == 128
-
-
-def test_multi_head_latent_attention() -> None:
-    """DeepSeek's config describes the slice that turns, whatever head_dim says."""
-    config = rw.RopeConfig.from_hf({**fixture("deepseek_v3"), "head_dim": 192})
-    assert (config.head_dim, config.rotary_dim, config.interleaved) == (64, 64, True)
 
 
 def test_composite_configs() -> None:
@@ -282,16 +265,12 @@ def test_rejected_layer_types(name: str, layer_type: str | None, message: str) -
 
 @pytest.mark.rejects
 def test_layers_without_rotation() -> None:
-    """A null block, and a family's own NoPE layers, are said to have no rotation."""
+    """A null block is said to have no rotation."""
     nope = {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}
     with pytest.raises(rw.RopeError, match="no rotation") as error:
         read("full_attention", **NESTING, rope_parameters=nope)
     assert "rope=None" in error.value.cure
     assert read("sliding_attention", **NESTING, rope_parameters=nope).theta == 1e4
-    cohere = {"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4}
-    assert rw.RopeConfig.from_hf(cohere, layer_type="sliding_attention").interleaved is True
-    with pytest.raises(rw.RopeError, match="no rotation"):
-        rw.RopeConfig.from_hf(cohere, layer_type="full_attention")
     with pytest.raises(rw.RopeError, match="`layer_type` is None"):
         read(**NESTING, rope_parameters=nope)
 

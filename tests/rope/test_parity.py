@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from tests.rope.models import Model, fixture, fixture_names, transformers_config
+from tests.rope.models import Model, check_frequencies, fixture, fixture_names, transformers_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -30,14 +30,6 @@ def for_transformers(name: str) -> dict[str, Any]:
     return fields
 
 
-def lengths(config: rw.RopeConfig) -> tuple[int, ...]:
-    """Sequence lengths at which a length-dependent rule is compared: both sides of its switch, and beyond."""
-    if not config.needs_seq_len:
-        return (1,)
-    trained, longest = config.original_length or 0, config.max_position_embeddings or 0
-    return (100, trained, trained + 1, longest, 2 * longest, 3 * longest + 7)
-
-
 @pytest.mark.parametrize(("name", "layer_type"), CASES)
 def test_published_configs(name: str, layer_type: str | None) -> None:
     """Frequencies and attention factor are the module's own within 1e-6; its apply function rotates alike.
@@ -49,11 +41,7 @@ def test_published_configs(name: str, layer_type: str | None) -> None:
     assert rw.RopeConfig.from_hf(theirs, layer_type=layer_type) == config
     model = Model(theirs, layer_type)
     torch.testing.assert_close(*rotations(model, config), rtol=0, atol=1e-5)
-    for seq_len in lengths(config):
-        expected, factor = model.frequencies(seq_len)
-        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
-        torch.testing.assert_close(actual.inv_freq.sum(0), expected, rtol=1e-6, atol=0)
-        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
+    check_frequencies(config, model)
 
 
 def rotations(model: Model, config: rw.RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,12 +71,7 @@ def test_the_exported_block_means_the_same_to_transformers(name: str, layer_type
     if text["model_type"] == "phi3":  # its class keeps the trained length outside the block
         text["original_max_position_embeddings"] = block["original_max_position_embeddings"]
     assert rw.RopeConfig.from_hf(fields, layer_type=layer_type) == original
-    model = Model(transformers_config(fields), layer_type)
-    for seq_len in lengths(original):
-        expected = rw.inverse_frequencies(original, seq_len if original.needs_seq_len else None)
-        inv_freq, factor = model.frequencies(seq_len)
-        torch.testing.assert_close(inv_freq, expected.inv_freq.sum(0), rtol=1e-6, atol=0)
-        assert factor == pytest.approx(expected.attention_factor, rel=1e-6)
+    check_frequencies(original, Model(transformers_config(fields), layer_type))
 
 
 def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:
@@ -100,6 +83,12 @@ def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 9 for i in range(32)],
+    "long_factor": [1.0 + i for i in range(32)],
+    "original_max_position_embeddings": 512,
+}
 RULES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 3.0},
@@ -118,26 +107,9 @@ RULES: dict[str, dict[str, Any]] = {
     "yarn short": {**YARN, "original_max_position_embeddings": 8, "factor": 16.0},
     "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "llama3 equal bands": {**LLAMA3, "low_freq_factor": 1.5, "high_freq_factor": 1.5},
-    "longrope": {
-        "rope_type": "longrope",
-        "short_factor": [1.0 + i / 9 for i in range(32)],
-        "long_factor": [1.0 + i for i in range(32)],
-        "original_max_position_embeddings": 512,
-    },
-    "longrope factor": {
-        "rope_type": "longrope",
-        "short_factor": [1.0] * 32,
-        "long_factor": [2.0] * 32,
-        "original_max_position_embeddings": 512,
-        "factor": 16.0,
-    },
-    "longrope attention_factor": {
-        "rope_type": "longrope",
-        "short_factor": [1.0] * 32,
-        "long_factor": [2.0] * 32,
-        "original_max_position_embeddings": 512,
-        "attention_factor": 1.25,
-    },
+    "longrope": LONGROPE,
+    "longrope factor": {**LONGROPE, "factor": 16.0},
+    "longrope attention_factor": {**LONGROPE, "attention_factor": 1.25},
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.3},
     "proportional factor": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
 }
@@ -150,36 +122,7 @@ def test_every_rule(rule: str, theta: float) -> None:
     fields = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048}
     fields["head_dim"] = 64
     fields["rope_parameters"] = {**RULES[rule], "rope_theta": theta}
-    config, model = rw.RopeConfig.from_hf(fields), Model(transformers_config(fields))
-    for seq_len in (3, 512, 513, 2048, 2049, 7000):
-        expected, factor = model.frequencies(seq_len)
-        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
-        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=1e-6, atol=0)
-        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
-
-
-@pytest.mark.parametrize("rule", ["linear", "dynamic", "yarn", "llama3"])
-def test_rules_with_partial_rotary(rule: str) -> None:
-    """Under a partial rotation the rules run over the rotary dimension, as in transformers' Phi."""
-    fields = {"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048}
-    fields["rope_parameters"] = {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}
-    config, model = rw.RopeConfig.from_hf(fields), Model(transformers_config(fields))
-    assert config.rotary_dim == 32
-    for seq_len in (3, 4096):
-        expected, _ = model.frequencies(seq_len)
-        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
-        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=1e-6, atol=0)
-
-
-def test_hunyuan_alpha() -> None:
-    """HunYuan's `dynamic` with `alpha` is NTK-aware scaling by a fixed alpha."""
-    block = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
-    fields = {"model_type": "hunyuan_v1_dense", "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
-    fields["rope_scaling"] = block
-    config = rw.RopeConfig.from_hf(fields)
-    assert config.scaling == rw.scaling.NTK(1000.0)
-    expected, _ = Model(transformers_config(fields)).frequencies()
-    torch.testing.assert_close(rw.inverse_frequencies(config).inv_freq[0], expected, rtol=1e-6, atol=0)
+    check_frequencies(rw.RopeConfig.from_hf(fields), Model(transformers_config(fields)))
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -190,27 +133,6 @@ def test_deepseek_reads_its_flag(flag: bool) -> None:
     assert config.interleaved is flag
     actual, expected = rotations(Model(transformers_config(fields)), config)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
-def test_a_tower_whose_head_has_a_block_for_each_axis() -> None:
-    """Gemma 4's: the whole head, the block of the column first, as in the positions of its processor."""
-    from transformers.models.gemma4 import modeling_gemma4 as own
-
-    theirs = transformers.Gemma4VisionConfig()
-    config = rw.RopeConfig.from_hf(theirs)
-    assert (config.head_dim, 2 * config.pairs, config.num_axes) == (64, 64, 2)
-    q, positions = torch.randn(1, 9, 3, 64), torch.randint(0, 64, (1, 9, 2))  # row, column
-    cos, sin = own.Gemma4VisionRotaryEmbedding(theirs)(q, positions.flip(-1))
-    expected = own.apply_multidimensional_rope(q, cos, sin, positions.flip(-1))
-    actual = rw.RotaryEmbedding(config).rotate(q, position_ids=positions)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
-def test_a_published_vision_config() -> None:
-    """Qwen2.5-VL's vision_config, given the model_type that transformers 5 writes, is 16 heads of 80 in two halves."""
-    vision = {**fixture("qwen2_5_vl_7b")["vision_config"], "model_type": "qwen2_5_vl_vision"}
-    expected = rw.RopeConfig(80, interleaved=False, axes=rw.positions.axes_from_sections([20, 20]), axes_restart=True)
-    assert rw.RopeConfig.from_hf(vision) == expected
 
 
 # --- where transformers 5.23 is not followed: each of these says so when it changes
@@ -245,46 +167,3 @@ def test_deviation_a_missing_trained_length() -> None:
     assert transformers_config(fields).rope_parameters["original_max_position_embeddings"] == 2048
     with pytest.raises(rw.RopeError, match="needs the key `original_max_position_embeddings`"):
         rw.RopeConfig.from_hf(fields)
-
-
-# --- where the file says one thing and its class computes another: here as there
-
-
-@pytest.mark.parametrize("outer", [{}, {"truncate": False}])
-def test_truncate_next_to_nested_blocks(outer: dict[str, Any]) -> None:
-    """transformers reads `truncate` next to the nested blocks, and not in one of them."""
-    fields = fixture("laguna_s")
-    fields["rope_parameters"]["full_attention"]["truncate"] = False
-    fields["rope_parameters"] |= outer
-    there, _ = Model(transformers_config(fields), "full_attention").frequencies()
-    config = rw.RopeConfig.from_hf(fields, layer_type="full_attention")
-    torch.testing.assert_close(rw.inverse_frequencies(config).inv_freq[0], there, rtol=1e-6, atol=0)
-    assert isinstance(config.scaling, rw.scaling.YaRN)
-    assert config.scaling.truncate is not bool(outer)
-
-
-SMALL = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048}
-LONGROPE = {**RULES["longrope"], "rope_theta": 1e4}
-READ_ELSEWHERE: list[tuple[dict[str, Any], str | None, str, Any]] = [
-    ({"model_type": "gpt_neox", **SMALL, "rope_theta": 5e5}, None, "theta", 10_000.0),
-    ({**fixture("olmo_3_1_32b"), "rope_theta": 123_456}, "sliding_attention", "theta", 500_000.0),
-    ({"model_type": "phi3", **SMALL, "rope_parameters": LONGROPE}, None, "original_length", 4096),
-    (
-        {"model_type": "phi", **SMALL, "rope_parameters": {"rope_type": "proportional"}},
-        None,
-        "scaling",
-        rw.scaling.Proportional(0.5),
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "layer_type", "name", "value"), READ_ELSEWHERE, ids=lambda v: str(v)[:24])
-def test_what_the_class_reads_elsewhere(fields: dict[str, Any], layer_type: str | None, name: str, value: Any) -> None:
-    """A value in a place that the class does not read: its own stands, in the file and in the config object."""
-    config, theirs = rw.RopeConfig.from_hf(fields, layer_type=layer_type), transformers_config(fields)
-    assert getattr(config, name) == value
-    assert rw.RopeConfig.from_hf(theirs, layer_type=layer_type) == config
-    for seq_len in lengths(config):
-        expected, _ = Model(theirs, layer_type).frequencies(seq_len)
-        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
-        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=1e-6, atol=0)

@@ -154,19 +154,3 @@ def test_no_method_changes_given_frequencies():
         assert not config.can_be_extended
         with pytest.raises(rw.RopeError, match="or frequencies are explicit"):
             METHODS["pi"].rope(config, Reach(16, 64))
-
-
-@pytest.mark.traced
-def test_compiled_and_exported():
-    """A compiler and an exporter take them like any other config, in one graph."""
-    for config, positions in (
-        (rw.RopeConfig(8, interleaved=False, inv_freq=GIVEN), torch.arange(5)),
-        (axial(theta=THETAS, scaling=PerAxis((NTK(4.0), None, Linear(2.0)))), torch.arange(15).view(5, 3)),
-    ):
-        rope = rw.RotaryEmbedding(config)
-        q, k = torch.randn(1, 5, 2, config.head_dim), torch.randn(1, 5, 1, config.head_dim)
-        expected = rope(q, k, position_ids=positions)
-        compiled = torch.compile(rope, backend="eager", fullgraph=True)
-        exported = torch.export.export(rope, (q, k), {"position_ids": positions}).module()
-        for module in (compiled, exported):
-            torch.testing.assert_close(module(q, k, position_ids=positions), expected, atol=1e-6, rtol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,18 +54,6 @@ def test_padded(offsets, longest):
     assert rw.positions.positions_from(offsets=offsets[0], max_seqlen=longest).tolist() == found[0].tolist()
 
 
-def test_each_sequence_as_it_is_alone():
-    """Packed tokens turn as each sequence does by itself after the tokens of its cache."""
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
-    lengths, held = [3, 1, 4], [0, 700, 12]
-    alone = [torch.randn(1, n, 2, 8) for n in lengths]
-    packed = torch.cat(alone, 1)[0]
-    positions = rw.positions.positions_from(torch.tensor([0, 3, 4, 8], dtype=torch.int32), offsets=torch.tensor(held))
-    turned = rope.rotate(packed, position_ids=positions, layout="thd").split(lengths)
-    for x, first, found in zip(alone, held, turned, strict=True):
-        assert torch.equal(rope.rotate(x, position_ids=torch.arange(first, first + x.shape[1]))[0], found)
-
-
 @pytest.mark.traced
 def test_compiled_and_exported():
     """One graph serves other boundaries and offsets, and the sizes that change."""
@@ -99,10 +86,8 @@ def test_compiled_and_exported():
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=2), "within `max_seqlen` and `tokens`"),
         (lambda: rw.positions.positions_from(torch.tensor([0])), r"\[sequences \+ 1\]"),
         (lambda: rw.positions.positions_from(torch.tensor([0.0, 3.0])), "int32 or int64"),
-        (lambda: rw.positions.positions_from([0, 3]), "int32 or int64"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([1, 2])), "`offsets` must be"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([0.5])), "`offsets` must be"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets="1"), "`offsets` must be"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen="3"), "`max_seqlen` must be"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=-1), "`tokens` must be"),
         (lambda: rw.positions.positions_from(), "pass `max_seqlen`"),
@@ -134,7 +119,7 @@ def test_rows_and_columns(height: int, width: int) -> None:
 def test_normalized(height: int, width: int) -> None:
     """DINOv3's centres of patches, times 2 pi."""
     expected = get_patches_center_coordinates(height, width, torch.float64, torch.device("cpu"))
-    actual = rw.positions.grid_positions(height, width, normalized=True)
+    actual = rw.positions.grid_positions(height, width, normalized=True)  # in float64
     torch.testing.assert_close(actual, 2 * torch.pi * expected, rtol=1e-14, atol=1e-14)
 
 
@@ -147,14 +132,6 @@ def test_merged_blocks():
     assert torch.equal(
         rw.positions.grid_positions(4, 6, merge=2), get_vision_position_ids(torch.tensor([[1, 4, 6]]), 2)
     )
-
-
-def test_dinov3():
-    """The coordinates of the model's own code, in float64."""
-    found = rw.positions.grid_positions(3, 5, normalized=True)
-    expected = 2 * math.pi * get_patches_center_coordinates(3, 5, dtype=torch.float32, device="cpu")
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found.float(), expected, atol=2e-6, rtol=1e-6)
 
 
 @pytest.mark.rejects
@@ -323,7 +300,6 @@ def test_into_a_rope():
         ([0.5], {}, "of 0, 1 and 2"),
         ([1], {"images": [(1, 3, 2)]}, "merge evenly"),
         ([1], {"images": [(1, 2)]}, "needs \\(frames, height, width\\)"),
-        ([1], {"images": 7}, "needs \\(frames, height, width\\)"),
         ([1], {"images": [(1, 2, 2)], "spatial_merge_size": 0}, "`spatial_merge_size` must be"),
         ([2], {"videos": [(1, 2, 2)], "frame_intervals": [1.0, 2.0]}, "`frame_intervals` must be a number"),
         ([2], {"videos": [(1, 2, 2)], "frame_intervals": -1.0}, "`frame_intervals` must be a number"),

@@ -26,15 +26,6 @@ def test_unmixed_start_is_the_axial_rotation():
         torch.testing.assert_close(a[:, :, 0], b, rtol=0, atol=1e-5)  # the parameter itself is float32
 
 
-def test_mixed_start_keeps_each_pairs_frequency():
-    """Mixing turns the direction in which a pair looks, by head, and keeps its frequency's length (rope-vit)."""
-    learned = rw.rotation.LearnedFrequencies(CONFIG, num_heads=3)
-    lengths = learned.freqs.norm(dim=1)
-    ladder = 10.0 ** (-torch.arange(4) / 4)
-    torch.testing.assert_close(lengths, ladder.repeat(2).expand(3, 8))
-    assert not torch.equal(learned.freqs[0], learned.freqs[1])
-
-
 def rope_vit(dim: int, num_heads: int, theta: float) -> torch.Tensor:
     """`init_random_2d_freqs` of naver-ai/rope-vit (Heo et al. 2024), `[heads, axes, pairs]`."""
     mag = 1 / (theta ** (torch.arange(0, dim, 4)[: dim // 4].float() / dim))

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
-import ropewalk.rotation.rotate as rotate_module
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rotation import checks
 
@@ -126,16 +125,6 @@ def test_an_output_beside_its_input_is_apart():
     assert checks.overlap(x, x.transpose(1, 2))
 
 
-def test_the_design_message():
-    """The message holds the rule, the facts and the cure, as the design shows them."""
-    with pytest.raises(rw.RopeError) as caught:
-        rw.rotate(X, C[:4], C[:4], interleaved=True)
-    assert str(caught.value).splitlines() == [
-        "rotate: `x` has 5 tokens but `cos` has 4 rows.", "  x       float32[2, 5, 8, 64]", "  cos     float32[4, 32]",
-        "  layout  'bshd'", "Build both from the same positions: rope.cos_sin(position_ids).",
-    ]  # fmt: skip
-
-
 def test_explain_backends():
     """The list says which backend runs, and why each other would not."""
     lines = rw.explain_backends(X).splitlines()
@@ -145,29 +134,6 @@ def test_explain_backends():
     on_meta = rw.explain_backends(X.to("meta"))
     assert "triton: `x` is on meta, not on a GPU" in on_meta or "triton: Triton is not installed" in on_meta
     assert ("cpu: `x` is on meta, not on the CPU" in on_meta) is (compiled.kernels is not None)
-
-
-def test_arguments_are_checked_once(monkeypatch):
-    """A public call checks its tables and chooses its backend once."""
-    calls = []
-    for module, name in ((checks, "check_tables"), (rotate_module, "choose")):
-        plain = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *given, plain=plain, name=name, **named: calls.append(name) or plain(*given, **named)
-        )
-    q, k, ids = torch.randn(1, 3, 4, 8), torch.randn(1, 3, 2, 8), torch.arange(3)
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
-    tables = rope.cos_sin(ids)
-    for call in (
-        lambda: rw.rotate(q, *tables, interleaved=False),
-        lambda: rw.rotate(q.clone(), *tables, interleaved=False, inplace=True),
-        lambda: rw.rotate_qk(q, k, *tables, interleaved=False),
-        lambda: rw.rotate_qk(q.clone(), k.clone(), *tables, interleaved=False, inplace=True),
-        lambda: rope(q, k, position_ids=ids),
-    ):
-        call()
-        assert calls == ["check_tables", "choose"]
-        calls.clear()
 
 
 # --- the complex form

@@ -18,6 +18,7 @@ CONFIGS = {
     "half": rw.RopeConfig(8, interleaved=False),
     "interleaved partial": rw.RopeConfig(8, interleaved=True, rotary_dim=4, scaling=rw.scaling.YaRN(4.0, 64)),
     "llama3": rw.RopeConfig(8, interleaved=False, scaling=rw.scaling.Llama3(8.0, 1.0, 4.0, 64)),
+    "given": rw.RopeConfig(8, interleaved=False, inv_freq=(1.0, 0.3, 0.0, -0.02)),
 }
 
 
@@ -34,7 +35,7 @@ def inputs(seq: int, batch: int = 2):
     return torch.randn(batch, seq, 4, 8), torch.randn(batch, seq, 2, 8), torch.arange(seq)
 
 
-@pytest.mark.parametrize("name", ["llama3", "interleaved partial"])
+@pytest.mark.parametrize("name", ["llama3", "interleaved partial", "given"])
 def test_three_graphs_for_all_lengths(name):
     """fullgraph: one graph for the first length, one dynamic, one for length 1; never more, and never wrong."""
     torch._dynamo.reset()
