@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.docs.seeds import SEEDS, bound, cells, definitions, exercise, ran, seed, slides
+from tests.docs.seeds import SEEDS, bound, cells, definitions, exercise, parses, ran, seed, slides
 
 ROOT = Path(__file__).parents[2]
 PAGE, LESSON = ROOT / "docs" / "from-tutorials.md", ROOT / "docs" / "lesson"
@@ -46,17 +48,21 @@ ROWS = rows()
 
 @pytest.fixture(scope="module")
 def theirs() -> Iterator[Any]:
-    """Run everything once, in order; return namespaces and exceptions."""
+    """Run everything once, in order; return namespaces, exceptions, and what each slide drew."""
     plt = pytest.importorskip("matplotlib.pyplot")
     plt.switch_backend("agg")
+    shown: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plt, "show", lambda: plt.close("all"))
+        patch.setattr(plt, "show", lambda: shown.extend(drawn(plt.gcf())))
         names: Names = {}
-        found = SimpleNamespace(after={}, errors={}, exercise={}, notebook={})
+        found = SimpleNamespace(after={}, errors={}, drawn={}, exercise={}, notebook={})
         for number, code in slides().items():
             if number == 13:  # without its last two statements, a forward of 6 s and a print
                 code = ast.unparse(ast.Module(ast.parse(code).body[:-2], []))
-            found.errors[number], found.after[number] = ran(code, names), dict(names)
+            found.errors[number] = ran(code, names)
+            found.after[number], found.drawn[number] = dict(names), list(shown)
+            shown.clear()
+            plt.close("all")
         found.exercise_errors = [ran(code, found.exercise) for code in exercise()]
         found.notebook_errors = [ran(code, found.notebook) for code in cells()]
         yield found
@@ -113,6 +119,11 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 ORDER = [3, 1, 9, 0, 4, 2, 8, 5, 7, 6]
+
+
+def check_no_positions(module: Any, x: Tensor) -> None:
+    """Shuffled tokens give the shuffled result."""
+    equal(module(x[:, ORDER]), module(x)[:, ORDER])
 
 
 # --- formulas
@@ -176,6 +187,26 @@ def attention(module: Any, x: Tensor, rotate: Any = lambda x: x, causal: bool = 
     """A multi-head layer with the weights of ours."""
     q, k, v = heads_of(module, x)
     return projected(module.o_proj, softmax_attention(rotate(q), rotate(k), v, causal).transpose(1, 2).flatten(-2))
+
+
+NAMES_OF_WEIGHTS = {"qkv": "out_proj", "W_q": "W_o", "q_linear": "o_linear", "wq": "wo"}
+
+
+def with_weights(ours: Any, layer: Any) -> Any:
+    """Return our Attention with the weights of a tutorial's layer."""
+    state = dict(layer.named_parameters())
+    q, o = next((q, o) for q, o in NAMES_OF_WEIGHTS.items() if f"{q}.weight" in state)
+    for part in ("weight", "bias")[: 1 + (f"{q}.bias" in state)]:
+        first = state[f"{q}.{part}"]
+        every = first.chunk(3) if q == "qkv" else [state[f"{q.replace('q', one)}.{part}"] for one in "qkv"]
+        for name, value in zip("qkvo", (*every, state[f"{o}.{part}"]), strict=True):
+            getattr(getattr(ours, f"{name}_proj"), part).data = value.data
+    return ours
+
+
+def plain(layer: Any, names: Names) -> Any:
+    """Return our bidirectional attention without positions, with a tutorial's weights."""
+    return with_weights(run('rw.Attention(64, 4, encoding="none", bias=True, causal=False)', names), layer)
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
@@ -296,6 +327,21 @@ def test_the_figures(names: Names) -> None:
     assert np.max(mean[np.asarray(distances) > 1]) < 0.98  # cos n comes back to 1
 
 
+def rolled(x: Tensor) -> Tensor:
+    """Slide 10 with each column repeated: a feature and its neighbour in place of a pair."""
+    angles = torch.from_numpy(angles_of(*x.shape[-2:])).float().repeat_interleave(2, -1)
+    return x * angles.cos() + x.roll(1, -1) * angles.sin()
+
+
+@pytest.mark.parametrize(("applied", "is_rotation"), [(rolled, False), (interleaved, True), (half_split, True)])
+def test_norm_and_shift_find_a_roll(applied: Any, is_rotation: bool) -> None:
+    """A rotation keeps norms, and scores when both positions move by 100."""
+    x = torch.randn(2, 1, 64, generator=torch.Generator().manual_seed(0)).expand(2, 110, 64)
+    q, k = applied(x)
+    assert (apart(q.norm(dim=-1), x[0].norm(dim=-1)) < 1e-4) is is_rotation
+    assert (apart(q[3] @ k[0], q[103] @ k[100]) < 1e-3) is is_rotation
+
+
 def test_every_row_is_tested() -> None:
     """By its formula, or in a test of its own; only one slide rotates."""
     own = {row for row, (*_, call) in ROWS.items() if "rw.figures." in call}
@@ -330,6 +376,62 @@ def test_what_is_right_equals_our_call(row: str, names: Names, theirs: Any) -> N
 
 
 @needs_seeds
+@pytest.mark.parametrize("slide", [1, 8])
+def test_rope_embed_has_no_position(slide: int, theirs: Any) -> None:
+    """Feature i times i theta^(-2 floor(i/2) / d): equal tokens stay equal, twice the width, the same scores."""
+    feature = np.arange(64)
+    angles = torch.from_numpy(feature * THETA ** (-(feature // 2) * 2 / 64)).float()
+    embed, (x, other) = functools.partial(theirs.after[slide]["rope_embed"], dim=64), torch.randn(2, 1, 10, 64)
+    equal(embed(x), torch.cat((x * angles.sin(), x * angles.cos()), -1))
+    check_no_positions(embed, x)
+    equal(embed(x) @ embed(other).mT, x @ other.mT)
+
+
+@needs_seeds
+def test_five_slides_contain_no_rope(names: Names, theirs: Any) -> None:
+    """`apply_rope_to_qk` returns its input. 4, 6, 9 and 11 ignore the order; 13 all but the first place."""
+    q, k, v, x, ids = (names[name] for name in ("q", "k", "v", "vectors", "ids"))
+    for slide in (4, 6):
+        same = theirs.after[slide]["apply_rope_to_qk"](q, k)
+        assert (same[0] is q, same[1] is k) == (True, True)
+    equal(theirs.after[6]["rope_attention"](q, k, v), softmax_attention(q, k, v))
+    last = theirs.after[13]
+    layer = last["RoPEMultiHeadAttention"](64, 4)
+    equal(layer(x), plain(layer, names)(x))
+    assert apart(with_weights(module_of("4 RoPEMultiHeadAttention", names), layer)(x), layer(x)) > 0.01
+    block = last["RoPETransformerLayer"](64, 4, 128)
+    inner, (up, _, down) = x + plain(block.self_attn, names)(F.layer_norm(x, (64,))), block.ffn
+    equal(block(x), inner + projected(down, projected(up, F.layer_norm(inner, (64,))).relu()))
+    check_no_positions(last["RoPETransformer"](2, 64, 4, 128), x)
+    model = last["RoPELanguageModel"](100, 64, 4, 2)
+    check_no_positions(model, ids)
+    changed = torch.cat((ids[:, :-1], (ids[:, -1:] + 1) % 100), 1)
+    assert apart(model(changed)[:, :-1], model(ids)[:, :-1]) > 1e-3  # no causal mask
+    model = last["RoPETextClassifier"](100, 64, 4, 2, 2)
+    equal(model(ids), projected(model.classifier, model.transformer(model.embedding(ids))[:, 0]))
+    equal(model(ids[:, [0, 3, 2, 1, 9, 8, 7, 6, 5, 4]]), model(ids))
+
+
+@needs_seeds
+def test_the_placeholder_filled_by_slide_2(theirs: Any) -> None:
+    """`rope_attention` with `apply_rope` equals ours for interleaved pairs; half-split pairs differ by up to 1.5."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 8, 100, 64)
+    angles = torch.from_numpy(angles_of(100, 64)).float()[None]
+
+    def fill(*both: Tensor) -> list[Tensor]:
+        apply_rope = functools.partial(theirs.after[2]["apply_rope"], cos=angles.cos(), sin=angles.sin(), position=None)
+        return [apply_rope(x.flatten(0, 1)).view_as(x) for x in both]
+
+    filled = {**theirs.after[6], "apply_rope_to_qk": fill}
+    assert ran(definitions(slides()[6])["rope_attention"], filled) is None
+    output = filled["rope_attention"](q, k, v)
+    equal(output, softmax_attention(interleaved(q), interleaved(k), v), 1e-6)
+    assert apart(output, softmax_attention(half_split(q), half_split(k), v)) == pytest.approx(1.5, abs=0.05)
+    assert TEXT.count("within 1e-6 for 100 tokens") == TEXT.count("differ by up to 1.5") == 1
+
+
+@needs_seeds
 def test_the_sentences(names: Names, theirs: Any) -> None:
     """Each quoted phrase is in its tutorial; rows of the sinusoidal table have the stated cosines."""
     section = TEXT.split("## Sentences that are wrong")[1].split("\n## ")[0]
@@ -344,6 +446,104 @@ def test_the_sentences(names: Names, theirs: Any) -> None:
 
 
 @needs_seeds
+def test_the_test_of_the_exercise(theirs: Any) -> None:
+    """Its own lines print True for wrong functions too; bfloat16 comes back as float32."""
+    right = theirs.exercise["apply_rotary_pos_emb"]
+    assert right(torch.zeros(1, 2, 1, 8, dtype=torch.bfloat16), torch.arange(2)).dtype == torch.float32
+    checks = exercise()[3].split("# Test full attention module")[0]
+    for wrong in (lambda x, at: x * 1.5, lambda x, at: x.flip(-1), lambda x, at: right(x, at, 100.0), right):
+        printed: list[str] = []
+        names = {**theirs.exercise, "apply_rotary_pos_emb": wrong, "print": printed.append}
+        assert ran(checks, names) is None
+        assert [line.split(": ")[1] for line in printed if re.match("Values changed|Similar", line)] == ["True"] * 2
+
+
+@needs_seeds
+def test_what_the_slides_draw(theirs: Any) -> None:
+    """One pair (3, 12), one array twice (5), zeros (8), the array again and a table of the wrong width (14)."""
+    n = np.arange(1000)
+    equal(theirs.drawn[3], (np.sin(n), np.cos(n)), 1e-4)
+    absolute, rope = theirs.drawn[5]
+    assert 0 < np.abs(absolute - rope).max() < 1.5e-14
+    equal(rope, sinusoidal(100, 64), 1e-12)
+    training, evaluation, _ = theirs.drawn[8]
+    assert (len(training), len(evaluation), training.any(), evaluation.any()) == (512, 2048, False, False)
+    equal(theirs.drawn[12], (np.cos(n),), 1e-4)
+    equal(theirs.drawn[14][:2], (np.concatenate((rope[:, 0::2], rope[:, 1::2]), 1), rope))
+    assert theirs.drawn[14][2].shape == (100, 512)
+    assert theirs.after[14]["learned_pe"].weight.shape == (1000, 512)
+
+
+@needs_seeds
+def test_the_bias_of_slide_7(names: Names, theirs: Any) -> None:
+    """It stops unless there are as many tokens as heads, and then adds zeros; one head adds constants to each query."""
+    layer, x = theirs.after[7]["RelativePositionAttention"](64, 4), names["vectors"]
+    with pytest.raises(RuntimeError, match="must match the size"):
+        layer(x)
+    equal(layer(x[:, :4]), plain(layer, names)(x[:, :4]))
+    assert layer.rel_pos_bias.shape == (2 * 64 - 1, 4)
+    assert not layer.rel_pos_bias.any()
+    one = theirs.after[7]["RelativePositionAttention"](16, 1)
+    with torch.no_grad():
+        zero = [one(torch.ones(1, length, 16).cumsum(1)) for length in range(1, 17)]
+        nn.init.normal_(one.rel_pos_bias)
+        equal(tuple(one(torch.ones(1, length, 16).cumsum(1)) for length in range(1, 17)), tuple(zero))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        one(torch.zeros(1, 17, 16))
+
+
+@needs_seeds
+def test_slide_10_mended_by_shape_rolls(theirs: Any) -> None:
+    """With each column repeated it rolls by one feature."""
+    code, mended = definitions(slides()[10])["rope_attention_pattern"], dict(theirs.after[10])
+    assert ran(re.sub(r"(theta = )(.+)", r"\1(\2).repeat_interleave(2, -1)", code), mended) is None
+    torch.manual_seed(2)
+    pattern = mended["rope_attention_pattern"](10, 64, 1)
+    torch.manual_seed(2)
+    q, k = torch.randn(1, 1, 10, 64), torch.randn(1, 1, 10, 64)
+    equal(pattern, (rolled(q) @ rolled(k).mT / 8).softmax(-1)[0, 0])
+
+
+@needs_seeds
+def test_the_layer_of_the_exercise(names: Names, theirs: Any) -> None:
+    """With its import it ignores `position_ids`, stops beyond 2,048, and loses its sines in bfloat16."""
+    mended, x, apart_by_3 = {**theirs.exercise, "nn": nn}, names["vectors"], names["positions"] * 3
+    assert ran(exercise()[2], mended) is None
+    layer = mended["AttentionWithRoPE"](64, 4)
+    ours = with_weights(module_of("exercise AttentionWithRoPE", names), layer)
+    equal(layer(x), ours(x))
+    equal(layer(x, apart_by_3), ours(x))
+    assert apart(layer(x, apart_by_3), ours(x, position_ids=apart_by_3)) > 0.001
+    small = mended["AttentionWithRoPE"](2, 1)
+    assert small(torch.zeros(1, 2048, 2)).shape == (1, 2048, 2)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        small(torch.zeros(1, 2049, 2))
+    with pytest.warns(UserWarning, match="discards the imaginary part"):
+        layer.to(torch.bfloat16)
+    assert not layer.freqs_cis.is_complex()
+
+
+@needs_seeds
+def test_the_layers_of_the_notebook(names: Names, theirs: Any) -> None:
+    """One has no positions. The other returns zeros; with the cache written it equals ours."""
+    layer, x = theirs.notebook["MultiHeadAttentionBlock"](64, 4, 0.0), names["vectors"]
+    equal(layer(x, x, x), plain(layer, names)(x))
+    arguments = SimpleNamespace(n_heads=4, n_kv_heads=2, dim=64, max_batch_size=1, max_seq_len=16)
+    missing = {"ModelArgs": SimpleNamespace, "math": math, "repeat_kv": lambda x, times: x.repeat_interleave(times, 2)}
+    outputs = []
+    for code in (cells()[5], re.sub(r"#(self\.cache)", r"\1", cells()[5])):
+        mended = {**theirs.notebook, **missing}
+        assert ran(code, mended) is None
+        layer = mended["SelfAttention"](arguments)
+        with torch.no_grad():
+            outputs.append(torch.cat([layer(x[:, i : i + 1], i, PHASES[i : i + 1]) for i in range(10)], 1))
+    assert not outputs[0].any()
+    cache = names["rw"].KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=16)
+    ours = with_weights(module_of("notebook SelfAttention", names), layer)
+    equal(torch.cat([ours(x[:, i : i + 1], cache=cache) for i in range(10)], 1), outputs[1])
+
+
+@needs_seeds
 def test_the_tables_have_all_names_and_the_lesson_all_titles() -> None:
     """Functions and classes of all blocks, and three names that are only used."""
     defined = {name for code in (*slides().values(), *exercise(), *cells()) for name in definitions(code)}
@@ -352,6 +552,15 @@ def test_the_tables_have_all_names_and_the_lesson_all_titles() -> None:
     titles = re.findall(r"^Slide (\d+): (.+)", seed("000"), re.MULTILINE)
     for page, (number, title) in zip(sorted(LESSON.glob("*.md")), titles[:14], strict=True):
         assert page.read_text(encoding="utf-8").split("\n\n")[1].startswith(f"*Slide {number}, “{title}”")
+
+
+@needs_seeds
+def test_the_deck_has_a_copy_without_indentation() -> None:
+    """Equal without white space up to slide 15; no slide of it is Python."""
+    both = (text[text.index("Slide 1:") : text.index("Slide 15:")] for text in (seed("000"), seed("001")))
+    deck, copy = ("".join(re.sub(r"```(python)?", "", text).split()) for text in both)
+    assert deck == copy
+    assert not any(parses("\n".join(map(str.strip, code.splitlines()))) for code in slides().values())
 
 
 MISSING = {2: "torch", 3: "torch", 4: "torch", 9: "RoPEMultiHeadAttention", 11: "RoPETransformer",
@@ -376,6 +585,13 @@ def test_a_slide_runs_or_fails_as_the_page_says(number: int, theirs: Any) -> Non
         runs = f"after slide {earlier[0]}" if earlier else "yes"
     stated = {runs for row, (runs, *_) in ROWS.items() if row.startswith(f"{number} ") and "to_qk" not in row}
     assert stated == {runs}
+
+
+@needs_seeds
+@pytest.mark.thorough
+def test_the_example_of_slide_13_runs(theirs: Any) -> None:
+    """As written, at its own sizes."""
+    assert ran(slides()[13], dict(theirs.after[12])) is None
 
 
 @needs_seeds
