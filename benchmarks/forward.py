@@ -19,23 +19,22 @@ next tokens. What does not agree is not recorded, and the exit status is 1. Ever
 the same command goes on; more `--repeats` add turns.
 
 For each length a line is appended to `results/forward.jsonl`: seconds, their medians, ratios, memory (bytes: resident
-on the CPU, torch's own on a GPU), mean losses, and the bars of issue 13. `--figure` draws time by length
-from them, with the bound that this machine's matrix products set. `--minutes` leaves out what would end later. Usage:
+on the CPU, torch's own on a GPU), mean losses, and the bars of issue 13. `--minutes` leaves out what would end later.
+
+Usage:
 
     python benchmarks/forward.py --model FILE.gguf --prepare
     python benchmarks/forward.py --model FILE.gguf --tokens 4096 16384 --methods dca,self-extend,rerope
-    python benchmarks/forward.py --model FILE.gguf --tokens 1024 2048 32768 --minutes 6 --figure
+    python benchmarks/forward.py --model FILE.gguf --tokens 1024 2048 32768 --minutes 6
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,17 +114,6 @@ def expected_seconds(done: dict[tuple[str, int], float], contender: str, tokens:
     return done[contender, last] * (tokens / last) ** 1.7 + STARTS_IN
 
 
-def draw(records: list[dict[str, Any]], target: Path) -> None:
-    """Time by length, as png."""
-    from growth import growth
-
-    from ropewalk.atomic_io import write_whole
-    from ropewalk.figures.style import render
-
-    write_whole(target.with_suffix(".png"), render(growth(records), "png"))
-    print(f"figure: {target}.png")
-
-
 def main() -> None:
     """Prepare, check, take turns, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,7 +130,6 @@ def main() -> None:
     parser.add_argument("--baseline", default=None, help="a folder that holds an earlier ropewalk")
     parser.add_argument("--llama-python", default=None, help="an interpreter that has xllamacpp")
     parser.add_argument("--prepare", action="store_true", help="write files and read the gate, time nothing")
-    parser.add_argument("--figure", action="store_true", help="draw results/forward.png from all records")
     options = parser.parse_args()
     began, job = time.monotonic(), Job(options)
     job.prepare()
@@ -198,9 +185,6 @@ def main() -> None:
                 print(f"{tokens:>6} {ratio['of']} over {ratio['over']}: {ratio['ratio']}{bar}")
             sizes = {name: round(size / 1e9, 2) for name, size in row["peak_bytes"].items()}
             print(f"{tokens:>6} losses: {row['losses']}; peak, GB: {sizes}", flush=True)
-    if options.figure:
-        records = [json.loads(line) for line in target.read_text().splitlines()]
-        draw([one for one in records if one["model"] == job.model.name], target.with_suffix(""))
     if refused:
         sys.exit(f"not recorded: {', '.join(dict.fromkeys(refused))}")
 

@@ -3,8 +3,7 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--preset quick] [--device cuda] [--instructions avx2] [--figure results/rotation.png]
-        [--from RECORDS]
+    python benchmarks/rotation.py [--preset quick] [--device cuda] [--instructions avx2] [--from RECORDS]
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -235,7 +234,7 @@ Builds = dict[str, Callable[[Work], Contender | list[Contender]]]
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that take turns on one case. `kind` is what bounds and the figure look for."""
+    """Contenders that take turns on one case. `kind` is what bounds and the report look for."""
 
     kind: str
     case: Case
@@ -423,24 +422,6 @@ def report(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def draw(records: Sequence[Record], path: Path) -> None:
-    """Draw the share of copy bandwidth by size, as the kind of picture that the path names."""
-    from bandwidth import copy_bandwidth
-
-    from ropewalk.atomic_io import write_whole
-    from ropewalk.figures.style import render
-
-    facts: Mapping[str, Any] = records[0]
-    heads = "queries of 32 heads and keys of 8, 128 features each" if facts["preset"] != "quick" else "small shapes"
-    note = (
-        f"Median time of y.copy_(x) over each one's own; {heads}, half-split (rotary-embedding-torch: interleaved).\n"
-        f"{facts['device']}, {facts['threads']} threads, torch {facts['versions'].get('torch', '')}, "
-        f"{facts['date'][:10]}"
-    )
-    drawn = copy_bandwidth(shares(records), title="Rotation: share of copy bandwidth by size", note=note)
-    write_whole(path, render(drawn, path.suffix[1:]))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report, or report the last run of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -450,7 +431,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peers", nargs="*", help="names; default: all of the device", metavar="PEER",
                         choices=sorted({*of_peers.CPU, *of_peers.CUDA}))  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS / "rotation.jsonl", help="append records to this file")
-    parser.add_argument("--figure", type=Path, help="FILE.png or FILE.svg")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)
     options = parser.parse_args(arguments)
@@ -464,8 +444,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             append(options.out, record)
             records.append(record)
     print(report(records))
-    if options.figure is not None:
-        draw(records, options.figure)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     rotation = ["rotation.py", "--device", device]
-    everything = [[*rotation, "--figure", str(HERE / "results" / "rotation.png")],
-                  ["attention.py"], ["decode.py"], ["forward.py"]]  # fmt: skip
+    everything = [rotation, ["attention.py"], ["decode.py"], ["forward.py"]]
     for script, *arguments in everything if device == "cpu" else [rotation]:
         print(f"== {script} {' '.join(arguments)}", flush=True)
         try:
