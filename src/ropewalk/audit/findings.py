@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
 from types import SimpleNamespace
@@ -163,9 +163,6 @@ class Block:
     error = partialmethod(finding, "error")
     warning = partialmethod(finding, "warning")
     note = partialmethod(finding, "note")
-
-
-Trap = Callable[[Block], Finding | None]
 
 
 def blocks(config: Mapping[str, Any]) -> Iterator[Block]:
