@@ -17,7 +17,6 @@ import ropewalk
 from ropewalk.atomic_io import (
     check_output,
     check_writable,
-    parse,
     read_json,
     read_text,
     remove_folder,
@@ -77,14 +76,8 @@ def test_names_that_no_file_has(tmp_path):
     assert read_text(tmp_path / "text") == "a"
 
 
-def test_toml_is_nested_too_deeply():
-    """The reader of TOML recurses, too."""
-    with pytest.raises(ValueError, match="nested too deeply"):
-        parse("a = " + "[" * 10_000 + "]" * 10_000, toml=True)
-
-
 def test_files_are_read_by_the_guarded_reader():
-    """JSON, TOML and text files are read by `atomic_io` alone; the others read files of the package, or their own."""
+    """JSON and text files are read by `atomic_io` alone; the others read files of the package, or their own."""
     reads = re.compile(r"json\.loads?\(|tomllib|\.read_text\(|\.read_bytes\(")
     own = {
         "atomic_io.py", "imports.py", "ledger.py", "processes.py", "checkpoints/texts.py",

@@ -112,8 +112,10 @@ def doctor(
     >>> list(diagnosis.readings)
     ['plain', 'dca', 'crop']
     """
-    given: dict[str, Any] = locals()
-    settings = DoctorSettings(**{name: given[name] for name in DoctorSettings.__dataclass_fields__})
+    settings = DoctorSettings(
+        target=target, trained_length=trained_length, text=text, methods=methods, engine=engine, minutes=minutes,
+        windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state, resume=resume,
+    )  # fmt: skip
     if tokenizer is not None:
         if isinstance(model, str | Path | tuple):
             raise RopeError(

@@ -17,7 +17,6 @@ from ropewalk.checkpoints.texts import read_text
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Method, Reach
 from ropewalk.methods.ropes import trained_length_of
-from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import inverse_frequencies
 
@@ -40,7 +39,7 @@ def packed_model() -> str:
     >>> len(packed_model()) < 7_000_000
     True
     """
-    model = _built_in()
+    model: Decoder = load(MODEL, dtype=torch.bfloat16)
     header = json.dumps(model_header(model), separators=(",", ":"), ensure_ascii=False).encode()
     stored = torch.cat([_bits(weight) for weight in _weights(model).values()]).view(torch.uint8)
     planes = torch.cat([stored[1::2], stored[0::2]]).numpy().tobytes()
@@ -71,22 +70,6 @@ def model_header(model: Decoder) -> dict[str, Any]:
         "methods": {str(target): _methods(model, target) for target in TARGETS},
         "samples": _samples(model),
     }
-
-
-def _built_in() -> Decoder:
-    model: Decoder = load(MODEL, dtype=torch.bfloat16)
-    config = model.config
-    plain = (
-        isinstance(config.rope, RopeConfig)
-        and config.rope.rotary_dim == config.head_dim
-        and not config.rope.interleaved
-        and config.rope.scaling is None
-        and config.kv_heads == config.num_attention_heads
-        and config.tie_word_embeddings
-        and not any(config.sliding_windows)
-    )
-    assert plain, "web/src/model/decoder.ts has a Llama with half-split pairs, a tied head and no grouped queries"
-    return model
 
 
 def _trained_length(model: Decoder) -> int:
