@@ -67,7 +67,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     tiny Settings(target=8192)
     """
     hints, options = get_type_hints(function, include_extras=True), list[tuple[inspect.Parameter, _Read]]()
-    settings = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    settings: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     for name, parameter in inspect.signature(function).parameters.items():
         own = _of_fields(settings[name]) if name in settings else [parameter.replace(annotation=hints[name])]
         options += [_option(one) for one in own]
@@ -111,13 +111,14 @@ def _of_fields(settings: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(settings)
     for field in dataclasses.fields(settings):
         about, default = field.metadata, field.default
-        kind = about.get("type", hints[field.name])
+        kind: Any = about.get("type", hints[field.name])
         names = about.get("option") or ((_named(field.name),) if kind is bool else ())
         info = typer.Option(
             *names, help=about["help"], metavar=about.get("metavar"), rich_help_panel=about.get("group")
         )
         marks = [mark for mark, stated in ((TOKENS, about.get("unit")), (COMMAS, about.get("commas"))) if stated]
-        annotation = Annotated[(kind | None if default is None else kind, info, *marks)]
+        typed = kind | None if default is None else kind
+        annotation: Any = Annotated[(typed, info, *marks)]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -135,7 +136,7 @@ def _option(parameter: inspect.Parameter) -> tuple[inspect.Parameter, _Read]:
         "TOKENS" if TOKENS in marks else parameter.name.upper() if argument else _METAVARS.get(element)
     )
     names = (info.default, *(info.param_decls or ()))  # typer.Option's first name is its default
-    option = next((name for name in names if str(name).startswith("-")), _named(parameter.name))
+    option = next((str(name) for name in names if str(name).startswith("-")), _named(parameter.name))
     convert = read_tokens if TOKENS in marks else as_path if element is Path else None
 
     def read(value: Any) -> Any:
@@ -151,7 +152,7 @@ def _option(parameter: inspect.Parameter) -> tuple[inspect.Parameter, _Read]:
     if convert is not None:
         element, default = str, str(default) if isinstance(default, int | Path) else default
     typed: Any = list[element] if repeated else element
-    annotation = Annotated[typed | None if isinstance(plain, UnionType) else typed, info]
+    annotation: Any = Annotated[(typed | None if isinstance(plain, UnionType) else typed, info)]
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation), read
 
 
