@@ -15,7 +15,6 @@ import pytest
 from ropewalk.atomic_io import (
     check_output,
     check_writable,
-    parse,
     read_json,
     read_text,
     remove_folder,
@@ -71,12 +70,6 @@ def test_names_that_no_file_has(tmp_path):
             read_text(tmp_path / name)
     (tmp_path / "text").write_bytes(b"\xef\xbb\xbfa")
     assert read_text(tmp_path / "text") == "a"
-
-
-def test_toml_is_nested_too_deeply():
-    """The reader of TOML recurses, too."""
-    with pytest.raises(ValueError, match="nested too deeply"):
-        parse("a = " + "[" * 10_000 + "]" * 10_000, toml=True)
 
 
 def test_a_pipe_is_written_into(tmp_path):

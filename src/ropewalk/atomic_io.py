@@ -15,7 +15,6 @@ import stat
 import sys
 import tempfile
 import threading
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -114,10 +113,10 @@ def read_json(path: Path, call: str = "load", cure: str = _WHOLE) -> dict[str, A
     return parse_object(read_text(path, call, cure), path, call, cure)
 
 
-def parse_object(text: str, source: str | Path, call: str, cure: str, *, toml: bool = False) -> dict[str, Any]:
-    """Return the object in JSON or TOML text; raise `RopeError` with the name of its source if there is none."""
+def parse_object(text: str, source: str | Path, call: str, cure: str) -> dict[str, Any]:
+    """Return the object in JSON text; raise `RopeError` with the name of its source if there is none."""
     try:
-        content = parse(text, toml=toml)
+        content = parse(text)
     except ValueError as error:
         raise _unreadable(source, call, cure, error) from error
     if not isinstance(content, dict):
@@ -125,10 +124,10 @@ def parse_object(text: str, source: str | Path, call: str, cure: str, *, toml: b
     return content
 
 
-def parse(text: str | bytes, *, toml: bool = False) -> Any:
-    """Return the content of JSON or TOML; raise `ValueError` if it is damaged, or nested more than 100 deep."""
+def parse(text: str | bytes) -> Any:
+    """Return the content of JSON; raise `ValueError` if it is damaged, or nested more than 100 deep."""
     try:
-        content = tomllib.loads(str(text)) if toml else json.loads(text)
+        content = json.loads(text)
     except RecursionError:
         raise json.JSONDecodeError(_DEEP, "", 0) from None
     level = [content]

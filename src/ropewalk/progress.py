@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
@@ -65,23 +64,13 @@ class ProgressBar:
     """
 
     def __init__(self, name: str) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
         self.name, self._in_stage = name, False
         self.console = plain_console(stderr=True)
+        _, *bar, left = Progress.get_default_columns()
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            *(TextColumn("{task.description}", markup=False), *bar, TimeElapsedColumn(), left),
             console=self.console,
             transient=True,
             redirect_stdout=False,  # rich would send it to standard error
@@ -92,9 +81,7 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def expect(self, tokens: int) -> None:
@@ -139,10 +126,7 @@ class LinesProgress:
         self._description, self._in_stage = "", False
         self._tokens, self._done, self._since = 0, 0, clock()
         self._waiting: list[str] = []
-        self._lock, self._end = (
-            threading.Lock(),
-            threading.Event(),
-        )  # the printing thread reads what the caller's writes
+        self._lock, self._end = threading.Lock(), threading.Event()  # the thread reads what the caller writes
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> LinesProgress:
@@ -150,9 +134,7 @@ class LinesProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
         if self.clock() - self._began >= self.every:

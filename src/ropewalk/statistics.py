@@ -41,10 +41,8 @@ def binomial_interval(found: int, asked: int, *, confidence: float) -> tuple[flo
     return low, high
 
 
-def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple[float, Interval]:
+def mean_and_interval(values: Sequence[float]) -> tuple[float, Interval]:
     """Return the mean and its two-sided 95 % t interval; None for a single value.
-
-    `comparisons`: the number of intervals that must hold together in 95 % of cases.
 
     >>> mean_and_interval([2.0])
     (2.0, None)
@@ -56,7 +54,7 @@ def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple
     mean = float(array.mean())
     if len(array) < 2:
         return mean, None
-    half = t_quantile(len(array) - 1, comparisons) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    half = t_quantile(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
     return mean, (mean - half, mean + half)
 
 

@@ -12,10 +12,10 @@ import pytest
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.figures import style as styles
-from ropewalk.figures.inline import CARD, contrast, night_color
+from ropewalk.figures.inline import CARD, NIGHT
 from ropewalk.figures.material import main_rope, opened, packaged
 from ropewalk.figures.pairs import _runs
-from ropewalk.figures.style import LOOKS
+from ropewalk.figures.style import LOOKS, OTHER
 from tests.figures.drawn import check_units, lines
 
 pytest.importorskip("matplotlib")
@@ -189,13 +189,18 @@ def test_the_edges_can_be_drawn(call: Callable[[], Any]) -> None:
 
 
 def test_colours_stay_apart_on_dark_pages() -> None:
-    """The closest two of the methods are further apart than on a light page; plain is light."""
+    """The closest two of the methods are further apart than on a light page; all are legible (WCAG), plain is light."""
 
-    def lab(color: str) -> np.ndarray:
+    def xyz(color: str) -> np.ndarray:
         parts = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-        xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
-        x, y, z = np.cbrt(xyz / [0.9505, 1.0, 1.089])
+        return np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+
+    def contrast(color: str) -> float:
+        return float((xyz(color)[1] + 0.05) / (xyz(CARD)[1] + 0.05))
+
+    def lab(color: str) -> np.ndarray:
+        x, y, z = np.cbrt(xyz(color) / [0.9505, 1.0, 1.089])
         return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
     colors = {look.color for look in LOOKS.values()}
@@ -203,7 +208,8 @@ def test_colours_stay_apart_on_dark_pages() -> None:
     def closest(of: set[str]) -> float:
         return min(float(np.linalg.norm(lab(a) - lab(b))) for a in of for b in of if a < b)
 
-    night = {night_color(color) for color in colors}
-    assert len(night) == len(colors)
-    assert closest(night) > max(20, closest(colors))
-    assert contrast(night_color(LOOKS["plain"].color), CARD) > 10
+    night = {NIGHT[color] for color in (*colors, OTHER.color)}
+    assert len(night) == len({*colors, OTHER.color})
+    assert closest(night - {NIGHT[OTHER.color]}) > max(20, closest(colors))
+    assert min(map(contrast, night)) >= 4.5
+    assert contrast(NIGHT[LOOKS["plain"].color]) > 10

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
+from ropewalk.families import family_named
 from ropewalk.methods import (
     Method,
     Reach,
@@ -53,7 +53,7 @@ def text_config_of(model: nn.Module) -> Any:
 
 def labels_of(config: Any) -> tuple[str | None, ...]:
     """Return the label of each layer's rope: its layer type, or the family's name for that type's block."""
-    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    family = family_named(config.model_type)
     named = {} if family is None else family.block_of
     return tuple(label if label is None else named.get(label, label) for label in layer_types_of_config(config))
 
@@ -107,7 +107,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
 def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
     """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none."""
-    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    family = family_named(config.model_type)
     if family is None or family.learned is None:
         return None
     own = (module for module in model.modules() if belongs_to(module, config.model_type))
@@ -122,7 +122,7 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
 
 def flags_of(config: Any, count: int) -> list[bool] | None:
     """Return whether each layer rotates; None if neither the config nor its class has such a list."""
-    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    family = family_named(config.model_type)
     key = "no_rope_layers" if family is None else family.flags
     stated = getattr(config, key or "", None)
     if key and family is not None and not stated:

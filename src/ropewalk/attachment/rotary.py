@@ -19,7 +19,7 @@ from ropewalk.attachment.tables import (
     learned_format,
 )
 from ropewalk.errors import RopeError, library_errors
-from ropewalk.families import FAMILIES, family_name
+from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Extension, Positions
 
@@ -98,7 +98,7 @@ def _fresh(module: nn.Module) -> nn.Module:
         library_errors("attach: a rotary module cannot be built from its config.", facts=facts, cure=cure),
     ):
         made: nn.Module = make(module.config)
-    family = FAMILIES.get(family_name(str(getattr(module.config, "model_type", ""))) or "")
+    family = family_named(getattr(module.config, "model_type", ""))
     if family is not None and family.learned is not None:
         learned, own = (tensor_of(each, family.learned) for each in (module, made))
         if learned is not None and own is not None:

@@ -98,7 +98,9 @@ def _outside_the_rope(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     """Return differences of the scale of queries, and of axes that only one config states."""
     sides = {side: [*blocks(each.config)] if each.config else [] for side, each in (("A", a), ("B", b))}
     scales = [next(map(query_scale, own), None) for own in sides.values()]
-    lost = {side: next(filter(None, map(axes_unwritten, own)), None) for side, own in sides.items()}
+    lost = {
+        side: next((found for block in own for found in axes_unwritten(block)), None) for side, own in sides.items()
+    }
     found = []
     if scales[0] != scales[1]:
         shown = [f"1 + {one[0]:g} ln(1 + floor(position / {one[1]:,}))" if one else "1" for one in scales]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ropewalk.attachment.layers import attends, flags_of, layer_types_of_config
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
-from ropewalk.families import FAMILIES, Family, family_name
+from ropewalk.families import Family, family_name, family_named
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import NESTED, text_part
 from ropewalk.rope.rope_parameters import blocks_of_layers, window_of_layer_type
@@ -135,7 +135,7 @@ class Block:
     @property
     def family(self) -> Family | None:
         """Return the family of the config; None if it is unknown."""
-        return FAMILIES.get(family_name(self.model_type) or "")
+        return family_named(self.model_type)
 
     @property
     def is_trained(self) -> bool:
@@ -163,9 +163,6 @@ class Block:
     error = partialmethod(finding, "error")
     warning = partialmethod(finding, "warning")
     note = partialmethod(finding, "note")
-
-
-Trap = Callable[[Block], Finding | None]
 
 
 def blocks(config: Mapping[str, Any]) -> Iterator[Block]:

@@ -23,7 +23,7 @@ from ropewalk.audit.problems import (
     farthest,
 )
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
+from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
@@ -117,7 +117,7 @@ class _Configs:
         own = _text_part(_config_of(model))
         self.own_text = getattr(own, "model_type", None)
         self.attachment = attachment_of(model) if config is None else None
-        family = None if self.rope else FAMILIES.get(family_name(_model_type(self.text)) or "")
+        family = None if self.rope else family_named(_model_type(self.text))
         self.looked_up = None if family is None else family.looked_up
 
     def looked_up_in(self, name: str) -> str | None:
@@ -135,7 +135,7 @@ class _Configs:
         if source is None:
             return "the module has no config, and the model's config has several parts"
         try:
-            family = FAMILIES.get(family_name(_model_type(source)) or "")
+            family = family_named(_model_type(source))
             learned = None if family is None or family.learned is None else tensors_of(module).get(family.learned)
             return ropes_of_layer_types(source, alpha=learned)
         except RopeError as error:

@@ -1,133 +1,258 @@
-"""Known traps of rope configs, one function for each, and the lint that applies them."""
+"""Known traps of rope configs, one function for each group of keys, and the lint that applies them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ropewalk.attachment.layers import attends
 from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
-from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, Trap, blocks
-from ropewalk.audit.unread import original_overridden, theta_elsewhere, truncate_nested, unread_settings
+from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, blocks
+from ropewalk.families import described, unread_keys
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import reach
 from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
+BFLOAT16_ROUNDING = 2.0**-9
 
 
-def original_missing(block: Block) -> Finding | None:
-    """Report a rule without its required trained length."""
-    if block.rope_type not in LENGTH_RULES or block.number("original_max_position_embeddings"):
-        return None
-    return block.error(
-        "original-max-missing",
-        f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently uses "
-        "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
-        "Write `original_max_position_embeddings`: the trained length before the extension.",
+def lengths(block: Block) -> Iterator[Finding]:
+    """Find lengths that are missing, that contradict each other or the factor, or that differ from the training."""
+    factor, longest = block.number("factor"), block.number("max_position_embeddings")
+    original, rope = block.number("original_max_position_embeddings"), block.rope
+    if block.rope_type in LENGTH_RULES and not original:
+        yield block.error(
+            "original-max-missing",
+            f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently uses "
+            "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
+            "Write `original_max_position_embeddings`: the trained length before the extension.",
+        )
+    elif block.rope_type in LENGTH_RULES and factor is not None and longest is not None and original:
+        ratio, reached = longest / original, factor * original
+        numbers = (
+            f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} "
+            f"/ {original:,.0f} = {ratio:g}."
+        )
+        if math.isclose(factor, ratio, rel_tol=1e-3):
+            pass
+        elif block.is_trained:
+            yield block.note(
+                "factor-vs-lengths",
+                f"{numbers} The model was trained with the written factor, and transformers uses it.",
+                "Keep it. Programs that use the ratio of the lengths compute different angles.",
+            )
+        elif factor > ratio:
+            more = f'Keep the block. To process all of them, write "max_position_embeddings": {reached:.0f}.'
+            yield block.note(
+                "factor-vs-lengths",
+                f"{numbers} transformers uses the written `factor`: the scaling reaches {reached:,.0f} tokens; vLLM "
+                f"and SGLang stop at max_position_embeddings, {longest:,.0f} tokens.",
+                "Keep it." if block.rope_type == "longrope" else more,  # its attention factor follows the lengths
+            )
+        else:
+            yield block.warning(
+                "factor-vs-lengths",
+                f"{numbers} transformers uses the written `factor` (it only warns).",
+                f"Process at most {reached:,.0f} tokens, or make the three numbers agree.",
+            )
+    trained = None if rope is None or rope.trained is None else rope.trained.length
+    stated = None if rope is None else rope.max_position_embeddings
+    if trained is not None and stated is not None and trained != stated:
+        shorter = stated < trained
+        what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens."
+        yield block.note(
+            "stated-length",
+            what if shorter else f"{what} Longer texts are an extrapolation.",
+            "Programs that stop at the stated length use only a part of the trained length."
+            if shorter
+            else "`ropewalk doctor` measures the context length that the model uses.",
+        )
+    inner, family = block.written.get("original_max_position_embeddings"), block.family
+    outer = block.config.get("original_max_position_embeddings", family.original_length if family else None)
+    if not block.nested and inner is not None and outer is not None and inner != outer:
+        yield block.warning(
+            "original-max-overridden",
+            f"`original_max_position_embeddings` is {inner} in the rope block and {outer} outside it (or by the "
+            "class's default).",
+            "transformers uses the one outside the block: write it there, and only there.",
+        )
+
+
+def spelling(block: Block) -> Iterator[Finding]:
+    """Find two different blocks, a rule in the old spelling or in both, and names with a meaning of their own."""
+    old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
+    if old and new and old != new:
+        yield block.warning(
+            "two-blocks",
+            "The config contains both `rope_scaling` and `rope_parameters`, and they differ.",
+            "Keep one: transformers 5 uses `rope_parameters`, older releases `rope_scaling`.",
+        )
+    written, given, family = block.written, block.rope_type, block.model_type
+    if "type" in written and "rope_type" in written and written["rope_type"] != written["type"]:
+        yield block.warning(
+            "old-spelling",
+            f"`type` is {written['type']!r} but `rope_type` is {written['rope_type']!r}.",
+            "Remove `type`: programs differ in which one they use.",
+        )
+    elif "type" in written and "rope_type" not in written and written["type"] not in ("su", "mrope"):
+        yield block.note(
+            "old-spelling",
+            "The rule's key is `type`, the spelling before transformers 4.43, which every release still supports.",
+            "Write both: programs that only support `rope_type` may ignore the block.",
+        )
+    own, key = (block.family.meanings if block.family else {}).get(given, (None, None))
+    meaning = own if own is not None and key is None else None
+    if given == "su":
+        meaning = "longrope"
+    elif given == "mrope":
+        meaning = "default, with the axes of its sections"
+    elif given == "dynamic" and "alpha" in written:
+        meaning = "NTK with a fixed theta * alpha^(d/(d-2))"
+    if meaning is not None:
+        yield block.note(
+            "renamed-type",
+            f"Rope type {given!r} of {family or 'this model'} means {meaning}.",
+            "Programs without support for this name reject the config, or ignore the block.",
+        )
+
+
+def theta(block: Block) -> Iterator[Finding]:
+    """Find a theta that is missing, null, or outside the block that the model's class uses."""
+    family, rope, stated = block.family, block.rope, block.config.get("rope_theta")
+    if not (block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed)):
+        yield block.note(
+            "theta-missing",
+            "There is no `rope_theta`: the default of this model's class applies, "
+            f"{10_000.0 if rope is None else rope.theta:,.0f}.",
+            "Keep it if the config was published without it; programs with a different default need the key.",
+        )
+    null = block.written.get("rope_theta", 0) is None or ("rope_theta" in block.config and not block.theta_is_written)
+    if null and rope is None:
+        yield block.error(
+            "theta-null",
+            "`rope_theta` is null: transformers writes this after `config.rope_scaling = {...}`, and then refuses it.",
+            "Write the theta that the model was trained with.",
+        )
+    if family is None or rope is None or not isinstance(stated, int | float):
+        return
+    shared = "rope_theta" in family.theta_keys.values()
+    others = {label: (own or {}).get("rope_theta") for label, own in family.blocks.items() if shared}
+    without = sorted(label for label, own in others.items() if label not in family.theta_keys and own != stated)
+    other = family.theta_keys.get(block.layer_type or "full_attention", "rope_theta") != "rope_theta"
+    if rope.theta == stated and without and not block.nested:
+        yield block.warning(
+            "theta-elsewhere",
+            f"`rope_theta` is {stated:,.10g}, and transformers' {block.model_type} does not use it for "
+            f"{', '.join(without)}.",
+            "Write `rope_parameters` with a block for each layer type.",
+        )
+    elif rope.theta != stated and (without or not other):
+        yield block.warning(
+            "theta-elsewhere",
+            f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} uses "
+            f"{rope.theta:,.10g}.",
+            "Write the theta that the model was trained with into the rope block.",
+        )
+
+
+def theta_small(block: Block) -> Iterator[Finding]:
+    """Find a theta that is too small for the trained length (a lost key), if the base bound applies."""
+    rope = block.rope
+    if rope is None or rope.trained_length is None:
+        return
+    trained, known = rope.trained_length, rope.as_trained()
+    frequencies, _ = text_frequencies(known, trained)
+    distance = reach(frequencies, trained)
+    share = 16 if block.theta_is_written else 4
+    if distance is None or share * distance >= trained or why_no_bound(known, frequencies, block.layers) is not None:
+        return
+    reason = (
+        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it reaches {distance:,} tokens, less "
+        f"than 1/{share} of it."
     )
+    if block.theta_is_written:
+        cure = "Keep it if the model was trained with it; a converter may also have lost the key."
+        yield block.note("theta-small", f"theta {rope.theta:,.0f} is unusually small {reason}", cure)
+    else:
+        fact = f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}"
+        yield block.warning("theta-small", fact, "Compare with the original config.json: the key may be lost.")
 
 
-def factor_against_lengths(block: Block) -> Finding | None:
-    """Report a `factor` that differs from max_position_embeddings / original_max_position_embeddings."""
+def ignored(block: Block) -> Iterator[Finding]:
+    """Find keys that transformers, or `from_hf`, ignores or fails on, and an unknown model_type."""
+    family, partial = block.family, block.number("partial_rotary_factor")
+    if block.nested and "truncate" in block.written and block.rope_type == "yarn":
+        yield block.warning(
+            "truncate-nested",
+            f"`truncate: {str(block.written['truncate']).lower()}` is in the block of one layer type: transformers "
+            "uses only `truncate` in the outer dict, so it has no effect there.",
+            "Move it next to the blocks if the model was trained with it (some frequencies differ by up to 1.8x).",
+        )
+    unread = unread_keys(block.config, family)
+    if unread or (family is None and block.model_type):
+        what = [f"Not used: {described(unread)}."] if unread else []
+        what += (
+            [] if family else [f"`model_type` {block.model_type!r} is unknown: only the config's own keys are used."]
+        )
+        cure = "Compare with the model's own code: its positions may differ from this description."
+        yield dataclasses.replace(block.warning("unread-settings", " ".join(what), cure), layer_type=None)
+    whole = family is not None and family.partial is None and not family.mla
+    if whole and partial not in (None, 1) and block.model_type and block.rope_type != "proportional":
+        yield block.warning(
+            "partial-ignored",
+            f"`partial_rotary_factor` is {partial:g}, but transformers' rope for {block.model_type} ignores it: the "
+            "whole head rotates.",
+            "Compare logits with the original code before you trust either one.",
+        )
+    if block.rope_type in ("dynamic", "yarn", "longrope") and block.config.get("head_dim", 0) is None:
+        yield block.warning(
+            "head-dim-null",
+            f"`head_dim` is null: transformers' {block.rope_type} then fails with a TypeError.",
+            "Remove the key or write hidden_size / num_attention_heads.",
+        )
+
+
+def dynamic(block: Block) -> Iterator[Finding]:
+    """Find what transformers' dynamic NTK stretches, ignores, and leaves in caches."""
     factor, longest = block.number("factor"), block.number("max_position_embeddings")
     original = block.number("original_max_position_embeddings")
-    if block.rope_type not in LENGTH_RULES or factor is None or longest is None or not original:
-        return None
-    ratio = longest / original
-    if math.isclose(factor, ratio, rel_tol=1e-3):
-        return None
-    numbers = (
-        f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} / "
-        f"{original:,.0f} = {ratio:g}."
-    )
-    if block.is_trained:
-        return block.note(
-            "factor-vs-lengths",
-            f"{numbers} The model was trained with the written factor, and transformers uses it.",
-            "Keep it. Programs that use the ratio of the lengths compute different angles.",
+    if block.rope_type != "dynamic":
+        return
+    if "alpha" not in block.written:
+        if factor is not None and factor != 1:
+            yield block.note(
+                "dynamic-factor",
+                f"dynamic with factor {factor:g} stretches by {factor:g} * ratio - {factor - 1:g}: at twice the "
+                f"trained length by {factor + 1:g}, where the paper's formula gives 2.",
+                "Factor 1 is the paper's dynamic NTK.",
+            )
+        yield block.warning(
+            "dynamic-cache",
+            "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row "
+            "of a batch changes every other row (huggingface/transformers#25104).",
+            "Fix the length: ropewalk's caches have one seq_len; elsewhere use a static theta for the longest text.",
         )
-    reached = factor * original
-    if factor > ratio:
-        more = f'Keep the block. To process all of them, write "max_position_embeddings": {reached:.0f}.'
-        return block.note(
-            "factor-vs-lengths",
-            f"{numbers} transformers uses the written `factor`: the scaling reaches {reached:,.0f} tokens; vLLM and "
-            f"SGLang stop at max_position_embeddings, {longest:,.0f} tokens.",
-            "Keep it." if block.rope_type == "longrope" else more,  # its attention factor follows the lengths
+    if original is not None and longest is not None and longest != original:
+        yield block.warning(
+            "dynamic-original-ignored",
+            f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
+            f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
+            "Remove it, and set max_position_embeddings to the trained length.",
         )
-    return block.warning(
-        "factor-vs-lengths",
-        f"{numbers} transformers uses the written `factor` (it only warns).",
-        f"Process at most {reached:,.0f} tokens, or make the three numbers agree.",
-    )
 
 
-def stated_length(block: Block) -> Finding | None:
-    """Report a stated length that differs from the trained length."""
-    rope = block.rope
-    if rope is None or rope.trained is None or rope.trained.length is None or rope.max_position_embeddings is None:
-        return None
-    trained, stated = rope.trained.length, rope.max_position_embeddings
-    if trained == stated:
-        return None
-    what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens."
-    if stated < trained:
-        cure = "Programs that stop at the stated length use only a part of the trained length."
-        return block.note("stated-length", what, cure)
-    cure = "`ropewalk doctor` measures the context length that the model uses."
-    return block.note("stated-length", f"{what} Longer texts are an extrapolation.", cure)
-
-
-def dynamic_original(block: Block) -> Finding | None:
-    """Report an original length that dynamic ignores."""
-    longest, original = block.number("max_position_embeddings"), block.number("original_max_position_embeddings")
-    if block.rope_type != "dynamic" or original is None or longest is None or longest == original:
-        return None
-    return block.warning(
-        "dynamic-original-ignored",
-        f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
-        f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
-        "Remove it, and set max_position_embeddings to the trained length.",
-    )
-
-
-def dynamic_factor(block: Block) -> Finding | None:
-    """Report a dynamic factor other than 1, which stretches by more than the ratio of lengths."""
-    factor = block.number("factor")
-    if block.rope_type != "dynamic" or "alpha" in block.written or factor is None or factor == 1:
-        return None
-    return block.note(
-        "dynamic-factor",
-        f"dynamic with factor {factor:g} stretches by {factor:g} * ratio - {factor - 1:g}: at twice the trained "
-        f"length by {factor + 1:g}, where the paper's formula gives 2.",
-        "Factor 1 is the paper's dynamic NTK.",
-    )
-
-
-def dynamic_cache(block: Block) -> Finding | None:
-    """Report that transformers' dynamic NTK does not update cached keys."""
-    if block.rope_type != "dynamic" or "alpha" in block.written:
-        return None
-    return block.warning(
-        "dynamic-cache",
-        "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row of a "
-        "batch changes every other row (huggingface/transformers#25104).",
-        "Fix the length: ropewalk's caches have one seq_len; elsewhere use a static theta for the longest text.",
-    )
-
-
-def attention_factor(block: Block) -> Finding | None:
-    """Report an attention_factor that differs from the rule's own, or is not a float."""
+def attention_factor(block: Block) -> Iterator[Finding]:
+    """Find an attention_factor that differs from the rule's own, or is not a float."""
     given, factor = block.number("attention_factor"), block.number("factor")
     if block.rope_type not in ("yarn", "longrope") or given is None:
-        return None
+        return
     original, longest = block.number("original_max_position_embeddings"), block.number("max_position_embeddings")
     if factor is None and original and longest:
         factor = longest / original
@@ -137,68 +262,60 @@ def attention_factor(block: Block) -> Finding | None:
     elif factor is not None and original and original > 1:
         usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
     if usual is not None and not math.isclose(given, usual, rel_tol=1e-3):
-        return block.note(
+        yield block.note(
             "attention-factor",
             f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
             "multiplies queries and keys, so logits by its square.",
             "Keep it: it belongs to the model." if block.is_trained else "Keep it if the checkpoint was tuned with it.",
         )
-    if isinstance(block.written.get("attention_factor"), int):
-        return block.note(
+    elif isinstance(block.written.get("attention_factor"), int):
+        yield block.note(
             "attention-factor",
             "`attention_factor` is an integer: transformers warns, and computes the same.",
             f"With {given:.1f} there is no warning.",
         )
-    return None
 
 
-def mscale_one_sided(block: Block) -> Finding | None:
-    """Report one of mscale and mscale_all_dim without the other, which has no effect."""
+def mscale(block: Block) -> Iterator[Finding]:
+    """Find one of mscale and mscale_all_dim without the other, and DeepSeek's second one, which acts in the softmax."""
     one, other, factor = block.number("mscale"), block.number("mscale_all_dim"), block.number("factor")
-    if block.rope_type != "yarn" or bool(one) == bool(other) or factor is None:
-        return None
-    what = f"Only `{'mscale' if one else 'mscale_all_dim'}` is set (the other is absent or 0)"
-    usual = f"{what}: transformers ignores it and uses 0.1 ln(factor) + 1 = {yarn_mscale(factor, 1.0):.4f}"
-    if one == 1:
-        cure = "Keep it as it is. If both were 1, the attention factor would be 1."
-        return block.note("mscale-one-sided", f"{usual}, the value of DeepSeek's formula, too.", cure)
-    deepseek = yarn_mscale(factor, 1.0 if one is None else one) / yarn_mscale(factor, other or 0.0)
-    return block.warning(
-        "mscale-one-sided",
-        f"{usual}; DeepSeek's formula gives {deepseek:.4f}.",
-        "Remove it for what transformers computes. Do not set both to one number: the attention factor would be 1.",
-    )
+    if block.rope_type != "yarn" or factor is None:
+        return
+    if bool(one) != bool(other):
+        what = f"Only `{'mscale' if one else 'mscale_all_dim'}` is set (the other is absent or 0)"
+        usual = f"{what}: transformers ignores it and uses 0.1 ln(factor) + 1 = {yarn_mscale(factor, 1.0):.4f}"
+        deepseek = yarn_mscale(factor, 1.0 if one is None else one) / yarn_mscale(factor, other or 0.0)
+        if one == 1:
+            cure = "Keep it as it is. If both were 1, the attention factor would be 1."
+            yield block.note("mscale-one-sided", f"{usual}, the value of DeepSeek's formula, too.", cure)
+        else:
+            yield block.warning(
+                "mscale-one-sided",
+                f"{usual}; DeepSeek's formula gives {deepseek:.4f}.",
+                "Remove it for what transformers computes. Do not set both to one number: the attention factor would "
+                "be 1.",
+            )
+    if other and block.family is not None and block.family.softmax_mscale:
+        yield block.note(
+            "softmax-mscale",
+            f"{block.model_type} also multiplies its softmax scale by {yarn_mscale(factor, other) ** 2:.3f} "
+            f"(mscale_all_dim {other:g} at factor {factor:g}); cos and sin do not contain it.",
+            "Apply it to the softmax in a port: equal tables do not prove equal attention.",
+        )
 
 
-def softmax_mscale(block: Block) -> Finding | None:
-    """Report DeepSeek's second mscale, which acts in the softmax, not in the tables."""
-    all_dim, factor = block.number("mscale_all_dim"), block.number("factor")
-    if block.rope_type != "yarn" or not all_dim or factor is None:
-        return None
-    if block.family is None or not block.family.softmax_mscale:
-        return None
-    extra = yarn_mscale(factor, all_dim) ** 2
-    return block.note(
-        "softmax-mscale",
-        f"{block.model_type} also multiplies its softmax scale by {extra:.3f} (mscale_all_dim {all_dim:g} at factor "
-        f"{factor:g}); cos and sin do not contain it.",
-        "Apply it to the softmax in a port: equal tables do not prove equal attention.",
-    )
-
-
-def position_scale(block: Block) -> Finding | None:
-    """Report a scale of queries that grows with the position, outside the tables."""
+def position_scale(block: Block) -> Iterator[Finding]:
+    """Find a scale of queries that grows with the position, outside the tables."""
     scale = query_scale(block)
-    if scale is None or block.family is None:
-        return None
-    slope, length = scale
-    return block.note(
-        "position-scale",
-        f"Queries{' of layers without rotation' if block.family.nope else ''} are multiplied by 1 + {slope:g} ln(1 + "
-        f"floor(position / {length:,})), {1 + slope * math.log1p((block.target - 1) // length):.3f} at the end of "
-        f"{block.target:,} tokens; cos and sin do not contain it.",
-        "Apply it to queries in a port: equal tables do not prove equal attention.",
-    )
+    if scale is not None and block.family is not None:
+        slope, length = scale
+        yield block.note(
+            "position-scale",
+            f"Queries{' of layers without rotation' if block.family.nope else ''} are multiplied by 1 + {slope:g} ln(1 "
+            f"+ floor(position / {length:,})), {1 + slope * math.log1p((block.target - 1) // length):.3f} at the end "
+            f"of {block.target:,} tokens; cos and sin do not contain it.",
+            "Apply it to queries in a port: equal tables do not prove equal attention.",
+        )
 
 
 def query_scale(block: Block) -> tuple[float, int] | None:
@@ -211,246 +328,41 @@ def query_scale(block: Block) -> tuple[float, int] | None:
     return (slope, round(length)) if slope and length and 1 <= length < math.inf else None
 
 
-def longrope_switch(block: Block) -> Finding | None:
-    """Report LongRoPE's switch, at which frequencies change but cached keys do not."""
+def longrope(block: Block) -> Iterator[Finding]:
+    """Find LongRoPE's switch, at which cached keys do not change, and PhiMoE's mscales, which do not switch."""
     short, long = block.written.get("short_factor"), block.written.get("long_factor")
-    if block.rope_type not in ("longrope", "su") or short == long:
-        return None
-    original = block.number("original_max_position_embeddings")
-    where = f"{original:,.0f} tokens" if original else "the trained length"
-    fact = (
-        f"Beyond {where} long_factor replaces short_factor: keys and values cached before are then stale "
-        "(huggingface/transformers#33129)"
-    )
-    if block.family is not None and block.family.resets_cache:
-        return block.note(
-            "longrope-switch",
-            f"{fact}; this family's `generate` in transformers recomputes its cache there.",
-            "Recompute the cache at the switch in your own loop, as ropewalk's generate does.",
+    if block.rope_type in ("longrope", "su") and short != long:
+        original = block.number("original_max_position_embeddings")
+        fact = (
+            f"Beyond {f'{original:,.0f} tokens' if original else 'the trained length'} long_factor replaces "
+            "short_factor: keys and values cached before are then stale (huggingface/transformers#33129)"
         )
-    return block.warning(
-        "longrope-switch",
-        f"{fact}, and transformers does not recompute the cache of {block.model_type or 'this model'}.",
-        "Recompute the cache at the switch, as ropewalk's generate does, or fix seq_len from the start.",
-    )
-
-
-def longrope_mscales(block: Block) -> Finding | None:
-    """Report PhiMoE's mscales, which transformers does not switch together with the frequencies."""
-    if block.number("short_mscale") is None and block.number("long_mscale") is None:
-        return None
-    return block.note(
-        "longrope-mscales",
-        "`short_mscale` and `long_mscale`: of transformers' classes only PhiMoE's uses them. It applies long_mscale "
-        "beyond the trained length, but keeps the short frequencies there.",
-        "ropewalk switches both together, as in the checkpoint's own code: expect a difference beyond it.",
-    )
-
-
-BFLOAT16_ROUNDING = 2.0**-9
-
-
-def partial_attention_factor(block: Block) -> Finding | None:
-    """Report a YaRN temperature that multiplies only a part of each head."""
-    rope = block.rope
-    if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn" or 2 * rope.pairs == rope.head_dim:
-        return None
-    if math.isclose(rope.scaling.attention_factor_at(None, None), 1.0):
-        return None
-    return block.note(
-        "partial-attention-factor",
-        f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
-        "temperature is not uniform over a logit.",
-        "Do the same in a port: the model was trained this way."
-        if block.is_trained
-        else "Keep it if the checkpoint was tuned this way; if not, also measure attention_factor 1.",
-    )
-
-
-def yarn_variants(block: Block) -> Finding | None:
-    """Report the difference between the ramp in YaRN's paper and the ramp in its code."""
-    rope = block.rope
-    if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn":
-        return None
-    code, _ = text_frequencies(rope, block.target)
-    paper, _ = text_frequencies(dataclasses.replace(rope, scaling=rope.scaling.as_published()), block.target)
-    apart = float(np.exp(np.abs(np.log(code / paper)).max()))
-    if apart < 1.01:
-        return None
-    return block.note(
-        "yarn-variants",
-        f"The paper's YaRN and the common code differ by up to {apart:.1f}x in frequency here (a different ramp).",
-        "Checkpoints use the code's formula; YaRN(variant=\"paper\") is the paper's.",
-    )
-
-
-def low_precision_cast(block: Block) -> Finding | None:
-    """Report a half-precision checkpoint, whose inv_freq model.to(bfloat16) would round in transformers."""
-    dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
-    if block.rope is None or dtype not in ("bfloat16", "float16"):
-        return None
-    trained = block.rope.trained_length or 8192
-    exact, _ = text_frequencies(block.rope, trained)
-    bits = 8 if dtype == "bfloat16" else 11
-    mantissa, exponent = np.frexp(exact)
-    cast = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
-    positions = np.arange(max(0, trained - 1024), trained, dtype=np.float64)
-    error = float(np.abs(np.cos(np.outer(positions, cast)) - np.cos(np.outer(positions, exact))).max())
-    return block.note(
-        "low-precision-cast",
-        f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos then has an "
-        f"error of up to {error:.2g} near position {trained:,}.",
-        f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
-    )
-
-
-def float32_angles(block: Block) -> Finding | None:
-    """Report float32 angles with a larger error at the target than a table in bfloat16."""
-    if block.rope is None:
-        return None
-    frequencies, _ = text_frequencies(block.rope, block.target)
-    error = float32_cos_error(frequencies, block.target)
-    if error <= BFLOAT16_ROUNDING:
-        return None
-    return block.note(
-        "float32-angles",
-        f"At {block.target:,} tokens, angles in float32 (as in transformers) give cos an error of {error:.1e}, more "
-        "than a table in bfloat16 (2.0e-03).",
-        "Compute angles in float64 before cos and sin, as ropewalk does.",
-    )
-
-
-def theta_small(block: Block) -> Finding | None:
-    """Report a theta that is too small for the trained length (a lost key), if the base bound applies."""
-    rope = block.rope
-    if rope is None or rope.trained_length is None:
-        return None
-    trained, known = rope.trained_length, rope.as_trained()
-    frequencies, _ = text_frequencies(known, trained)
-    distance = reach(frequencies, trained)
-    share = 16 if block.theta_is_written else 4
-    if distance is None or share * distance >= trained or why_no_bound(known, frequencies, block.layers) is not None:
-        return None
-    reason = (
-        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it reaches {distance:,} tokens, less "
-        f"than 1/{share} of it."
-    )
-    if block.theta_is_written:
-        cure = "Keep it if the model was trained with it; a converter may also have lost the key."
-        return block.note("theta-small", f"theta {rope.theta:,.0f} is unusually small {reason}", cure)
-    fact = f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}"
-    return block.warning("theta-small", fact, "Compare with the original config.json: the key may be lost.")
-
-
-def old_spelling(block: Block) -> Finding | None:
-    """Report `type` instead of `rope_type`, or both with different values."""
-    if "type" not in block.written:
-        return None
-    if "rope_type" in block.written and block.written["rope_type"] != block.written["type"]:
-        return block.warning(
-            "old-spelling",
-            f"`type` is {block.written['type']!r} but `rope_type` is {block.written['rope_type']!r}.",
-            "Remove `type`: programs differ in which one they use.",
+        if block.family is not None and block.family.resets_cache:
+            yield block.note(
+                "longrope-switch",
+                f"{fact}; this family's `generate` in transformers recomputes its cache there.",
+                "Recompute the cache at the switch in your own loop, as ropewalk's generate does.",
+            )
+        else:
+            yield block.warning(
+                "longrope-switch",
+                f"{fact}, and transformers does not recompute the cache of {block.model_type or 'this model'}.",
+                "Recompute the cache at the switch, as ropewalk's generate does, or fix seq_len from the start.",
+            )
+    if block.number("short_mscale") is not None or block.number("long_mscale") is not None:
+        yield block.note(
+            "longrope-mscales",
+            "`short_mscale` and `long_mscale`: of transformers' classes only PhiMoE's uses them. It applies "
+            "long_mscale beyond the trained length, but keeps the short frequencies there.",
+            "ropewalk switches both together, as in the checkpoint's own code: expect a difference beyond it.",
         )
-    if "rope_type" in block.written or block.written["type"] in ("su", "mrope"):  # see renamed_type
-        return None
-    return block.note(
-        "old-spelling",
-        "The rule's key is `type`, the spelling before transformers 4.43, which every release still supports.",
-        "Write both: programs that only support `rope_type` may ignore the block.",
-    )
 
 
-def renamed_type(block: Block) -> Finding | None:
-    """Report a type name with a different meaning in one model family."""
-    given, family = block.rope_type, block.model_type
-    own, key = (block.family.meanings if block.family else {}).get(given, (None, None))
-    meaning = own if own is not None and key is None else None
-    if given == "su":
-        meaning = "longrope"
-    elif given == "mrope":
-        meaning = "default, with the axes of its sections"
-    elif given == "dynamic" and "alpha" in block.written:
-        meaning = "NTK with a fixed theta * alpha^(d/(d-2))"
-    if meaning is None:
-        return None
-    return block.note(
-        "renamed-type",
-        f"Rope type {given!r} of {family or 'this model'} means {meaning}.",
-        "Programs without support for this name reject the config, or ignore the block.",
-    )
-
-
-def both_blocks(block: Block) -> Finding | None:
-    """Report different `rope_scaling` and `rope_parameters` in one config."""
-    old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
-    if not old or not new or old == new:
-        return None
-    return block.warning(
-        "two-blocks",
-        "The config contains both `rope_scaling` and `rope_parameters`, and they differ.",
-        "Keep one: transformers 5 uses `rope_parameters`, older releases `rope_scaling`.",
-    )
-
-
-def theta_missing(block: Block) -> Finding | None:
-    """Report a missing rope_theta, which the class replaces silently by its default."""
-    family = block.family
-    if block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed):
-        return None
-    taken = 10_000.0 if block.rope is None else block.rope.theta
-    return block.note(
-        "theta-missing",
-        f"There is no `rope_theta`: the default of this model's class applies, {taken:,.0f}.",
-        "Keep it if the config was published without it; programs with a different default need the key.",
-    )
-
-
-def theta_null(block: Block) -> Finding | None:
-    """Report `rope_theta: null`, which makes transformers fail."""
-    null = block.written.get("rope_theta", 0) is None or ("rope_theta" in block.config and not block.theta_is_written)
-    if not null or block.rope is not None:
-        return None
-    return block.error(
-        "theta-null",
-        "`rope_theta` is null: transformers writes this after `config.rope_scaling = {...}`, and then refuses it.",
-        "Write the theta that the model was trained with.",
-    )
-
-
-def partial_ignored(block: Block) -> Finding | None:
-    """Report a partial_rotary_factor that the family's transformers code ignores."""
-    partial = block.number("partial_rotary_factor")
-    if partial is None or partial == 1 or not block.model_type or block.rope_type == "proportional":
-        return None
-    if block.family is None or block.family.partial is not None or block.family.mla:
-        return None
-    return block.warning(
-        "partial-ignored",
-        f"`partial_rotary_factor` is {partial:g}, but transformers' rope for {block.model_type} ignores it: the whole "
-        "head rotates.",
-        "Compare logits with the original code before you trust either one.",
-    )
-
-
-def head_dim_null(block: Block) -> Finding | None:
-    """Report `head_dim: null`, which makes transformers' rules fail."""
-    if block.rope_type not in ("dynamic", "yarn", "longrope"):
-        return None
-    if "head_dim" not in block.config or block.config["head_dim"] is not None:
-        return None
-    return block.warning(
-        "head-dim-null",
-        f"`head_dim` is null: transformers' {block.rope_type} then fails with a TypeError.",
-        "Remove the key or write hidden_size / num_attention_heads.",
-    )
-
-
-def local_layers_scaled(block: Block) -> Finding | None:
-    """Report one scaling for both the local and the global layers of a model."""
+def local_layers_scaled(block: Block) -> Iterator[Finding]:
+    """Find one scaling for both the local and the global layers of a model."""
     family, stated = block.family, block.config.get("layer_types")
     if block.nested or block.rope_type not in ("yarn", "linear", "dynamic", "llama3", "longrope"):
-        return None
+        return
     still = set(family.nope if family else ())
     known = stated if isinstance(stated, list) and stated else family.layer_types if family else ()
     types = {label for label in known if isinstance(label, str) and attends(label)}
@@ -459,32 +371,34 @@ def local_layers_scaled(block: Block) -> Finding | None:
     window = window_of_layer_type(block.config, windowed[0]) if windowed else None
     without = window is None and (family.window_key if family else "sliding_window") in block.config
     if not windowed or not others or without:
-        return None
+        return
     if block.model_type == "olmo3":
-        return block.note(
+        yield block.note(
             "local-layers-scaled",
             f"The {block.rope_type} block is only for full_attention layers, as the model was trained; transformers "
             "5.0 to 5.12 applied it to sliding layers, too (huggingface/transformers#45945).",
             "Use a release before or after those.",
         )
+        return
     if block.is_trained or (family and (family.scaled or family.blocks)):
-        return None
+        return
     within = f"which never attend beyond their window{f' of {window:,} tokens' if window else ''}"
     if others <= still:
-        return block.note(
+        yield block.note(
             "local-layers-scaled",
             f"Only {windowed[0]} layers rotate here, {within}: the {block.rope_type} block extends nothing.",
             "Remove the scaling, unless the model was trained with it.",
         )
-    return block.note(
-        "local-layers-scaled",
-        f"One {block.rope_type} block applies to all layers, also to {windowed[0]} layers, {within}.",
-        f"Keep it if the model was trained with it: {block.model_type or 'the class'} has one rope for all layers.",
-    )
+    else:
+        yield block.note(
+            "local-layers-scaled",
+            f"One {block.rope_type} block applies to all layers, also to {windowed[0]} layers, {within}.",
+            f"Keep it if the model was trained with it: {block.model_type or 'the class'} has one rope for all layers.",
+        )
 
 
-def block_outside_text(block: Block) -> Finding | None:
-    """Report rope settings beside the text config, where no program looks for them."""
+def block_outside_text(block: Block) -> Iterator[Finding]:
+    """Find rope settings beside the text config, where no program looks for them."""
     blocks_outside = (block.outer.get("rope_scaling"), block.outer.get("rope_parameters"))
     stated = {key: value for own in blocks_outside if isinstance(own, Mapping) for key, value in own.items()}
     inner = block.config.get("rope_parameters") or block.config.get("rope_scaling")
@@ -493,30 +407,29 @@ def block_outside_text(block: Block) -> Finding | None:
         known["rope_theta"] = block.rope.theta
         stated.setdefault("rope_theta", block.outer.get("rope_theta", block.rope.theta))
     apart = [f"`{key}`" for key, value in stated.items() if key != "type" and known.get(key) != value]
-    if not apart:
-        return None
-    return Finding(
-        code="block-outside-text",
-        severity="warning",
-        message=f"{', '.join(apart)} stand beside the config of the language model, which does not get them: "
-        "transformers 5.23 ignores them, or does not load the config, and vLLM uses only the inner block.",
-        cure="Move them into the language model's block, and keep its other keys.",
-    )
+    if apart:
+        found = block.warning(
+            "block-outside-text",
+            f"{', '.join(apart)} stand beside the config of the language model, which does not get them: transformers "
+            "5.23 ignores them, or does not load the config, and vLLM uses only the inner block.",
+            "Move them into the language model's block, and keep its other keys.",
+        )
+        yield dataclasses.replace(found, layer_type=None)
 
 
-def axes_unwritten(block: Block) -> Finding | None:
-    """Report a block of a vision-language model without the sections of its axes."""
+def axes_unwritten(block: Block) -> Iterator[Finding]:
+    """Find a block of a vision-language model without the sections of its axes."""
     family, vision = block.family, block.outer.get("vision_config", block.config.get("vision_config"))
     if family is None or family.mrope not in ("contiguous", "interleaved") or not vision:
-        return None
+        return
     if "mrope_section" in block.written:
-        return None
+        return
     lost: dict[str, Any] = {"mrope_section": list(family.mrope_section)}
     if family.mrope == "interleaved":
         lost["mrope_interleaved"] = True
     if family.partial is not None and block.number("partial_rotary_factor") is None:
         lost["partial_rotary_factor"] = family.partial
-    return block.warning(
+    yield block.warning(
         "axes-unwritten",
         f"The block lacks {', '.join(f'`{key}`' for key in lost)}. transformers uses its class's values; vLLM 0.32 has "
         "one axis, so that images and videos have other positions.",
@@ -524,39 +437,66 @@ def axes_unwritten(block: Block) -> Finding | None:
     )
 
 
-TRAPS: tuple[Trap, ...] = (
-    original_missing,
-    factor_against_lengths,
-    stated_length,
-    both_blocks,
-    old_spelling,
-    renamed_type,
-    theta_missing,
-    theta_null,
-    original_overridden,
-    truncate_nested,
-    theta_elsewhere,
-    unread_settings,
-    dynamic_factor,
-    dynamic_cache,
-    dynamic_original,
-    attention_factor,
-    mscale_one_sided,
-    softmax_mscale,
-    position_scale,
-    longrope_switch,
-    longrope_mscales,
-    partial_ignored,
-    head_dim_null,
-    local_layers_scaled,
-    block_outside_text,
-    axes_unwritten,
-    partial_attention_factor,
-    yarn_variants,
-    low_precision_cast,
-    float32_angles,
-    theta_small,
-)
+def yarn(block: Block) -> Iterator[Finding]:
+    """Find a YaRN temperature of a part of each head, and the difference of the ramps in its paper and its code."""
+    rope = block.rope
+    if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn":
+        return
+    if 2 * rope.pairs != rope.head_dim and not math.isclose(rope.scaling.attention_factor_at(None, None), 1.0):
+        yield block.note(
+            "partial-attention-factor",
+            f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
+            "temperature is not uniform over a logit.",
+            "Do the same in a port: the model was trained this way."
+            if block.is_trained
+            else "Keep it if the checkpoint was tuned this way; if not, also measure attention_factor 1.",
+        )
+    code, _ = text_frequencies(rope, block.target)
+    paper, _ = text_frequencies(dataclasses.replace(rope, scaling=rope.scaling.as_published()), block.target)
+    apart = float(np.exp(np.abs(np.log(code / paper)).max()))
+    if apart >= 1.01:
+        yield block.note(
+            "yarn-variants",
+            f"The paper's YaRN and the common code differ by up to {apart:.1f}x in frequency here (a different ramp).",
+            "Checkpoints use the code's formula; YaRN(variant=\"paper\") is the paper's.",
+        )
+
+
+def precision(block: Block) -> Iterator[Finding]:
+    """Find inv_freq that model.to(bfloat16) would round, and float32 angles with a larger error than such a table."""
+    rope = block.rope
+    dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
+    if rope is None:
+        return
+    if dtype in ("bfloat16", "float16"):
+        trained = rope.trained_length or 8192
+        exact, _ = text_frequencies(rope, trained)
+        bits = 8 if dtype == "bfloat16" else 11
+        mantissa, exponent = np.frexp(exact)
+        cast = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
+        positions = np.arange(max(0, trained - 1024), trained, dtype=np.float64)
+        worst = float(np.abs(np.cos(np.outer(positions, cast)) - np.cos(np.outer(positions, exact))).max())
+        yield block.note(
+            "low-precision-cast",
+            f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos then has "
+            f"an error of up to {worst:.2g} near position {trained:,}.",
+            f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
+        )
+    frequencies, _ = text_frequencies(rope, block.target)
+    error = float32_cos_error(frequencies, block.target)
+    if error > BFLOAT16_ROUNDING:
+        yield block.note(
+            "float32-angles",
+            f"At {block.target:,} tokens, angles in float32 (as in transformers) give cos an error of {error:.1e}, "
+            "more than a table in bfloat16 (2.0e-03).",
+            "Compute angles in float64 before cos and sin, as ropewalk does.",
+        )
+
+
+TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
+    lengths, spelling, theta, ignored, dynamic, attention_factor, mscale, position_scale, longrope, local_layers_scaled,
+    block_outside_text, axes_unwritten, yarn, precision, theta_small,
+)  # fmt: skip
 
 
 def lint(
@@ -585,6 +525,6 @@ def lint(
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
         ready = dataclasses.replace(block, rope=known.get(label), layers=around.get(label, Layers()), target=target)
-        findings += [found for trap in TRAPS if (found := trap(ready)) is not None]
+        findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))

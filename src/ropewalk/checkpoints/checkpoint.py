@@ -15,7 +15,7 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import read_alpha, read_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import NoRotation
-from ropewalk.families import FAMILIES, Family, family_name
+from ropewalk.families import Family, family_named
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import head_dim_of, text_part
@@ -86,7 +86,7 @@ class Checkpoint:
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """Return the family of a config's text part, with or without a model_type; None if it is unknown."""
-    return FAMILIES.get(family_name(str(text_part(config).get("model_type"))) or "")
+    return family_named(text_part(config).get("model_type"))
 
 
 def has_weights(path: Path | None) -> bool:

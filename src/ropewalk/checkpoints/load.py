@@ -382,13 +382,13 @@ def stored_dtype(path: Path) -> torch.dtype | None:
     return reduce(torch.promote_types, plain) if plain else None
 
 
-def fast_dtype(path: Path, device: torch.device | str = "cpu") -> tuple[torch.dtype | None, str | None]:
+def fast_dtype(path: Path) -> tuple[torch.dtype | None, str | None]:
     """Return the dtype in which to load a checkpoint if none was asked for, and a sentence if it is not the stored one.
 
     None is the stored dtype. float32 replaces a dtype that the CPU multiplies slowly, if memory suffices.
     """
     stored = stored_dtype(path)
-    if stored is None or not slow_dtype(stored, str(device)):
+    if stored is None or not slow_dtype(stored, "cpu"):
         return None, None
     missing = memory_for(sum(tensor.numel() for tensor in _readable(path)))
     if missing is not None:
@@ -396,12 +396,12 @@ def fast_dtype(path: Path, device: torch.device | str = "cpu") -> tuple[torch.dt
     return torch.float32, f"Computed in float32: {is_slow(stored)}."
 
 
-def fast_dtype_or_warn(path: Path, call: str, device: torch.device | str = "cpu") -> torch.dtype | None:
+def fast_dtype_or_warn(path: Path, call: str) -> torch.dtype | None:
     """Return the dtype of `fast_dtype`; warn in the name of a call if it is not what the checkpoint stores.
 
     The built-in model is an example, for which there is no warning.
     """
-    dtype, sentence = fast_dtype(path, device)
+    dtype, sentence = fast_dtype(path)
     if sentence is not None and path != find("tiny"):
         warnings.warn(f"{call}: {path.name}: {sentence} Pass `dtype` to choose.", stacklevel=3)
     return dtype

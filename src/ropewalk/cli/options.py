@@ -18,15 +18,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from ropewalk.atomic_io import as_path
 from ropewalk.errors import RopeError
@@ -37,11 +37,10 @@ from ropewalk.version import __version__
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([+-]?\d+(?:_\d+)*(?:\.\d+)?)([km]?)", re.IGNORECASE)
 _METAVARS = {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH"}  # typer's own names differ between versions
-
-
 TOKENS: Final = "tokens"
 """Mark of a length in a command's own signature: `target: Annotated[int | None, TOKENS, typer.Option(...)] = None`."""
 COMMAS: Final = "commas"
+_Read = Callable[[Any], Any]
 
 
 def options(
@@ -67,26 +66,22 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     >>> with_options(measure)(model="tiny", target="8k")
     tiny Settings(target=8192)
     """
-    hints, options = get_type_hints(function, include_extras=True), dict[str, _Option]()
-    settings: dict[str, list[str]] = {}
+    hints, options = get_type_hints(function, include_extras=True), list[tuple[inspect.Parameter, _Read]]()
+    settings: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     for name, parameter in inspect.signature(function).parameters.items():
-        new = {name: (parameter, hints[name])}
-        if dataclasses.is_dataclass(hints[name]):
-            types = get_type_hints(hints[name])
-            new = {field.name: _of_field(field, types[field.name]) for field in dataclasses.fields(hints[name])}
-            settings[name] = [*new]
-        assert not options.keys() & new.keys(), f"{function.__name__}: two options have one name"
-        options |= {name: _option(*one) for name, one in new.items()}
+        own = _of_fields(settings[name]) if name in settings else [parameter.replace(annotation=hints[name])]
+        options += [_option(one) for one in own]
+    reads = {parameter.name: read for parameter, read in options}
 
     def command(**typed: Any) -> None:
-        given = {name: options[name][1](value) for name, value in typed.items()}
-        for name, fields in settings.items():
-            given[name] = hints[name](**{field: given.pop(field) for field in fields if field in given})
+        given = {name: reads[name](value) for name, value in typed.items()}
+        for name, kind in settings.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
         function(**given)
 
     command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
-    command.__signature__ = inspect.Signature([parameter for parameter, _ in options.values()])  # type: ignore[attr-defined]
-    command.__annotations__ = {name: parameter.annotation for name, (parameter, _) in options.items()}
+    command.__signature__ = inspect.Signature([parameter for parameter, _ in options])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter, _ in options}
     return command
 
 
@@ -111,64 +106,54 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
-_Option = tuple[inspect.Parameter, Callable[[Any], Any]]
-"""A parameter for typer, and the conversion of its value."""
+def _of_fields(settings: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field of a dataclass."""
+    hints = get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        about, default = field.metadata, field.default
+        kind: Any = about.get("type", hints[field.name])
+        names = about.get("option") or ((_named(field.name),) if kind is bool else ())
+        info = typer.Option(
+            *names, help=about["help"], metavar=about.get("metavar"), rich_help_panel=about.get("group")
+        )
+        marks = [mark for mark, stated in ((TOKENS, about.get("unit")), (COMMAS, about.get("commas"))) if stated]
+        typed = kind | None if default is None else kind
+        annotation: Any = Annotated[(typed, info, *marks)]
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _of_field(field: dataclasses.Field[Any], hint: Any) -> tuple[inspect.Parameter, Any]:
-    """Return the parameter of a field, and its annotation."""
-    about = field.metadata
-    kind, _ = _without_none(about.get("type", hint))
-    repeated = get_origin(kind) is tuple
-    names = about.get("option") or ((_named(field.name),) if kind is bool else ())
-    info = typer.Option(*names, help=about["help"], metavar=about.get("metavar"), rich_help_panel=about.get("group"))
-    marks = [mark for mark in (TOKENS, COMMAS) if mark in (about.get("unit"), "commas" if about.get("commas") else "")]
-    typed: Any = list[get_args(kind)[0]] if repeated else kind  # type: ignore[misc]
-    parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-    return parameter, Annotated[(typed | None if field.default is None else typed, info, *marks)]
+def _option(parameter: inspect.Parameter) -> tuple[inspect.Parameter, _Read]:
+    """Return the parameter for typer, which gets lengths and paths as text, and the conversion of its value."""
+    plain, *marks = get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else (Any,)
+    info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
+    if info is None:  # the context
+        return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY), lambda value: value
+    kinds = [kind for kind in get_args(plain) if kind is not NoneType] if isinstance(plain, UnionType) else [plain]
+    repeated, default = get_origin(kinds[0]) in (list, tuple), parameter.default
+    element: Any = get_args(kinds[0])[0] if repeated else kinds[0]
+    argument = isinstance(info, ArgumentInfo)
+    info.metavar = info.metavar or (
+        "TOKENS" if TOKENS in marks else parameter.name.upper() if argument else _METAVARS.get(element)
+    )
+    names = (info.default, *(info.param_decls or ()))  # typer.Option's first name is its default
+    option = next((str(name) for name in names if str(name).startswith("-")), _named(parameter.name))
+    convert = read_tokens if TOKENS in marks else as_path if element is Path else None
 
-
-def _option(parameter: inspect.Parameter, hint: Any) -> _Option:
-    """Return the option of a parameter; typer gets lengths and paths as text, which our functions read."""
-    plain, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    kind, optional = _without_none(plain)
-    repeated = get_origin(kind) is list
-    element: Any = get_args(kind)[0] if repeated else kind
-    infos = [mark for mark in marks if mark not in (TOKENS, COMMAS)]
-    for info in infos:
-        name = parameter.name.upper() if isinstance(info, ArgumentInfo) else _METAVARS.get(element)
-        info.metavar = info.metavar or ("TOKENS" if TOKENS in marks else name)
-    names = [
-        name for info in infos for name in (info.default, *(info.param_decls or ()))
-    ]  # typer.Option's first is one
-    option = next((name for name in names if str(name).startswith("-")), _named(parameter.name))
-    read: Callable[[Any], Any] = lambda value: value  # noqa: E731
-    if TOKENS in marks or element is Path:
-        convert, element = (read_tokens if TOKENS in marks else as_path), str
-        read = lambda value: convert(value, option)  # noqa: E731
-
-    def of(value: Any) -> Any:
+    def read(value: Any) -> Any:
         """Return what was given, or the default."""
         if COMMAS in marks and value:
             value = names_of(f"ropewalk: {option}", value)
-        if repeated:
-            return tuple(map(read, value)) if value else parameter.default
-        return None if value is None else read(value)
+        values = value if repeated else [value]
+        if not values or values == [None]:
+            return default if repeated else None
+        found = tuple(one if convert is None else convert(one, option) for one in values)
+        return found if repeated else found[0]
 
+    if convert is not None:
+        element, default = str, str(default) if isinstance(default, int | Path) else default
     typed: Any = list[element] if repeated else element
-    default = (
-        str(parameter.default) if element is str and isinstance(parameter.default, int | Path) else parameter.default
-    )
-    annotation = Annotated[(typed | None if optional else typed, *infos)] if infos else plain
-    return inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation), of
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return the type without None, and whether it contained None."""
-    kinds = (
-        [kind for kind in get_args(hint) if kind is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
-    )
-    return kinds[0], kinds[0] is not hint
+    annotation: Any = Annotated[(typed | None if isinstance(plain, UnionType) else typed, info)]
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation), read
 
 
 def _named(name: str) -> str:

@@ -111,8 +111,10 @@ def doctor(
     >>> list(diagnosis.readings)
     ['plain', 'dca', 'crop']
     """
-    given: dict[str, Any] = locals()
-    settings = DoctorSettings(**{name: given[name] for name in DoctorSettings.__dataclass_fields__})
+    settings = DoctorSettings(
+        target=target, trained_length=trained_length, text=text, methods=methods, engine=engine, minutes=minutes,
+        windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state, resume=resume,
+    )  # fmt: skip
     if tokenizer is not None:
         if isinstance(model, str | Path | tuple):
             raise RopeError(
@@ -212,7 +214,7 @@ def prepare(
     resumed = ledger.resume() if settings.resume else ledger.begin()
     audits = audits_of(source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        **vars(chosen), settings=settings, reader=reader, digest=digest, name=source.name, model=model,
+        **vars(chosen), settings=settings, reader=reader, digest=digest, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
         scaling=scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
         dtype_choice=dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,

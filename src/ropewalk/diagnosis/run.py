@@ -113,7 +113,7 @@ class Planned:
 class DoctorRun(Planned):
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `digest`: of the model. `name`: without folders; `model`: as given, a path, a name or an object.
+    - `digest`: of the model. `model`: as given, a path, a name or an object.
     - `inspection`, `scaling`, `kind`: as in the record.
     - `resumed`: results saved before. `pace`: of the model.
     - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
@@ -125,7 +125,6 @@ class DoctorRun(Planned):
     settings: DoctorSettings
     reader: Reader
     digest: str
-    name: str
     model: object
     inspection: Mapping[str, Any]
     scaling: Mapping[str, Any] | None = None
@@ -315,7 +314,7 @@ class DoctorRun(Planned):
             for name in self.plan.methods if same.get(name, name) in readings
         }  # fmt: skip
         return Diagnosis(
-            name=self.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
+            name=self.reader.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
             asked_at=self.layout.asked_at, texts=tuple(text.name for text in self.texts), seed=design.seed,
             blocks=design.blocks, windows=self.windows[:count], readings=readings,
             methods=methods, evidence=evidence,

@@ -20,6 +20,7 @@ __all__ = [
     "Trained",
     "described",
     "family_name",
+    "family_named",
     "trained_as",
     "unread_keys",
 ]
@@ -35,3 +36,8 @@ def family_name(model_type: str) -> str | None:
         if name in FAMILIES or name in REFUSED:
             return name
     return None
+
+
+def family_named(model_type: object) -> Family | None:
+    """Return the family of a `model_type`, found as by `family_name`; None if it is unknown or refused."""
+    return FAMILIES.get(family_name(str(model_type)) or "")

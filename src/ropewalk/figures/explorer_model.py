@@ -14,11 +14,9 @@ from torch import Tensor
 
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from ropewalk.methods import METHODS, Method, Reach
 from ropewalk.methods.ropes import trained_length_of
-from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import inverse_frequencies
 
@@ -41,7 +39,7 @@ def packed_model() -> str:
     >>> len(packed_model()) < 7_000_000
     True
     """
-    model = _built_in()
+    model: Decoder = load(MODEL, dtype=torch.bfloat16)
     header = json.dumps(model_header(model), separators=(",", ":"), ensure_ascii=False).encode()
     stored = torch.cat([_bits(weight) for weight in _weights(model).values()]).view(torch.uint8)
     planes = torch.cat([stored[1::2], stored[0::2]]).numpy().tobytes()
@@ -74,27 +72,6 @@ def model_header(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _built_in() -> Decoder:
-    model: Decoder = load(MODEL, dtype=torch.bfloat16)
-    config = model.config
-    plain = (
-        isinstance(config.rope, RopeConfig)
-        and config.rope.rotary_dim == config.head_dim
-        and not config.rope.interleaved
-        and config.rope.scaling is None
-        and config.kv_heads == config.num_attention_heads
-        and config.tie_word_embeddings
-        and not any(config.sliding_windows)
-    )
-    if not plain:
-        raise RopeError(
-            "explorer: the page supports only a Llama with half-split pairs, a tied head and no grouped queries.",
-            facts={"config": config},
-            cure="Extend web/src/model/decoder.ts.",
-        )
-    return model
-
-
 def _trained_length(model: Decoder) -> int:
     trained = trained_length_of(model.config.positions)
     assert trained is not None
@@ -106,15 +83,9 @@ def _weights(model: Decoder) -> dict[str, Tensor]:
 
 
 def _bits(weight: Tensor) -> Tensor:
-    """Return the weight's bfloat16 bits; raise `RopeError` if bfloat16 does not represent it exactly."""
-    stored = weight.to(torch.bfloat16)
-    if not torch.equal(stored.to(weight.dtype), weight):
-        raise RopeError(
-            "explorer: a weight of the model is not a bfloat16 number.",
-            facts={"weight": weight},
-            cure="Save the model in bfloat16.",
-        )
-    return stored.contiguous().view(torch.int16).flatten()
+    """Return the bits of a bfloat16 weight."""
+    assert weight.dtype == torch.bfloat16
+    return weight.contiguous().view(torch.int16).flatten()
 
 
 def _tokenizer(model: Decoder) -> dict[str, Any]:
@@ -123,12 +94,8 @@ def _tokenizer(model: Decoder) -> dict[str, Any]:
     content = json.loads(model.tokenizer.tokenizer.to_str())
     vocabulary: dict[str, int] = content["model"]["vocab"]
     steps = content["pre_tokenizer"]["pretokenizers"]
-    if [step["type"] for step in steps] != ["Digits", "ByteLevel"] or content["normalizer"] is not None:
-        raise RopeError(
-            "explorer: the page supports only a tokenizer that splits text at digits and then as GPT-2 does.",
-            facts={"pre_tokenizer": steps},
-            cure="Extend web/src/model/tokenizer.ts.",
-        )
+    known = [step["type"] for step in steps] == ["Digits", "ByteLevel"] and content["normalizer"] is None
+    assert known, "web/src/model/tokenizer.ts splits text at digits and then as GPT-2 does"
     return {
         "tokens": sorted(vocabulary, key=vocabulary.__getitem__),
         "merges": [vocabulary[part] for pair in content["model"]["merges"] for part in pair],
@@ -145,12 +112,8 @@ def _methods(model: Decoder, target: int) -> list[dict[str, Any]]:
 def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
     positions = method.positions(model.config.positions, reach)
     rope, extension = positions.ropes[0], positions.extensions[0]
-    if len(set(positions.ropes)) > 1 or len(set(positions.extensions)) > 1:
-        raise RopeError(
-            "explorer: the page supports only one rope and one extension for all layers.",
-            facts={"method": method.name, "ropes": positions.ropes, "extensions": positions.extensions},
-            cure="Extend web/src/model/setting.ts.",
-        )
+    one = len(set(positions.ropes)) == 1 == len(set(positions.extensions))
+    assert one, "web/src/model/setting.ts has one rope and one extension for all layers"
     frequencies = None if rope is None else inverse_frequencies(rope, reach.target)
     index = torch.arange(LONGEST)
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import json
 import re
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ropewalk.atomic_io import finite
-from ropewalk.figures.style import GRID, INK, LOOKS, OTHER, PALE, QUIET, SHADE
+from ropewalk.figures.style import GRID, INK, PALE, QUIET, SHADE
 from ropewalk.methods import Look
 
 _COLOR = re.compile(r"#([0-9a-f]{6})\b")
@@ -78,54 +77,18 @@ def printable(text: str) -> str:
 
 
 CARD = "#1b1d20"
-_FIXED = {"#ffffff": CARD, INK: "#e8e6e1", QUIET: "#a8a59c", GRID: "#35383d", SHADE: "#26292d", PALE: "#5d6066"}
-# the same hues, further apart than their lightened forms would be
-_NIGHT = {"#882255": "#ef5590", "#cc79a7": "#efbcd6", "#0072b2": "#2f93e0", "#56b4e9": "#9bd8f7", "#44aa99": "#7fd6c8",
-          "#999933": "#d0d067", "#d55e00": "#f2703a", "#117733": "#57a336", "#009e73": "#00b98a"}  # fmt: skip
-_LEAST_CONTRAST = 4.5  # of a line on the card: WCAG's limit for small text
+# each colour on dark pages: light enough to be legible on the card, and the methods' hues further apart than by day
+NIGHT = {
+    "#ffffff": CARD, INK: "#e8e6e1", QUIET: "#a8a59c", GRID: "#35383d", SHADE: "#26292d", PALE: "#5d6066",
+    "#882255": "#ef5590", "#cc79a7": "#efbcd6", "#0072b2": "#2f93e0", "#56b4e9": "#9bd8f7", "#44aa99": "#7fd6c8",
+    "#d55e00": "#f2703a", "#117733": "#57a336", "#009e73": "#00b98a", "#332288": "#8776dd", "#8c6d1f": "#a58125",
+    "#e69f00": "#e69f00",
+}  # fmt: skip
 
 
 def night_colors() -> str:
     """Return the colour variables of dark pages as the body of a CSS rule; methods keep their hue."""
-    colors = {**{look.color: night_color(look.color) for look in (*LOOKS.values(), OTHER)}, **_FIXED}
-    return " ".join(f"--c-{day.removeprefix('#')}: {night};" for day, night in sorted(colors.items()))
-
-
-def night_color(color: str) -> str:
-    """Return a colour's form on dark pages; the ink of light pages becomes light.
-
-    >>> night_color("#222222"), night_color("#882255")
-    ('#e8e6e1', '#ef5590')
-    """
-    return {**_FIXED, **_NIGHT}.get(color) or lighter(color)
-
-
-def lighter(color: str) -> str:
-    """Return the same hue, light enough to be legible on the dark card.
-
-    >>> lighter("#0072b2"), lighter("#e69f00")
-    ('#008cdb', '#e69f00')
-    """
-    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    night = color
-    while contrast(night, CARD) < _LEAST_CONTRAST and light < 1:
-        light += 0.01
-        parts = colorsys.hls_to_rgb(hue, light, saturation)
-        night = "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-    return night
-
-
-def contrast(one: str, other: str) -> float:
-    """Return WCAG's contrast of two colours, 1 to 21."""
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color: str) -> float:
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return " ".join(f"--c-{day.removeprefix('#')}: {night};" for day, night in sorted(NIGHT.items()))
 
 
 DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}
@@ -137,7 +100,7 @@ def css_look(look: Look) -> dict[str, str]:
     >>> css_look(Look("#0072b2", ":"))
     {'color': 'light-dark(#0072b2, #2f93e0)', 'dash': '2 3'}
     """
-    return {"color": f"light-dark({look.color}, {night_color(look.color)})", "dash": DASHES[look.line]}
+    return {"color": f"light-dark({look.color}, {NIGHT[look.color]})", "dash": DASHES[look.line]}
 
 
 def embedded(data: Mapping[str, Any]) -> str:

@@ -177,6 +177,3 @@ def as_complex(x: Tensor, rope: RopeConfig) -> tuple[Any, Array]:
     rotary = x[: 2 * rope.pairs]
     pairs = rotary.view(-1, 2) if rope.interleaved else rotary.view(2, -1).T
     return (pairs[:, 0] + 1j * pairs[:, 1]).numpy(), x[2 * rope.pairs :].numpy()
-
-
-# the cost of the wrong pairing, which the lesson and the explorer show

@@ -120,22 +120,19 @@ def render(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def mark_trained_length(axes: Axes, trained_length: int, last: float, *, below: bool = False) -> None:
-    """Draw a line at the trained length and shade the range from there to `last`; nothing if the length is not less.
-
-    `below`: write its name at the lower end of the line.
-    """
+def mark_trained_length(axes: Axes, trained_length: int, last: float) -> None:
+    """Draw a line at the trained length and shade the range from there to `last`; nothing if the length is not less."""
     if trained_length >= last:
         return
     axes.axvspan(trained_length, last, color=SHADE, zorder=0, linewidth=0)
     axes.axvline(trained_length, color=QUIET, linewidth=1)
     axes.annotate(
         f"trained length {tokens(trained_length)}",
-        (trained_length, 0 if below else 1),
+        (trained_length, 1),
         xycoords=("data", "axes fraction"),
-        xytext=(5, 4 if below else -4),
+        xytext=(5, -4),
         textcoords="offset points",
-        va="bottom" if below else "top",
+        va="top",
         fontsize=9,
         color=QUIET,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, describe
-from ropewalk.families import FAMILIES, Family, family_name
+from ropewalk.families import Family, family_named
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.values import as_whole
@@ -98,7 +98,7 @@ def convert_pairing(
 def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> dict[str, Tensor]:
     """Convert the q and k projections and norms of a state dict; raise `RopeError` for what is unknown."""
     fields = text_part(config)
-    family = FAMILIES.get(family_name(str(fields.get("model_type"))) or "")
+    family = family_named(fields.get("model_type"))
     shared = family is not None and family.values_from_keys is not None and bool(fields.get(*family.values_from_keys))
     if (
         family is None

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ropewalk.errors import NoRotation, RopeError, check_kind
-from ropewalk.families import FAMILIES, Family, family_name
+from ropewalk.families import FAMILIES, Family, family_named
 from ropewalk.rope.scaling import RULES, Ladder, Scaling, rule_of_type
 from ropewalk.rope.values import MOST_TOKENS, TRAINED_KEY, as_tuple, as_whole, number, refuse_null
 
@@ -472,7 +472,7 @@ def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> i
     >>> window_of_layer_type({"model_type": "mistral", "sliding_window": 4096}, None)
     4096
     """
-    family = FAMILIES.get(family_name(str(config.get("model_type", ""))) or "")
+    family = family_named(config.get("model_type", ""))
     if family is None:
         return None
     mixed = len(set(config.get("layer_types") or ())) > 1
