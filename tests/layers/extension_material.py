@@ -92,6 +92,7 @@ def factor(extension: Extension, m: int) -> float:
 def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
     """Output `[seq, hidden]` of one row: each score formed alone, in float64 NumPy."""
     w = {name: value.detach().double().numpy() for name, value in layer.state_dict().items()}
+    of_rope = layer.rotary.attention_factor_at(len(x)) ** 2
     seq = len(x)
     q, k, v = ((x @ w[f"{name}_proj.weight"].T).reshape(seq, -1, HEAD_DIM) for name in "qkv")
     out = np.zeros((seq, HEADS, HEAD_DIM))
@@ -103,7 +104,7 @@ def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
                 d = relative(extension, m, n)
                 if d is not None:
                     turned = turn(q[m, head], d, theta=10_000.0, rotary_dim=HEAD_DIM, interleaved=False)
-                    scores[n] = turned @ k[n, group] / math.sqrt(HEAD_DIM) * factor(extension, m)
+                    scores[n] = turned @ k[n, group] * of_rope / math.sqrt(HEAD_DIM) * factor(extension, m)
                     if layer.softcap is not None:
                         scores[n] = layer.softcap * math.tanh(scores[n] / layer.softcap)
             sink = w["sinks"][head] if "sinks" in w else -np.inf
@@ -113,7 +114,7 @@ def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
     return out.reshape(seq, -1) @ w["o_proj.weight"].T
 
 
-def make_layer(extension: Extension, dtype: torch.dtype = torch.float64, **form: Any) -> Attention:
+def make_layer(extension: Extension | None, dtype: torch.dtype = torch.float64, **form: Any) -> Attention:
     torch.manual_seed(1)
     given = {"num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rope": ROPE, **form}
     layer = Attention(24, HEADS, extension=extension, **given)
