@@ -110,21 +110,6 @@ def test_nothing_but_padding() -> None:
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
-def test_where_the_documents_lie() -> None:
-    """Rows end to end without padding; packing and unpacking give the tokens back, and zeros at padding."""
-    marks, mask = torch.tensor([[7, 7, 2, 2, 2], [1, 1, 1, 1, 7]]), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]])
-    layout = lay_out(2, 5, marks.device, document_ids=marks, attention_mask=mask)
-    found = find_documents(layout)
-    assert found is not None
-    assert (found.lengths, found.offsets.tolist()) == ((1, 2, 4), [0, 1, 3, 7])
-    x = torch.randn(2, 5, 3)
-    assert torch.equal(found.unpack(found.pack(x)), x * mask[..., None])
-    assert find_documents(lay_out(2, 5, marks.device)) is None
-    with torch.device("meta"):
-        unreadable = torch.zeros(2, 5, dtype=torch.long)
-    assert find_documents(lay_out(2, 5, unreadable.device, document_ids=unreadable)) is None
-
-
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 3), (False, None), (False, 2)])
 def test_the_varlen_kernel_is_asked_for_the_same(
