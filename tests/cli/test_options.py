@@ -24,7 +24,7 @@ class SampleSettings:
     target: int | None = field(default=None, metadata={"help": "The length wanted.", "unit": "tokens"})
     block: int = field(default=512, metadata={"help": "Tokens of a block.", "unit": "tokens"})
     windows: int = field(default=16, metadata={"help": "Windows of each text."})
-    rate: float | None = field(default=None, metadata={"help": "A rate."})
+    rate: float | None = field(default=None, metadata={"help": "A rate.", "group": "Training"})
     methods: tuple[str, ...] | None = field(
         default=None, metadata={"help": "Names.", "commas": True, "option": ("--methods", "--method")}
     )
@@ -40,7 +40,7 @@ def measure(
     model: Annotated[str, typer.Argument(help="A model.")],
     settings: SampleSettings,
     trained_length: Annotated[int | None, TOKENS, typer.Option(help="Tokens trained.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="A file.", rich_help_panel="Output")] = None,
 ) -> None:
     """Measure something."""
     CALLS.append({"model": model, "settings": settings, "trained_length": trained_length, "json_file": json_file})
@@ -50,7 +50,7 @@ def measure(
 def run(*arguments: str) -> Result:
     """The sample command on a command line of its own."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(with_options(measure))
+    app.command(cls=Command)(with_options(measure))
     CALLS.clear()
     return CliRunner().invoke(app, [*arguments], prog_name="measure")
 
@@ -131,8 +131,18 @@ def test_the_command_of_a_group_is_printed_with_its_group():
 
 
 def test_the_help_is_the_fields_own():
-    """Names, what stands for a value, help and default."""
-    text = " ".join(run("--help").output.split())
+    """Names, what stands for a value, help and default, under the heading of its group."""
+    output = run("--help").output
+    headings = [line for line in output.splitlines() if line.endswith(":") or line.startswith("  --r")]
+    assert [line.split()[0] for line in headings] == [
+        "Arguments:",
+        "Options:",
+        "--resume",
+        "Training:",
+        "--rate",
+        "Output:",
+    ]
+    text = " ".join(output.split())
     for part in (
         "--text PATH A text; repeatable.",
         "--target TOKENS The length wanted.",
@@ -145,34 +155,3 @@ def test_the_help_is_the_fields_own():
     ):
         assert part in text
     assert "--no-resume" not in text
-
-
-@dataclass(frozen=True)
-class GroupedSettings:
-    """Fields in groups."""
-
-    steps: int = field(default=5, metadata={"help": "Updates.", "group": "Training"})
-    target: int = field(default=512, metadata={"help": "The length wanted.", "unit": "tokens"})
-    lr: float = field(default=0.5, metadata={"help": "Learning rate.", "group": "Training"})
-
-
-def grouped(
-    settings: GroupedSettings,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file.", rich_help_panel="Output")] = None,
-) -> None:
-    """Do something."""
-    CALLS.append({"settings": settings})
-
-
-def run_grouped(*arguments: str | Path) -> Result:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=Command)(with_options(grouped))
-    CALLS.clear()
-    return CliRunner().invoke(app, [*map(str, arguments)])
-
-
-def test_the_help_has_a_heading_for_each_group():
-    """Groups stand in the order of their first option; options without a group stand under Options."""
-    lines = run_grouped("--help").output.splitlines()
-    starts = [line.split()[0] for line in lines if line.endswith(":") or line.startswith("  ")][1:]
-    assert starts == ["Training:", "--steps", "--lr", "Options:", "--target", "--help", "Output:", "--json"]
