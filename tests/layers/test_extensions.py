@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -217,17 +218,11 @@ def test_logits_with_a_bias_are_not_scaled():
         ):
             with pytest.raises(rw.RopeError, match="adds to scores"):
                 made()
-
-
-@pytest.mark.parametrize("extension", REMAPPING, ids=repr)
-def test_encodings_refuse_remapped_positions(extension):
-    """There is no rope whose positions could be remapped."""
-    config = replace(make_model(None).config, rope=None)
-    for name in ENCODINGS:
+    for remapping, name in product(REMAPPING, ENCODINGS):  # there is no rope whose positions could be remapped
         with pytest.raises(rw.RopeError, match="needs causal attention with a rope"):
-            Decoder(replace(config, encoding=name, extension=extension))
+            Decoder(replace(config, encoding=name, extension=remapping))
         with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
-            Decoder(replace(config, encoding=name)).with_positions(extension=extension)
+            Decoder(replace(config, encoding=name)).with_positions(extension=remapping)
 
 
 # --- in caches

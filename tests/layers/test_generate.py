@@ -9,36 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk import RopeConfig, RopeError
+from ropewalk import RopeError
 from ropewalk.layers import generation as module
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import draws_of, generate, sample
 from ropewalk.layers.prompts import token_lists
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
+from tests.layers.test_decoder import TRAINED, VOCAB, rope
+from tests.layers.test_decoder import make as decoder
 
-VOCAB, DIM, TRAINED = 50, 8, 16
 LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
 PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30]]
 
 
-def rope(scaling: Any = None) -> RopeConfig:
-    """A rule whose scaling acts beyond 16 tokens."""
-    return RopeConfig(DIM, interleaved=False, theta=1000.0, max_position_embeddings=TRAINED, scaling=scaling)
-
-
 def make(scaling: Any = None, **changes: Any) -> Decoder:
-    """A small decoder whose greedy tokens vary."""
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.3,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    return Decoder(DecoderConfig(**{**sizes, "rope": rope(scaling), **changes})).eval()
+    """A small decoder whose greedy tokens vary; its scaling acts beyond 16 tokens."""
+    given = {"num_hidden_layers": 2, "initializer_range": 0.3, "tie_word_embeddings": False, **changes}
+    return decoder(rope(scaling), **given)
 
 
 @torch.no_grad()
