@@ -61,10 +61,14 @@ def settings_of(*arguments: str) -> SampleSettings:
     return CALLS[0]["settings"]
 
 
-def test_defaults_are_the_dataclass_s_own():
-    """What is not typed is what the dataclass has."""
+def test_a_record_has_the_command_as_it_was_typed():
+    """Without defaults; what is not typed is the dataclass's default. A command's own parameters stay."""
     assert settings_of() == SampleSettings(text=(Path("a.txt"),))
     assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt"
+    typed = "--target 8k --methods yarn,ntk --resume --trained-length 2k --json out.json"
+    run(*REQUIRED, *typed.split())
+    assert (CALLS[0]["trained_length"], CALLS[0]["json_file"]) == (2048, Path("out.json"))
+    assert CALLS[0]["line"] == f"ropewalk measure tiny --text a.txt {typed}"
 
 
 @pytest.mark.parametrize(
@@ -103,18 +107,6 @@ def test_what_cannot_be_read_is_a_rope_error(arguments: list[str], message: str)
     assert isinstance(result.exception, RopeError)
     assert message in str(result.exception)
     assert CALLS == []
-
-
-def test_a_command_s_own_parameters_stay():
-    """Parameters beside the settings are passed on; a length among them is marked TOKENS."""
-    run(*REQUIRED, "--trained-length", "2k", "--json", "out.json")
-    assert (CALLS[0]["trained_length"], CALLS[0]["json_file"]) == (2048, Path("out.json"))
-
-
-def test_the_command_is_printed_with_what_was_given():
-    """A record holds the command as it was typed, without defaults."""
-    run(*REQUIRED, "--target", "8k", "--resume", "--methods", "yarn,ntk")
-    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt --target 8k --methods yarn,ntk --resume"
 
 
 def test_the_command_of_a_group_is_printed_with_its_group():

@@ -44,20 +44,12 @@ def each_once(extensions: list[Extension]) -> list[Any]:
     return [pytest.param(each, marks=[REPEATS] * (type(each) is type(before))) for before, each in pairs]
 
 
-def for_compilers(*marks: pytest.MarkDecorator) -> list[Any]:
-    """One of each class; thorough: STRING, and a leak with a scale; slow: second ones."""
-    found, last = [], None
-    for each in EXTENSIONS:
-        second, last = type(each) is last, type(each)
-        given = (
-            [pytest.mark.thorough]
-            if (last is ReRoPE if second else last is STRING)
-            else [pytest.mark.slow]
-            if second
-            else [*marks]
-        )
-        found.append(pytest.param(each, marks=given))
-    return found
+LEAK = EXTENSIONS[1]
+COMPILED = [
+    pytest.param(each, marks=[pytest.mark.thorough] * (each is LEAK or isinstance(each, STRING)))
+    for each in (*{type(each): each for each in reversed(EXTENSIONS)}.values(), LEAK)
+]
+"""The first of each class, and a leak with a scale."""
 
 
 def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:

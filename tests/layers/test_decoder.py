@@ -68,41 +68,19 @@ def test_rotation_matters() -> None:
         assert (other(tokens, seq_len=40) - plain(tokens)).abs().max() > 1e-3, name
 
 
-def hugging_face(kind: str, **changes: Any) -> Any:
-    """A tiny random model of transformers."""
-    import transformers
-
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.2,
-        "rms_norm_eps": 1e-5, "attn_implementation": "eager",
-    }  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-
-
-@pytest.mark.parametrize(
-    ("kind", "theirs", "ours"),
-    [
-        ("Qwen3", {"tie_word_embeddings": True}, {"qk_norm": True}),
-        ("Mistral", {"sliding_window": 6, "tie_word_embeddings": True}, {"sliding_window": 6}),
-    ],
-)
-def test_equals_transformers(kind: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """With transformers' weights the logits are transformers', windows and padding too."""
-    reference = hugging_face(kind, rope_parameters={"rope_type": "default", "rope_theta": 1000.0}, **theirs)
-    model = make(rope(), **ours)
-    state = {k.removeprefix("model."): v for k, v in reference.state_dict().items()}
-    if model.lm_head is None:
-        state.pop("lm_head.weight")
-    model.load_state_dict(state)
-    tokens = ids(2, 20)
-    with torch.no_grad():
-        close(model(tokens), reference(tokens).logits)
-        mask = torch.ones_like(tokens)
-        mask[1, :7] = 0
-        padded = reference(tokens, attention_mask=mask).logits
-        close(model(tokens, attention_mask=mask)[mask.bool()], padded[mask.bool()])
+def test_settings_reach_the_layers() -> None:
+    """Each layer computes with what the config says; test_parity_transformers.py compares whole models."""
+    windows = (None, 3, None)
+    given = {"attention_dropout": 0.1, "residual_dropout": 0.2}
+    biases = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
+    model = make(rope(), sliding_window=windows, qk_norm=True, norm_eps=1e-3, **biases, **given)
+    for layer, window in zip(model.layers, windows, strict=True):
+        attention = layer.self_attn
+        assert attention.sliding_window == window
+        assert {name: getattr(attention, name) for name in given} == given
+        norms = (attention.q_norm, attention.k_norm, layer.input_layernorm, layer.post_attention_layernorm, model.norm)
+        assert {norm.eps for norm in norms} == {1e-3}
+        assert all(part.bias is not None for part in (attention.q_proj, attention.o_proj, layer.mlp.down_proj))
 
 
 def test_hidden_states_and_logits_are_the_forward() -> None:

@@ -24,6 +24,7 @@ from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear, LongRoPE
 from tests.layers.extension_material import (
+    COMPILED,
     DYNAMIC,
     EXTENSIONS,
     HEAD_DIM,
@@ -33,7 +34,6 @@ from tests.layers.extension_material import (
     REPEATS,
     ROPE,
     each_once,
-    for_compilers,
     make_layer,
     make_model,
     oracle,
@@ -268,7 +268,7 @@ def test_a_layer_alone_asks_for_its_extension():
 
 @pytest.mark.traced
 @pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 does not see min(8 n, 16 n) = 8 n")
-@pytest.mark.parametrize("extension", for_compilers(), ids=repr)
+@pytest.mark.parametrize("extension", COMPILED, ids=repr)
 def test_one_graph_serves_every_length(extension):
     """Export with the length left open; the graph computes what the eager layer does."""
     layer = make_layer(extension, torch.float32)
@@ -284,7 +284,7 @@ def test_one_graph_serves_every_length(extension):
 @pytest.mark.traced
 @pytest.mark.parametrize(
     ("extension", "form"),
-    [(None, BOTH), *(pytest.param(*each.values, {}, marks=each.marks) for each in for_compilers())],
+    [(None, BOTH), *(pytest.param(*each.values, {}, marks=each.marks) for each in COMPILED)],
     ids=repr,
 )
 def test_a_compiler_finds_no_break(extension: Extension | None, form: dict[str, Any]) -> None:
