@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -54,6 +55,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nanochat": {},
 }  # fmt: skip
 """What else each needs; windows are short, so that a short text passes them."""
+
+
+FAST = ["llama", "gemma2", "gemma3_text", "cohere2", "smollm3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gpt_neox",
+        "glm4", "qwen2_vl_text"]  # fmt: skip
+ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES]
 
 
 def small_config(name: str, **changes: Any) -> Any:

@@ -32,6 +32,9 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
                 f"model: {found['verdict']['headline']}", "Report: "]  # fmt: skip
     assert [said.index(one) for one in in_order] == sorted(said.index(one) for one in in_order)
     assert (found["trained_length"], found["target"], found["verdict"]["action"]) == (256, 512, "unfit")
+    assert "untrained or damaged" in said
+    assert found["verdict"]["next"] is found["verdict"]["command"] is None
+    assert len(found["looks"]) == 1
     assert list(found["readings"]) == ["plain", "pi", "ntk", "crop"]
     assert found["methods"]["dynamic"]["same_as"] == "ntk"
     assert finite_or_null(found)

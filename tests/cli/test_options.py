@@ -24,7 +24,7 @@ class SampleSettings:
     target: int | None = field(default=None, metadata={"help": "The length wanted.", "unit": "tokens"})
     block: int = field(default=512, metadata={"help": "Tokens of a block.", "unit": "tokens"})
     windows: int = field(default=16, metadata={"help": "Windows of each text."})
-    rate: float | None = field(default=None, metadata={"help": "A rate."})
+    rate: float | None = field(default=None, metadata={"help": "A rate.", "group": "Training"})
     methods: tuple[str, ...] | None = field(
         default=None, metadata={"help": "Names.", "commas": True, "option": ("--methods", "--method")}
     )
@@ -40,7 +40,7 @@ def measure(
     model: Annotated[str, typer.Argument(help="A model.")],
     settings: SampleSettings,
     trained_length: Annotated[int | None, TOKENS, typer.Option(help="Tokens trained.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="A file.", rich_help_panel="Output")] = None,
 ) -> None:
     """Measure something."""
     CALLS.append({"model": model, "settings": settings, "trained_length": trained_length, "json_file": json_file})
@@ -50,7 +50,7 @@ def measure(
 def run(*arguments: str) -> Result:
     """The sample command on a command line of its own."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(with_options(measure))
+    app.command(cls=Command)(with_options(measure))
     CALLS.clear()
     return CliRunner().invoke(app, [*arguments], prog_name="measure")
 
@@ -61,10 +61,14 @@ def settings_of(*arguments: str) -> SampleSettings:
     return CALLS[0]["settings"]
 
 
-def test_defaults_are_the_dataclass_s_own():
-    """What is not typed is what the dataclass has."""
+def test_a_record_has_the_command_as_it_was_typed():
+    """Without defaults; what is not typed is the dataclass's default. A command's own parameters stay."""
     assert settings_of() == SampleSettings(text=(Path("a.txt"),))
     assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt"
+    typed = "--target 8k --methods yarn,ntk --resume --trained-length 2k --json out.json"
+    run(*REQUIRED, *typed.split())
+    assert (CALLS[0]["trained_length"], CALLS[0]["json_file"]) == (2048, Path("out.json"))
+    assert CALLS[0]["line"] == f"ropewalk measure tiny --text a.txt {typed}"
 
 
 @pytest.mark.parametrize(
@@ -105,18 +109,6 @@ def test_what_cannot_be_read_is_a_rope_error(arguments: list[str], message: str)
     assert CALLS == []
 
 
-def test_a_command_s_own_parameters_stay():
-    """Parameters beside the settings are passed on; a length among them is marked TOKENS."""
-    run(*REQUIRED, "--trained-length", "2k", "--json", "out.json")
-    assert (CALLS[0]["trained_length"], CALLS[0]["json_file"]) == (2048, Path("out.json"))
-
-
-def test_the_command_is_printed_with_what_was_given():
-    """A record holds the command as it was typed, without defaults."""
-    run(*REQUIRED, "--target", "8k", "--resume", "--methods", "yarn,ntk")
-    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt --target 8k --methods yarn,ntk --resume"
-
-
 def test_the_command_of_a_group_is_printed_with_its_group():
     """`ropewalk group measure ...`, of which a part alone is no command."""
     group, app = typer.Typer(name="group"), typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -131,8 +123,18 @@ def test_the_command_of_a_group_is_printed_with_its_group():
 
 
 def test_the_help_is_the_fields_own():
-    """Names, what stands for a value, help and default."""
-    text = " ".join(run("--help").output.split())
+    """Names, what stands for a value, help and default, under the heading of its group."""
+    output = run("--help").output
+    headings = [line for line in output.splitlines() if line.endswith(":") or line.startswith("  --r")]
+    assert [line.split()[0] for line in headings] == [
+        "Arguments:",
+        "Options:",
+        "--resume",
+        "Training:",
+        "--rate",
+        "Output:",
+    ]
+    text = " ".join(output.split())
     for part in (
         "--text PATH A text; repeatable.",
         "--target TOKENS The length wanted.",
@@ -145,34 +147,3 @@ def test_the_help_is_the_fields_own():
     ):
         assert part in text
     assert "--no-resume" not in text
-
-
-@dataclass(frozen=True)
-class GroupedSettings:
-    """Fields in groups."""
-
-    steps: int = field(default=5, metadata={"help": "Updates.", "group": "Training"})
-    target: int = field(default=512, metadata={"help": "The length wanted.", "unit": "tokens"})
-    lr: float = field(default=0.5, metadata={"help": "Learning rate.", "group": "Training"})
-
-
-def grouped(
-    settings: GroupedSettings,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file.", rich_help_panel="Output")] = None,
-) -> None:
-    """Do something."""
-    CALLS.append({"settings": settings})
-
-
-def run_grouped(*arguments: str | Path) -> Result:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=Command)(with_options(grouped))
-    CALLS.clear()
-    return CliRunner().invoke(app, [*map(str, arguments)])
-
-
-def test_the_help_has_a_heading_for_each_group():
-    """Groups stand in the order of their first option; options without a group stand under Options."""
-    lines = run_grouped("--help").output.splitlines()
-    starts = [line.split()[0] for line in lines if line.endswith(":") or line.startswith("  ")][1:]
-    assert starts == ["Training:", "--steps", "--lr", "Options:", "--target", "--help", "Output:", "--json"]

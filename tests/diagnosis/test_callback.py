@@ -69,20 +69,11 @@ def test_it_measures_before_during_and_after(tmp_path: Path, held_out: Path) -> 
     assert list(callback.readings[-1].diagnosis.readings) == ["plain", "yarn", "crop"]
 
 
-def test_its_numbers_go_to_the_log_of_the_trainer(tmp_path: Path, held_out: Path) -> None:
-    """With `log` they pass through the Trainer's own function."""
-    model = model_of(tmp_path)
-    rw.attach(model, "yarn", target=TARGET)
-    callback, seen = DoctorCallback(TextTokenizer.bytes(), text=held_out), list[dict[str, float]]()
-    callback.log = seen.append
-    trainer(tmp_path, model, callback, steps=1).train()
-    assert [set(entry) for entry in seen] == [
-        {"doctor/loss_within", "doctor/found_beyond", "doctor/beyond_minus_crop"}
-    ] * 2
-
-
 def test_adapters_in_another_dtype_are_measured(tmp_path: Path, held_out: Path) -> None:
-    """bfloat16 weights with float32 adapters and norms run only under autocast; the callback measures a copy."""
+    """bfloat16 weights with float32 adapters and norms run only under autocast; the callback measures a copy.
+
+    If `log` is set, the numbers are passed to it.
+    """
     peft = pytest.importorskip("peft")
     model = model_of(tmp_path).bfloat16()
     rw.attach(model, "yarn", target=TARGET)
@@ -92,10 +83,13 @@ def test_adapters_in_another_dtype_are_measured(tmp_path: Path, held_out: Path) 
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.float()
-    callback = DoctorCallback(TextTokenizer.bytes(), text=held_out)
+    callback, seen = DoctorCallback(TextTokenizer.bytes(), text=held_out), list[dict[str, float]]()
+    callback.log = seen.append
     made = trainer(tmp_path, model, callback, steps=1)
     callback.on_train_begin(made.args, made.state, made.control, model=model)
-    assert np.isfinite(list(callback.readings[0].metrics().values())).all()
+    assert seen == [callback.readings[0].metrics()]
+    assert set(seen[0]) == {"doctor/loss_within", "doctor/found_beyond", "doctor/beyond_minus_crop"}
+    assert np.isfinite(list(seen[0].values())).all()
     assert {weight.dtype for weight in model.parameters()} == {torch.float32, torch.bfloat16}
 
 

@@ -35,7 +35,6 @@ from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
 from ropewalk.serving.engines import ENGINES
-from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.figures.pages import Page
 from tests.layers.material import gguf_of
 
@@ -231,18 +230,6 @@ def test_plain_holds_within_its_real_length(tmp_path: Path) -> None:
     """Told a trained length of half its own, the model is kept."""
     found = rw.doctor("tiny", trained_length=128, target=256, text=TEXT, methods="ntk", state=tmp_path, progress=False)
     assert (found.verdict.action, found.verdict.length) == ("keep", 256)
-
-
-def test_random_weights_are_unfit(tmp_path: Path) -> None:
-    model = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=512), vocab_size=256, initializer_range=0.02)
-    from ropewalk.layers.tokenizer import TextTokenizer
-
-    model.tokenizer = TextTokenizer.bytes()
-    found = rw.doctor(model, target=1024, text=SHORT, methods="yarn", state=tmp_path, progress=False)
-    assert found.verdict.action == "unfit"
-    assert "untrained or damaged" in found.verdict.sentence
-    assert found.looks[-1].windows == 1
-    assert found.verdict.next is found.verdict.command is None
 
 
 def test_within_the_trained_length(tmp_path: Path) -> None:

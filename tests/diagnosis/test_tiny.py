@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import math
 import runpy
-import sys
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -131,56 +128,36 @@ def test_the_log_is_of_this_run(tiny: Decoder) -> None:
     assert within < second < third < fourth
 
 
-def test_the_scripts_recipe_is_the_models() -> None:
-    """Books, updates, tokens, learning rate and copy warm-up as the log and the config have them."""
-    path = Path(ropewalk.__file__).parents[2] / "scripts" / "make_tiny.py"
-    if not path.is_file():
-        pytest.skip("the package is installed without its repository")
-    sys.path.insert(0, str(path.parent))
-    try:
-        names = runpy.run_path(str(path))
-    finally:
-        sys.path.remove(str(path.parent))
-    last = json.loads((FOLDER / "training-log.jsonl").read_text().splitlines()[-1])
-    assert names["BOOKS"] == ("middlemarch", "bleak_house")  # not Moby-Dick, the doctor's text
-    assert names["STEPS"] == last["step"]
-    assert names["LENGTH"] == TRAINED
-    assert names["STEPS"] * names["BATCH"] * TRAINED == last["tokens"]
-    assert names["LR"] * names["FINAL_LR"] == pytest.approx(last["lr"])
-    assert names["COPY_WARMUP"] == COPY_WARMUP
-    assert names["VALIDATION_LENGTH"] == last["validation_by_position"][-1][1]
-
-
 # --- the script that makes it
 
 SCRIPTS = Path(ropewalk.__file__).parents[2] / "scripts"
 if not (SCRIPTS / "make_tiny.py").is_file():
     pytest.skip("the package is installed without its repository", allow_module_level=True)
 WORDS = [[-1], [-2, -3], [-4, -5, -6]]
-LATE = 1200  # an update after the warm-up
 
 
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
     """The names of the script."""
-    before = sys.path[:]
-    try:
-        sys.path.insert(0, str(SCRIPTS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
         return runpy.run_path(str(SCRIPTS / "make_tiny.py"))
-    finally:
-        sys.path[:] = before
 
 
-def text(*documents: int) -> TextWindows:
-    """Windows of 256 tokens of documents of these lengths, whose tokens are their own indices."""
-    ends = np.cumsum([0, *documents]).tolist()
-    return TextWindows([range(a, b) for a, b in pairwise(ends)], length=256, seed=0)
+def test_the_scripts_recipe_is_the_models(script: dict[str, Any]) -> None:
+    """Books, updates, tokens, learning rate and copy warm-up as the log and the config have them."""
+    last = json.loads((FOLDER / "training-log.jsonl").read_text().splitlines()[-1])
+    assert script["BOOKS"] == ("middlemarch", "bleak_house")  # not Moby-Dick, the doctor's text
+    assert (script["STEPS"], script["LENGTH"], script["COPY_WARMUP"]) == (last["step"], TRAINED, COPY_WARMUP)
+    assert script["STEPS"] * script["BATCH"] * TRAINED == last["tokens"]
+    assert script["LR"] * script["FINAL_LR"] == pytest.approx(last["lr"])
+    assert script["VALIDATION_LENGTH"] == last["validation_by_position"][-1][1]
 
 
 def test_windows_depend_only_on_their_number(script: dict[str, Any]) -> None:
     """In any order; golden sums, so that a run has the windows of earlier versions."""
-    weights = torch.arange(1, 257)
-    sums = [int((script["batch_of"](step, text(100_000), WORDS, 4096).inputs * weights).sum()) for step in (LATE, 0)]
+    weights, text = torch.arange(1, 257), TextWindows([range(100_000)], length=256, seed=0)
+    sums = [int((script["batch_of"](step, text, WORDS, 4096).inputs * weights).sum()) for step in (COPY_WARMUP, 0)]
     assert sums == [48395541858, 2186389527]
 
 

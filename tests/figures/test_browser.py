@@ -172,14 +172,6 @@ def test_the_page_is_readable_in_the_dark(chromium, address):
         assert abs(lightness[0] - lightness[1]) > 450
 
 
-def test_the_first_interaction_comes_within_a_second(chromium, address):
-    """From the navigation to the first picture's controls; the limit leaves room for a busy machine."""
-    watched = Watched(chromium, address)
-    watched.page.wait_for_selector("main section .controls")
-    seconds = watched.page.evaluate("performance.now()") / 1000
-    assert seconds < 5, f"{seconds:.2f} s"
-
-
 @contextmanager
 def served_in_two_parts(first: bytes, rest: bytes) -> Iterator[tuple[str, threading.Event]]:
     """Serve a page whose second part is sent once the event is set; yield address and event."""

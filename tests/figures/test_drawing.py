@@ -32,10 +32,19 @@ DRAWN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_axes_have_units(name: str) -> None:
+EDGES: list[Callable[[], Any]] = [
+    lambda: rw.figures.waves(rw.RopeConfig(2, interleaved=True), 1), lambda: rw.figures.waves("phi_3_5_mini", 999_999),
+    lambda: rw.figures.waves("gemma_3_1b", 64, pairs=(127,)),
+    lambda: rw.figures.waves(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), 8),
+    lambda: rw.figures.decay(GRID, 16), lambda: rw.figures.unseen("smollm2_135m", 8_193, rows=2),
+    lambda: rw.figures.ratios(SMALL),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", [*DRAWN.values(), *EDGES])
+def test_axes_have_units(draw: Callable[[], Any]) -> None:
     """Laid out without a warning (the test run makes one an error)."""
-    check_units(DRAWN[name]())
+    check_units(draw())
 
 
 def test_each_figure_has_its_numbers() -> None:
@@ -147,45 +156,19 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("waves", {"pairs": (4,)}), ("waves", {"pairs": (-1,)}), ("waves", {"length": 0}), ("decay", {"length": 15}),
-     ("decay", {"length": 16, "model": "no/such"}), ("unseen", {"target": 16})],
-)  # fmt: skip
-def test_nonsense_is_refused(name: str, arguments: dict[str, Any]) -> None:
-    """Where a figure would show nothing; each with a cure."""
-    with pytest.raises(RopeError, match=r"figures|no such") as refused:
-        getattr(rw.figures, name)(SMALL, **arguments)
-    assert refused.value.cure
-
-
-@pytest.mark.parametrize(
     "call",
-    [lambda: rw.figures.waves("no_such"), lambda: rw.figures.waves(3),
-     lambda: rw.figures.maps(tokens=0), lambda: rw.figures.maps(heads=[(rw.load("tiny").config.num_hidden_layers, 0)]),
-      lambda: rw.figures.maps(text="short"),
-     lambda: rw.figures.unseen(rw.RopeConfig(8, interleaved=False))],
+    [lambda: rw.figures.waves(SMALL, pairs=(4,)), lambda: rw.figures.waves(SMALL, pairs=(-1,)),
+     lambda: rw.figures.waves(SMALL, length=0), lambda: rw.figures.decay(SMALL, length=15),
+     lambda: rw.figures.decay(SMALL, length=16, model="no/such"), lambda: rw.figures.unseen(SMALL, target=16),
+     lambda: rw.figures.waves("no_such"), lambda: rw.figures.waves(3), lambda: rw.figures.maps(tokens=0),
+     lambda: rw.figures.maps(heads=[(rw.load("tiny").config.num_hidden_layers, 0)]),
+     lambda: rw.figures.maps(text="short"), lambda: rw.figures.unseen(rw.RopeConfig(8, interleaved=False))],
 )  # fmt: skip
-def test_other_nonsense_too(call: Callable[[], Any]) -> None:
-    """Configs that are none, a head that there is not, a short text, an unknown length."""
+def test_nonsense_is_refused(call: Callable[[], Any]) -> None:
+    """Where a figure would show nothing, and for what is not a config, head, text or length; each with a cure."""
     with pytest.raises(RopeError) as refused:
         call()
     assert refused.value.cure
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda: rw.figures.waves(rw.RopeConfig(2, interleaved=True), 1), lambda: rw.figures.waves("phi_3_5_mini", 999_999),
-     lambda: rw.figures.waves("gemma_3_1b", 64, pairs=(127,)),
-     lambda: rw.figures.waves(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), 8),
-     lambda: rw.figures.decay(GRID, 16),
-     lambda: rw.figures.unseen("smollm2_135m", 8_193, rows=2), lambda: rw.figures.ratios(SMALL)],
-)  # fmt: skip
-def test_the_edges_can_be_drawn(call: Callable[[], Any]) -> None:
-    """Laid out without a warning (the test run makes one an error)."""
-    figure = call()
-    with styles.style():
-        figure.draw_without_rendering()
-    assert figure.axes
 
 
 def test_colours_stay_apart_on_dark_pages() -> None:

@@ -150,18 +150,6 @@ def test_the_page_is_built_from_these_sources():
     assert recorded(built_page()) == digest(WEB), "web/ has changed since explorer.html was built: run `make web`"
 
 
-def test_a_changed_source_is_noticed(tmp_path):
-    """Another content, another name."""
-    for name in (*SETTINGS, "src/a.ts"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    first = digest(tmp_path)
-    (tmp_path / "src" / "a.ts").write_text("changed")
-    second = digest(tmp_path)
-    (tmp_path / "src" / "a.ts").rename(tmp_path / "src" / "b.ts")
-    assert len({first, second, digest(tmp_path)}) == 3
-
-
 def test_the_page_names_no_other_place():
     """No address of a script, style, image or font: the only links lead to papers, and namespaces are names."""
     page = built_page()

@@ -44,20 +44,12 @@ def each_once(extensions: list[Extension]) -> list[Any]:
     return [pytest.param(each, marks=[REPEATS] * (type(each) is type(before))) for before, each in pairs]
 
 
-def for_compilers(*marks: pytest.MarkDecorator) -> list[Any]:
-    """One of each class; thorough: STRING, and a leak with a scale; slow: second ones."""
-    found, last = [], None
-    for each in EXTENSIONS:
-        second, last = type(each) is last, type(each)
-        given = (
-            [pytest.mark.thorough]
-            if (last is ReRoPE if second else last is STRING)
-            else [pytest.mark.slow]
-            if second
-            else [*marks]
-        )
-        found.append(pytest.param(each, marks=given))
-    return found
+LEAK = EXTENSIONS[1]
+COMPILED = [
+    pytest.param(each, marks=[pytest.mark.thorough] * (each is LEAK or isinstance(each, STRING)))
+    for each in (*{type(each): each for each in reversed(EXTENSIONS)}.values(), LEAK)
+]
+"""The first of each class, and a leak with a scale."""
 
 
 def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:
@@ -92,6 +84,7 @@ def factor(extension: Extension, m: int) -> float:
 def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
     """Output `[seq, hidden]` of one row: each score formed alone, in float64 NumPy."""
     w = {name: value.detach().double().numpy() for name, value in layer.state_dict().items()}
+    of_rope = layer.rotary.attention_factor_at(len(x)) ** 2
     seq = len(x)
     q, k, v = ((x @ w[f"{name}_proj.weight"].T).reshape(seq, -1, HEAD_DIM) for name in "qkv")
     out = np.zeros((seq, HEADS, HEAD_DIM))
@@ -103,7 +96,7 @@ def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
                 d = relative(extension, m, n)
                 if d is not None:
                     turned = turn(q[m, head], d, theta=10_000.0, rotary_dim=HEAD_DIM, interleaved=False)
-                    scores[n] = turned @ k[n, group] / math.sqrt(HEAD_DIM) * factor(extension, m)
+                    scores[n] = turned @ k[n, group] * of_rope / math.sqrt(HEAD_DIM) * factor(extension, m)
                     if layer.softcap is not None:
                         scores[n] = layer.softcap * math.tanh(scores[n] / layer.softcap)
             sink = w["sinks"][head] if "sinks" in w else -np.inf
@@ -113,7 +106,7 @@ def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
     return out.reshape(seq, -1) @ w["o_proj.weight"].T
 
 
-def make_layer(extension: Extension, dtype: torch.dtype = torch.float64, **form: Any) -> Attention:
+def make_layer(extension: Extension | None, dtype: torch.dtype = torch.float64, **form: Any) -> Attention:
     torch.manual_seed(1)
     given = {"num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rope": ROPE, **form}
     layer = Attention(24, HEADS, extension=extension, **given)

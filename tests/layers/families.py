@@ -26,7 +26,6 @@ LONGROPE = {
 # name -> what differs from SIZES
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama-tied": {"tie_word_embeddings": True},
     "llama-biases": {"attention_bias": True, "mlp_bias": True},
     "llama-multi-query": {"num_key_value_heads": 1},
     "llama-head-dim": {"head_dim": 16},

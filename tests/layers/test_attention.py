@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,17 @@ from ropewalk.layers.attention import Attention
 from ropewalk.layers.cache import KVCache
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.positions import grid_positions
-from ropewalk.rope.extensions import ReRoPE
+from ropewalk.rope.extensions import ReRoPE, SelfExtend
+from ropewalk.rope.scaling import DynamicNTK
 from tests.layers import oracle
 
 HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11
+ROPE = RopeConfig(DIM, interleaved=False)
 
 
 def make(**changes: Any) -> Attention:
     """A small attention in float64 with biases and norms that matter."""
-    given: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": DIM, "rope": RopeConfig(DIM, interleaved=False)}
+    given: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": DIM, "rope": ROPE}
     module = Attention(HIDDEN, HEADS, **{**given, **changes}).double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -118,18 +121,46 @@ def test_dropout_only_in_training() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_gradients_are_those_of_the_open_form(window: int | None) -> None:
-    """The fused path's gradients, to input and weights, are those of attention written out."""
-    module = make(qk_norm=True, bias=True, sliding_window=window)
-    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True)
-    wanted = [x, *module.parameters()]
-    target = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
-    fused = torch.autograd.grad((module(x) * target).sum(), wanted)
-    opened = torch.autograd.grad((module(x, need_weights=True)[0] * target).sum(), wanted)
-    for a, b in zip(fused, opened, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
-        assert a.abs().max() > 0
+@pytest.mark.parametrize(
+    "form",
+    [{"qk_norm": True, "bias": True}, {"sliding_window": 2, "bias": True}, {"softcap": 0.5, "sliding_window": 3},
+     {"sinks": True}, {"extension": SelfExtend(group=2, window=3)}],
+    ids=str,
+)  # fmt: skip
+def test_gradients(form: dict[str, Any]) -> None:
+    """To the input and to each weight, against finite differences."""
+    module, x = make(**form), torch.randn(1, 6, HIDDEN, dtype=torch.float64, requires_grad=True)
+    names, weights = zip(*module.named_parameters(), strict=True)
+
+    def output(x: Tensor, *given: Tensor) -> Tensor:
+        return torch.func.functional_call(module, dict(zip(names, given, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(output, (x, *weights), fast_mode=True)
+
+
+def test_sinks_learn_while_all_else_is_frozen() -> None:
+    """Nothing else requires a gradient."""
+    module = make(sinks=True).float().requires_grad_(False)
+    assert module.sinks is not None
+    module.sinks.requires_grad_()
+    module(torch.randn(1, 6, HIDDEN)).sum().backward()
+    assert module.sinks.grad.abs().min() > 0
+
+
+def test_a_bias_is_added_after_the_cap() -> None:
+    """ALiBi's slopes are not capped; a sink stands beside the biased logits."""
+    torch.manual_seed(5)
+    module = make(rope=None, encoding="alibi", softcap=0.5, sinks=True)
+    plain = make(rope=None, softcap=0.5, sinks=True)
+    plain.load_state_dict(module.state_dict())
+    x = torch.randn(1, SEQ, HIDDEN, dtype=torch.float64)
+    weights, unbiased = (layer(x, need_weights=True)[1] for layer in (module, plain))
+    slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1, dtype=torch.float64) / HEADS)
+    distances = torch.arange(SEQ - 1, -1, -1, dtype=torch.float64)
+    factors = weights[0, :, -1] / unbiased[0, :, -1]  # one number for each head times e^(-slope distance)
+    expected = torch.exp(-slopes[:, None] * distances)
+    torch.testing.assert_close(factors / factors[:, -1:], expected / expected[:, -1:])
+    assert (weights.sum(-1) < 1).all()
 
 
 def test_long_windows_go_in_blocks() -> None:
@@ -165,44 +196,45 @@ def test_nothing_is_masked_where_nothing_is_hidden() -> None:
 
 
 @pytest.mark.rejects
-def test_what_is_refused() -> None:
-    """Sizes and arguments that do not fit are named."""
-    rope = RopeConfig(DIM, interleaved=False)
-    with pytest.raises(RopeError, match="multiple of `num_key_value_heads`"):
-        Attention(24, 4, num_key_value_heads=3)
-    with pytest.raises(RopeError, match="`hidden_size` is not a multiple"):
-        Attention(25, 4)
-    with pytest.raises(RopeError, match="different head_dim"):
-        Attention(32, 4, rope=rope)
-    with pytest.raises(RopeError, match="`sliding_window` must be a whole number from 1"):
-        Attention(24, 4, sliding_window=0)
-    with pytest.raises(RopeError, match="`attention_dropout` must be a probability"):
-        Attention(24, 4, attention_dropout=1.0)
-    module, x = make(), torch.zeros(2, 5, HIDDEN, dtype=torch.float64)
-    with pytest.raises(RopeError, match=r"must be \[batch, seq, hidden\]"):
-        module(x[0])
-    with pytest.raises(RopeError, match=r"`attention_mask` must be bool or integer \[batch, seq\]"):
-        module(x, attention_mask=torch.ones(2, 9, dtype=torch.bool))
-    with pytest.raises(RopeError, match=r"`document_ids` must be integers"):
-        module(x, document_ids=torch.ones(2, 5))
-    cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
-    with pytest.raises(RopeError, match="packed documents do not support a cache"):
-        module(x, document_ids=torch.ones(2, 5, dtype=torch.long), cache=cache)
-    from ropewalk.rope.scaling import DynamicNTK
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
+        ({"hidden_size": 25}, "`hidden_size` is not a multiple"),
+        ({"hidden_size": 32, "rope": ROPE}, "different head_dim"),
+        ({"sliding_window": 0}, "`sliding_window` must be a whole number from 1"),
+        ({"attention_dropout": 1.0}, "`attention_dropout` must be a probability"),
+        *(({"softcap": softcap}, "`softcap` must be") for softcap in (0.0, -1.0, float("inf"))),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Each is named."""
+    with pytest.raises(RopeError, match=message):
+        Attention(**{"hidden_size": HIDDEN, "num_attention_heads": HEADS, **changes})
 
-    dynamic = make(rope=RopeConfig(DIM, interleaved=False, max_position_embeddings=4, scaling=DynamicNTK(2.0)))
-    with pytest.raises(RopeError, match="not made for this layer's rope"):
-        dynamic(x, cache=cache, seq_len=9)
-    known = KVCache(
-        num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=x.dtype, ropes=[dynamic.rope], seq_len=7
-    )
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Arguments that do not fit are named."""
+    module, x = make(), torch.zeros(2, 5, HIDDEN, dtype=torch.float64)
+    sizes: dict[str, Any] = {"num_layers": 1, "batch": 2, "num_key_value_heads": 2, "head_dim": DIM, "dtype": x.dtype}
+    cache, dynamic = KVCache(**sizes), make(rope=replace(ROPE, max_position_embeddings=4, scaling=DynamicNTK(2.0)))
+    known = KVCache(**sizes, ropes=[dynamic.rope], seq_len=7)
     dynamic(x, cache=known)
-    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
-        dynamic(x, cache=known)
-    with pytest.raises(RopeError, match="not made for this layer's rope"):
-        module(x, cache=known)
-    with pytest.raises(RopeError, match="a cache needs causal attention"):
-        make(causal=False)(x, cache=cache)
+    calls: list[tuple[Attention, Tensor, dict[str, Any], str]] = [
+        (module, x[0], {}, r"must be \[batch, seq, hidden\]"),
+        (module, x, {"attention_mask": torch.ones(2, 9).bool()}, r"`attention_mask` must be bool or integer"),
+        (module, x, {"document_ids": torch.ones(2, 5)}, r"`document_ids` must be integers"),
+        (module, x, {"document_ids": torch.ones(2, 5).long(), "cache": cache}, "packed documents do not support a"),
+        (dynamic, x, {"cache": cache, "seq_len": 9}, "not made for this layer's rope"),
+        (dynamic, x, {"cache": known}, "exceeds the `seq_len`"),
+        (module, x, {"cache": known}, "not made for this layer's rope"),
+        (make(causal=False), x, {"cache": cache}, "a cache needs causal attention"),
+    ]
+    for layer, given, arguments, message in calls:
+        with pytest.raises(RopeError, match=message):
+            layer(given, **arguments)
 
 
 def test_nothing_given_is_ignored() -> None:

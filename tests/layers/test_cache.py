@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 
 import ropewalk as rw
 from ropewalk import RopeConfig, RopeError, inverse_frequencies
-from ropewalk.layers import attention as attention_module
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.cache import KVCache
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
@@ -182,19 +181,17 @@ def test_made_in_inference_mode_used_outside() -> None:
 def test_what_is_refused() -> None:
     """Wrong batches, layers and shapes are named."""
     cache = make(2)
-    with pytest.raises(RopeError, match="the batch differs from the cache's"):
-        cache.lay_out(3, 1)
     layout = cache.lay_out(2, 2)
-    with pytest.raises(RopeError, match="`layer` must be a whole number from 0 to 0"):
-        cache.write(1, *tokens(2, 2), layout)
-    with pytest.raises(RopeError, match=r"keys must be \[batch, seq, kv_heads, head_dim\]"):
-        cache.write(0, *tokens(2, 3), layout)
-    with pytest.raises(RopeError, match="`attention_mask` must be bool or integer"):
-        cache.lay_out(2, 2, attention_mask=torch.ones(2, 12))
-    with pytest.raises(RopeError, match="`batch` must be a whole number from 1"):
-        make(0)
-    with pytest.raises(RopeError, match="one entry per layer"):
-        make(ropes=[None, None])
+    for call, message in (
+        (lambda: cache.lay_out(3, 1), "the batch differs from the cache's"),
+        (lambda: cache.write(1, *tokens(2, 2), layout), "`layer` must be a whole number from 0 to 0"),
+        (lambda: cache.write(0, *tokens(2, 3), layout), r"keys must be \[batch, seq, kv_heads, head_dim\]"),
+        (lambda: cache.lay_out(2, 2, attention_mask=torch.ones(2, 12)), "`attention_mask` must be bool or integer"),
+        (lambda: make(0), "`batch` must be a whole number from 1"),
+        (lambda: make(ropes=[None, None]), "one entry per layer"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            call()
 
 
 # --- the fused pass of Attention
@@ -299,20 +296,3 @@ def test_plain_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention.get_submodule(name), "_call_impl", heard(seen))
     attention(torch.randn(1, 4, 30))
     assert seen == []
-
-
-def test_the_kernel_is_asked():
-    """The cache's write really goes through the fused pass where the extension is there."""
-    calls = []
-    original = attention_module.norm_rotated
-
-    def counting(*arguments, **options):
-        calls.append(arguments[-1])
-        return original(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_module, "norm_rotated", counting)
-        attention = make_of_fused(torch.float32, qk_norm=False)
-        attention(torch.randn(1, 3, 30), cache=KVCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=10))
-    kernels = choose(torch.zeros(1)).kernels
-    assert len(calls) == int(kernels)

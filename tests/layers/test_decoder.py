@@ -13,7 +13,6 @@ from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.extensions import Positions, ReRoPE
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
-from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.layers.test_separate_rows import ROPES
 
 VOCAB, DIM, TRAINED = 50, 8, 16
@@ -40,14 +39,6 @@ def make(ropes: Any = None, **changes: Any) -> Decoder:
 def ids(batch: int, seq: int) -> Tensor:
     """Random tokens."""
     return torch.randint(0, VOCAB, (batch, seq))
-
-
-def in_chunks(model: Decoder, tokens: Tensor, sizes: list[int], **cache: Any) -> Tensor:
-    """Logits of tokens that go through a cache in chunks."""
-    kept = model.new_cache(len(tokens), **cache)
-    parts = [model(part, cache=kept) for part in tokens.split(sizes, 1)]
-    assert kept.lengths.tolist() == [tokens.shape[1]] * len(tokens)
-    return torch.cat(parts, 1)
 
 
 def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
@@ -77,57 +68,19 @@ def test_rotation_matters() -> None:
         assert (other(tokens, seq_len=40) - plain(tokens)).abs().max() > 1e-3, name
 
 
-def test_tables_are_built_once_per_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward builds cos and sin once for each distinct config."""
-    made = []
-    original = RotaryEmbedding.cos_sin
-
-    def counting(self: RotaryEmbedding, *args: Any, **kwargs: Any) -> Any:
-        made.append(self.config.theta)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(RotaryEmbedding, "cos_sin", counting)
-    make((rope(), rope(theta=30.0), rope()))(ids(1, 4))
-    assert made == [1000.0, 30.0]
-
-
-def hugging_face(kind: str, **changes: Any) -> Any:
-    """A tiny random model of transformers."""
-    import transformers
-
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.2,
-        "rms_norm_eps": 1e-5, "attn_implementation": "eager",
-    }  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-
-
-@pytest.mark.parametrize(
-    ("kind", "theirs", "ours"),
-    [
-        ("Llama", {"tie_word_embeddings": False}, {"tie_word_embeddings": False}),
-        ("Qwen3", {"tie_word_embeddings": True}, {"qk_norm": True}),
-        ("Mistral", {"sliding_window": 6, "tie_word_embeddings": True}, {"sliding_window": 6}),
-        ("Qwen2", {"tie_word_embeddings": True}, {"attention_bias": True}),
-    ],
-)
-def test_equals_transformers(kind: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """With transformers' weights the logits are transformers', windows and padding too."""
-    reference = hugging_face(kind, rope_parameters={"rope_type": "default", "rope_theta": 1000.0}, **theirs)
-    model = make(rope(), **ours)
-    state = {k.removeprefix("model."): v for k, v in reference.state_dict().items()}
-    if model.lm_head is None:
-        state.pop("lm_head.weight")
-    model.load_state_dict(state)
-    tokens = ids(2, 20)
-    with torch.no_grad():
-        close(model(tokens), reference(tokens).logits)
-        mask = torch.ones_like(tokens)
-        mask[1, :7] = 0
-        padded = reference(tokens, attention_mask=mask).logits
-        close(model(tokens, attention_mask=mask)[mask.bool()], padded[mask.bool()])
+def test_settings_reach_the_layers() -> None:
+    """Each layer computes with what the config says; test_parity_transformers.py compares whole models."""
+    windows = (None, 3, None)
+    given = {"attention_dropout": 0.1, "residual_dropout": 0.2}
+    biases = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
+    model = make(rope(), sliding_window=windows, qk_norm=True, norm_eps=1e-3, **biases, **given)
+    for layer, window in zip(model.layers, windows, strict=True):
+        attention = layer.self_attn
+        assert attention.sliding_window == window
+        assert {name: getattr(attention, name) for name in given} == given
+        norms = (attention.q_norm, attention.k_norm, layer.input_layernorm, layer.post_attention_layernorm, model.norm)
+        assert {norm.eps for norm in norms} == {1e-3}
+        assert all(part.bias is not None for part in (attention.q_proj, attention.o_proj, layer.mlp.down_proj))
 
 
 def test_hidden_states_and_logits_are_the_forward() -> None:
@@ -164,29 +117,28 @@ def test_a_cache_keeps_no_gradients() -> None:
     assert model(ids(1, 3)).requires_grad
     low, tokens = model.bfloat16(), ids(1, 9)  # its cache has its dtype, or the one that is named
     assert low.new_cache().dtype == torch.bfloat16
-    close(in_chunks(low, tokens, [5, 1, 3], dtype=torch.float32), low(tokens), atol=0.1)
+    cache = low.new_cache(dtype=torch.float32)
+    close(torch.cat([low(part, cache=cache) for part in tokens.split([5, 1, 3], 1)], 1), low(tokens), atol=0.1)
 
 
-def test_outgrown_and_disagreeing_caches_are_refused() -> None:
+@pytest.mark.rejects
+@pytest.mark.parametrize("scaling", [DynamicNTK(2.0), LONG], ids=["dynamic", "longrope"])
+def test_outgrown_and_disagreeing_caches_are_refused(scaling: Scaling) -> None:
     """seq_len is required, fixed, and not to be outgrown; a cache of another rope is refused."""
-    for scaling in (DynamicNTK(2.0), LONG):
-        model = make(rope(scaling))
-        with pytest.raises(RopeError, match="`seq_len` is required"):
-            model(ids(1, 4))
-        with pytest.raises(RopeError, match="`seq_len` is required"):
-            model.new_cache()
-        cache = model.new_cache(seq_len=12)
-        model(ids(1, TRAINED), cache=cache)
-        with pytest.raises(RopeError, match="`seq_len` differs"):
-            model(ids(1, 1), cache=cache, seq_len=13)
-        with pytest.raises(RopeError, match="exceeds the `seq_len`"):
-            model(ids(1, 1), cache=cache)
-        assert cache.lengths.tolist() == [TRAINED]
-        with pytest.raises(RopeError, match="made for a different rope"):
-            model.with_positions(rope=rope())(ids(1, 1), cache=cache)
-    plain = make(rope())
-    with pytest.raises(RopeError, match="`seq_len` differs"):
-        plain(ids(1, 1), cache=plain.new_cache(), seq_len=9)
+    model, plain = make(rope(scaling)), make(rope())
+    cache = model.new_cache(seq_len=12)
+    model(ids(1, TRAINED), cache=cache)
+    for call, message in (
+        (lambda: model(ids(1, 4)), "`seq_len` is required"),
+        (lambda: model.new_cache(), "`seq_len` is required"),
+        (lambda: model(ids(1, 1), cache=cache, seq_len=13), "`seq_len` differs"),
+        (lambda: model(ids(1, 1), cache=cache), "exceeds the `seq_len`"),
+        (lambda: plain(ids(1, 1), cache=cache), "made for a different rope"),
+        (lambda: plain(ids(1, 1), cache=plain.new_cache(), seq_len=9), "`seq_len` differs"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            call()
+    assert cache.lengths.tolist() == [TRAINED]
 
 
 @pytest.mark.rejects
@@ -242,21 +194,6 @@ def test_built_on_meta() -> None:
     other.load_state_dict(source.state_dict(), assign=True)
     assert torch.equal(other(tokens), source(tokens))
     assert not list(source.buffers())
-
-
-def test_gradients_reach_every_weight() -> None:
-    """Every parameter learns, with padding and documents too, and no gradient is NaN."""
-    model = make(rope(), qk_norm=True, attention_bias=True, tie_word_embeddings=False, sliding_window=(None, 3, None))
-    tokens = ids(2, 10)
-    mask, marks = torch.ones(2, 10, dtype=torch.long), torch.tensor([[0] * 4 + [1] * 6] * 2)
-    mask[0, :5] = 0
-    loss = model.train()(tokens, attention_mask=mask, document_ids=marks)[mask.bool()].logsumexp(-1).sum()
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        if name != "layers.0.self_attn.k_proj.bias":
-            assert parameter.grad.abs().max() > 0, name
 
 
 def test_initial_weights() -> None:
@@ -338,38 +275,40 @@ def test_with_positions_shares_weights() -> None:
 
 def test_with_positions_sets_both_at_once() -> None:
     """A rope and an extension together, one alone, and neither; what is not named stays."""
-    model, near, tokens = make(rope()), ReRoPE(window=4), ids(1, 30)
-    both = model.with_positions(rope=rope(Linear(4.0)), extension=near)
-    assert both.config.positions == Positions((rope(Linear(4.0)),) * 3, (near,) * 3, (None,) * 3)
-    assert (both.config.rope, both.config.extension) == (rope(Linear(4.0)), near)
-    one_by_one = model.with_positions(rope=rope(Linear(4.0))).with_positions(extension=near)
-    assert torch.equal(both(tokens), one_by_one(tokens))
-    assert (
-        both.with_positions(extension=None).config.positions
-        == model.with_positions(rope=rope(Linear(4.0))).config.positions
-    )
+    model, near, far, tokens = make(rope()), ReRoPE(window=4), rope(Linear(4.0)), ids(1, 30)
+    both, scaled = model.with_positions(rope=far, extension=near), model.with_positions(rope=far)
     without = both.with_positions(rope=None, extension=None)  # neither order of two calls could do this for a layer
-    assert without.config.positions == Positions((None,) * 3, (None,) * 3, (None,) * 3)
-    back = without.with_positions(rope=(rope(),) * 3, extension=(near, None, None))
-    assert back.config.positions == Positions((rope(),) * 3, (near, None, None), (None,) * 3)
-    assert torch.equal(both.with_positions()(tokens), both(tokens))
-    assert model.config.positions == Positions((rope(),) * 3, (None,) * 3, (None,) * 3)
+    nothing = (None,) * 3
+    for changed, ropes, extensions in (
+        (both, (far,) * 3, (near,) * 3),
+        (both.with_positions(extension=None), (far,) * 3, nothing),
+        (without, nothing, nothing),
+        (without.with_positions(rope=(rope(),) * 3, extension=(near, None, None)), (rope(),) * 3, (near, None, None)),
+        (model, (rope(),) * 3, nothing),
+    ):
+        assert changed.config.positions == Positions(ropes, extensions, nothing)
+    assert (both.config.rope, both.config.extension) == (far, near)
+    for same in (scaled.with_positions(extension=near), both.with_positions()):
+        assert torch.equal(same(tokens), both(tokens))
 
 
 @pytest.mark.rejects
-def test_with_positions_refuses() -> None:
-    """Other types, another number of layers, and a rope that an extension still needs."""
-    model = make(rope())
-    for settings, message in (
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
         ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
         ({"rope": 10_000.0}, "`rope` must be of type RopeConfig"),
         ({"extension": "rerope"}, "`extension` must be of type Extension"),
         ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
-    ):
-        with pytest.raises(RopeError, match=message):
-            model.with_positions(**settings)
+    ],
+    ids=str,
+)
+def test_with_positions_refuses(settings: dict[str, Any], message: str) -> None:
+    """Other types, another number of layers, and a rope that an extension still needs."""
+    with pytest.raises(RopeError, match=message):
+        make(rope()).with_positions(**settings)
     with pytest.raises(RopeError, match="with a rope over all earlier tokens"):
-        model.with_positions(extension=ReRoPE(4)).with_positions(rope=None)
+        make(rope()).with_positions(extension=ReRoPE(4)).with_positions(rope=None)
     with pytest.raises(RopeError, match=r"Positions: a tuple `extensions` needs one entry per layer"):
         Positions((rope(),), (), (None,))

@@ -16,7 +16,6 @@ from ropewalk.layers import attention as attention_module
 from ropewalk.layers.attend import attend_varlen, varlen_kernel
 from ropewalk.layers.masks import find_documents, lay_out
 from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE
-from ropewalk.rope.scaling import DynamicNTK
 
 VOCAB = 50
 ROPE = rw.RopeConfig(8, interleaved=False, max_position_embeddings=8)
@@ -81,48 +80,18 @@ def test_packed_is_separate(kind: str, padded: bool) -> None:
         torch.testing.assert_close(model(ids, document_ids=marks, attention_mask=mask), packed, atol=1e-11, rtol=0)
 
 
-def test_each_row_keeps_its_length_and_its_positions() -> None:
-    """Frequencies follow each row's own seq_len; position ids that are given turn queries and keys."""
-    model = make(rope=replace(ROPE, scaling=DynamicNTK(2.0)))
-    ids, marks = torch.randint(0, VOCAB, (2, 12)), pack([[5, 7], [3, 9]])
-    both = model(ids, document_ids=marks, seq_len=torch.tensor([20, 60]))
-    for row, seq_len in enumerate((20, 60)):
-        alone = model(ids[row : row + 1], document_ids=marks[row : row + 1], seq_len=seq_len)
-        torch.testing.assert_close(both[row : row + 1], alone, atol=1e-12, rtol=0)
-    extended = model.with_positions(extension=DualChunk(chunk=3, trained_length=5))
-    both = extended(ids, document_ids=marks, seq_len=torch.tensor([20, 60]))
-    torch.testing.assert_close(both[1, 3:], extended(ids[1:, 3:], seq_len=60)[0], atol=1e-12, rtol=0)
-    for kind in ("rope", "relative"):
-        model = make(**KINDS[kind])
-        positions = torch.stack([torch.randperm(12), torch.arange(12) * 3])
-        for given in (positions, positions[1]):
-            packed = model(ids, document_ids=marks, position_ids=given)
-            alone = model(ids[1:, 3:], position_ids=positions[1:, 3:])
-            torch.testing.assert_close(packed[1:, 3:], alone, atol=1e-12, rtol=0)
-
-
-def test_nothing_but_padding() -> None:
-    """Rows of padding alone are finite, and so are their gradients."""
-    model, ids = make(rope=ROPE), torch.randint(0, VOCAB, (2, 6))
-    out = model(ids, document_ids=pack([[2, 4], [6]]), attention_mask=torch.zeros(2, 6, dtype=torch.long))
+@pytest.mark.parametrize("kind", ["rope", "relative"])
+def test_positions_that_are_given_are_used(kind: str) -> None:
+    """They turn queries and keys, and choose the biases. A row of padding has finite logits and gradients."""
+    model, ids, marks = make(**KINDS[kind]), torch.randint(0, VOCAB, (2, 12)), pack([[5, 7], [3, 9]])
+    positions = torch.stack([torch.randperm(12), torch.arange(12) * 3])
+    for given in (positions, positions[1]):
+        packed = model(ids, document_ids=marks, position_ids=given)
+        alone = model(ids[1:, 3:], position_ids=positions[1:, 3:])
+        torch.testing.assert_close(packed[1:, 3:], alone, atol=1e-12, rtol=0)
+    out = model(ids, document_ids=marks, attention_mask=torch.zeros(2, 12, dtype=torch.long))
     out.sum().backward()
-    assert out.isfinite().all()
-    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
-
-
-def test_where_the_documents_lie() -> None:
-    """Rows end to end without padding; packing and unpacking give the tokens back, and zeros at padding."""
-    marks, mask = torch.tensor([[7, 7, 2, 2, 2], [1, 1, 1, 1, 7]]), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]])
-    layout = lay_out(2, 5, marks.device, document_ids=marks, attention_mask=mask)
-    found = find_documents(layout)
-    assert found is not None
-    assert (found.lengths, found.offsets.tolist()) == ((1, 2, 4), [0, 1, 3, 7])
-    x = torch.randn(2, 5, 3)
-    assert torch.equal(found.unpack(found.pack(x)), x * mask[..., None])
-    assert find_documents(lay_out(2, 5, marks.device)) is None
-    with torch.device("meta"):
-        unreadable = torch.zeros(2, 5, dtype=torch.long)
-    assert find_documents(lay_out(2, 5, unreadable.device, document_ids=unreadable)) is None
+    assert all(x.isfinite().all() for x in (out, *gradients(model).values()))
 
 
 @pytest.mark.parametrize("grouped", [True, False])

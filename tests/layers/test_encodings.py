@@ -17,7 +17,7 @@ import ropewalk as rw
 from ropewalk import encodings
 from ropewalk.encodings import ENCODINGS, Places, Sizes
 from ropewalk.layers.encoding import DistanceBias
-from ropewalk.layers.encodings import alibi_slopes, sinusoidal_table, t5_bucket
+from ropewalk.layers.encodings import alibi_slopes, t5_bucket
 from tests import oracle
 
 SIZES = Sizes(hidden_size=12, num_attention_heads=3, head_dim=4)
@@ -45,16 +45,12 @@ def by_formula(formula):
 
 
 def test_sinusoidal():
-    """PE(m, 2i) = sin(m / theta^(2i/d)), PE(m, 2i+1) = cos; embeddings times sqrt(d) before, unless told otherwise."""
-    expected = [
-        [f(m / 10_000 ** (2 * i / 12)) for i in range(6) for f in (math.sin, math.cos)] for m in (0, 1, 77, 100_000)
-    ]
+    """PE(m, 2i) = sin(m / theta^(2i/d)), PE(m, 2i+1) = cos; embeddings times sqrt(d) before, by default."""
     ids = torch.tensor([0, 1, 77, 100_000])
-    np.testing.assert_allclose(sinusoidal_table(ids, 12).numpy(), expected, atol=1e-10)
+    expected = [[f(m / 10_000 ** (2 * i / 12)) for i in range(6) for f in (math.sin, math.cos)] for m in ids.tolist()]
     x = torch.randn(2, 4, 12, dtype=torch.float64)
     for scaled in (True, False):
-        module = encodings.Sinusoidal(scale_embeddings=scaled).build(SIZES)
-        got = module.embedded(x, ids).numpy()
+        got = encodings.Sinusoidal(scale_embeddings=scaled).build(SIZES).embedded(x, ids).numpy()
         np.testing.assert_allclose(got, x.numpy() * (math.sqrt(12) if scaled else 1) + expected, atol=1e-10)
 
 
@@ -63,16 +59,6 @@ def test_learned():
     module, numbers = built(encodings.LearnedAbsolute(8))
     got = module.embedded(torch.zeros(1, 3, 12, dtype=torch.float64), torch.tensor([7, 0, 2])).detach().numpy()
     assert (got[0] == numbers["positions.weight"][[7, 0, 2]]).all()
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_relative(causal):
-    """A number for each clipped distance; where causal no number is wasted on later keys."""
-    module, numbers = built(encodings.RelativeBias(5), causal=causal)
-    table, least = numbers["bias.weight"], 0 if causal else -5
-    assert table.shape == (5 - least + 1, 3)
-    expected = by_formula(lambda h, m, n: table[min(max(m - n, least), 5) - least, h])
-    assert (bias_of(module) == expected).all()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -86,12 +72,34 @@ def test_t5_buckets_are_transformers(causal, buckets, far):
     assert torch.equal(t5_bucket(distance, buckets, far, causal=causal), theirs)
 
 
-def test_t5():
-    """The bias is the table's entry of that bucket."""
-    module, numbers = built(encodings.T5Bias())
-    buckets = t5_bucket(torch.tensor(QUERIES)[:, None] - torch.tensor(KEYS), 32, 128, causal=True).numpy()
-    expected = numbers["bias.weight"][buckets].transpose(2, 0, 1)
-    assert (bias_of(module) == expected).all()
+def relative(w, h, d, least):
+    """A number for each clipped distance; if causal, none for later keys."""
+    assert w["bias.weight"].shape == (6 - least, 3)
+    return w["bias.weight"][min(max(d, least), 5) - least, h]
+
+
+def t5(w, h, d, least):
+    """The table's entry of the bucket of the distance."""
+    return w["bias.weight"][t5_bucket(torch.tensor(d), 32, 128, causal=least == 0), h]
+
+
+FORMULAS = {
+    "relative": (encodings.RelativeBias(5), relative),
+    "t5": (encodings.T5Bias(), t5),
+    "alibi": (encodings.ALiBi(), lambda w, h, d, least: -alibi_slopes(3)[h] * abs(d)),
+    "kerple": (encodings.KERPLE(), lambda w, h, d, least: (
+        -np.exp(w["log_r1"][h]) * math.log(1 + np.exp(w["log_r2"][h]) * abs(d)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_biases_by_distance(name, causal):
+    """By the formula, on either side of a query."""
+    config, formula = FORMULAS[name]
+    module, numbers = built(config, causal=causal)
+    expected = by_formula(lambda h, m, n: formula(numbers, h, m - n, 0 if causal else -5))
+    np.testing.assert_allclose(bias_of(module), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 40])
@@ -99,20 +107,6 @@ def test_alibi_slopes_are_transformers(heads):
     """BLOOM's slopes, for powers of 2 and other counts."""
     theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32).view(heads, 2)[:, 1]
     np.testing.assert_allclose(alibi_slopes(heads), theirs.numpy(), rtol=1e-6)
-
-
-def test_alibi():
-    """-slope |m - n|, on either side."""
-    module, _ = built(encodings.ALiBi())
-    np.testing.assert_allclose(bias_of(module), by_formula(lambda h, m, n: -alibi_slopes(3)[h] * abs(m - n)))
-
-
-def test_kerple():
-    """-r1 log(1 + r2 |m - n|)."""
-    module, numbers = built(encodings.KERPLE())
-    r1, r2 = np.exp(numbers["log_r1"]), np.exp(numbers["log_r2"])
-    expected = by_formula(lambda h, m, n: -r1[h] * math.log(1 + r2[h] * abs(m - n)))
-    np.testing.assert_allclose(bias_of(module), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -200,7 +194,6 @@ def test_runs_equal_single_positions(name, first_query, first_key, seq, keys):
 # --- in a decoder
 
 NAMES = [*ENCODINGS, "rope"]
-CAUSAL = {"xpos"}
 SEQ = 20
 
 
@@ -246,29 +239,16 @@ def test_everything_learned_gets_a_gradient(model, ids):
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_order_matters(model, ids):
-    """Other positions for the same tokens, other logits: the encoding reaches the scores."""
-    if model.config.rope is None and model.config.encoding is None:
-        pytest.skip("NoPE knows order by the causal mask alone")
-    assert (model(ids, position_ids=torch.randperm(SEQ)) - model(ids)).abs().max() > 1e-3
-
-
-def test_only_absolute_ones_feel_a_shift(model, ids):
-    """All tokens 9 later: relative encodings cannot tell."""
-    moved = (model(ids, position_ids=torch.arange(SEQ) + 9) - model(ids)).abs().max()
+def test_positions_reach_the_scores(model, ids):
+    """Another order of positions changes the logits, and a shift of them only those of absolute encodings."""
     encoding = model.config.encoding
+    if model.config.rope is None and encoding is None:
+        pytest.skip("NoPE knows order by the causal mask alone")
+    plain = model(ids)
+    assert (model(ids, position_ids=torch.randperm(SEQ)) - plain).abs().max() > 1e-3
+    moved = (model(ids, position_ids=torch.arange(SEQ) + 9) - plain).abs().max()
     absolute = isinstance(encoding, encodings.Sinusoidal | encodings.LearnedAbsolute)
     assert moved > 1e-3 if absolute else moved < 1e-9
-
-
-def test_weights_are_the_fused_ones(model):
-    """`need_weights` shows what was attended to: they sum to 1, see no later key, and give the same output."""
-    x = torch.randn(2, 9, 32, dtype=torch.float64)
-    attention = model.layers[1].self_attn
-    out, weights = attention(x, need_weights=True)
-    torch.testing.assert_close(out, attention(x), atol=1e-11, rtol=0)
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    assert not weights.triu(1).any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -285,74 +265,58 @@ def test_low_precision(name, dtype):
     assert error < (2e-5 if dtype == torch.float32 else 0.1) * max(1.0, float(exact.abs().max()))
 
 
-def gradients(model, ids, loss):
-    """Of every parameter, by name."""
+def gradients(model, ids):
+    """Of every parameter, and of the positions if they may be real numbers."""
     model.zero_grad()
-    loss(model(ids)).backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    places = torch.arange(SEQ, dtype=torch.float64).requires_grad_() if model.config.rope else None
+    logits = model(ids, position_ids=places)
+    (logits @ torch.linspace(-1, 1, 50, dtype=torch.float64)).sum().backward()
+    return [x.grad.clone() for x in (*model.parameters(), places) if x is not None]
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing_keeps_the_gradients(model, ids, use_reentrant):
-    """Each layer runs a second time in the backward pass: its bias is its own, and every gradient is the same."""
-    weights = torch.randn(50, dtype=torch.float64)
-    wanted = gradients(model, ids, lambda logits: (logits @ weights).sum())
+    """Each layer runs a second time in the backward pass: its bias is its own, and every gradient is the same.
+
+    Tables of learned positions belong to the graph, so no layer keeps them for the next one.
+    """
+    wanted = gradients(model, ids)
     for layer in model.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=use_reentrant)
-    found = gradients(model, ids, lambda logits: (logits @ weights).sum())
-    rounding = 1e-12 * max(float(gradient.abs().max()) for gradient in wanted.values())  # small sums of large terms
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, atol=rounding, rtol=1e-12, msg=name)
+    rounding = 1e-12 * max(float(gradient.abs().max()) for gradient in wanted)  # small sums of large terms
+    for one, other in zip(gradients(model, ids), wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=rounding, rtol=1e-12)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing_keeps_the_gradient_of_positions(use_reentrant):
-    """Tables of real positions that are learned belong to the graph, so no layer keeps them for the next one."""
-    rope = rw.RopeConfig(8, interleaved=False)
-    config = rw.layers.DecoderConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, rope=rope,
-        initializer_range=0.3,
-    )  # fmt: skip
-    model, ids = rw.Decoder(config).double(), torch.randint(0, 50, (1, 9))
-    found = []
-    for checkpointed in (False, True):
-        positions = torch.arange(9, dtype=torch.float64).requires_grad_()
-        if checkpointed:
-            for layer in model.layers:
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=use_reentrant)
-        model(ids, position_ids=positions).logsumexp(-1).sum().backward()
-        found.append(positions.grad)
-    assert found[0].abs().max() > 1e-3
-    torch.testing.assert_close(found[1], found[0], atol=1e-12, rtol=1e-12)
+SHAPE = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+ROPE = rw.RopeConfig(4, interleaved=False)
+
+
+def small(encoding):
+    return rw.Decoder(rw.layers.DecoderConfig(**SHAPE, encoding=encoding))
 
 
 @pytest.mark.rejects
-def test_bad_calls():
-    """Names, doubled positions, tables that end, caches that count for themselves."""
-    shape = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-             "num_attention_heads": 2}  # fmt: skip
-    with pytest.raises(rw.RopeError, match="unknown encoding"):
-        rw.layers.DecoderConfig(**shape, encoding="rotary")
-    with pytest.raises(rw.RopeError, match="mutually exclusive"):
-        rw.layers.DecoderConfig(**shape, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
-    with pytest.raises(rw.RopeError, match="mutually exclusive"):
-        rw.Attention(8, 2, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
-    learned = rw.Decoder(rw.layers.DecoderConfig(**shape, encoding=encodings.LearnedAbsolute(4)))
-    with pytest.raises(rw.RopeError, match="no vector for this position"):
-        learned(torch.zeros(1, 5, dtype=torch.long))
-    alibi = rw.Decoder(rw.layers.DecoderConfig(**shape, encoding="alibi"))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: small("rotary"), "unknown encoding"),
+        (lambda: rw.layers.DecoderConfig(**SHAPE, encoding="alibi", rope=ROPE), "mutually exclusive"),
+        (lambda: rw.Attention(8, 2, encoding="alibi", rope=ROPE), "mutually exclusive"),
+        (lambda: small(encodings.LearnedAbsolute(4))(torch.zeros(1, 5).long()), "no vector for this position"),
+        (lambda: small("alibi").with_positions(rope=ROPE), "different encoding"),
+        (lambda: small("alibi")(torch.zeros(1, 5).long(), position_ids=torch.rand(5)), "must be integers"),
+        (lambda: rw.Attention(8, 2, encoding="xpos", causal=False), "must be causal"),
+        (lambda: encodings.XPos().build(SIZES).encoded(*torch.zeros(2, 1, 1, 3, 4), torch.tensor([40_000])), "too far"),
+        (lambda: encodings.T5Bias(num_buckets=6), "num_buckets"),
+        (lambda: encodings.FIRE(width=0), "width"),
+        (lambda: encodings.RelativeBias(max_distance=-1), "max_distance"),
+    ],
+)
+def test_bad_calls(call, message):
+    """Each is named."""
+    with pytest.raises(rw.RopeError, match=message):
+        call()
+    model = small("alibi")
     with pytest.raises(rw.RopeError, match="is its index in the row"):
-        alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.arange(5) + 3, cache=alibi.new_cache())
-    with pytest.raises(rw.RopeError, match="different encoding"):
-        alibi.with_positions(rope=rw.RopeConfig(4, interleaved=False))
-    with pytest.raises(rw.RopeError, match="must be integers"):
-        alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.rand(5))
-    for name in CAUSAL:
-        with pytest.raises(rw.RopeError, match="must be causal"):
-            rw.Attention(8, 2, encoding=name, causal=False)
-    with pytest.raises(rw.RopeError, match="too far from the centre"):
-        encodings.XPos().build(encodings.Sizes(8, 2, 4)).encoded(*torch.zeros(2, 1, 1, 2, 4), torch.tensor([40_000]))
-    for config in (lambda: encodings.T5Bias(num_buckets=6), lambda: encodings.FIRE(width=0),
-                   lambda: encodings.RelativeBias(max_distance=-1)):  # fmt: skip
-        with pytest.raises(rw.RopeError):
-            config()
+        model(torch.zeros(1, 5).long(), position_ids=torch.arange(5) + 3, cache=model.new_cache())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
 from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.forward_inputs import ForwardInputs
-from ropewalk.layers.generation import generate
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
-from ropewalk.rope.scaling import Linear, LongRoPE, YaRN
+from ropewalk.rope.scaling import Linear, LongRoPE
 from tests.layers.extension_material import (
+    COMPILED,
     DYNAMIC,
     EXTENSIONS,
     HEAD_DIM,
@@ -34,7 +34,6 @@ from tests.layers.extension_material import (
     REPEATS,
     ROPE,
     each_once,
-    for_compilers,
     make_layer,
     make_model,
     oracle,
@@ -44,37 +43,27 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), 16, factor=4.0)
 
 
-@pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
-def test_it_is_the_papers_relative_position(extension):
-    """Every score against the formula, by the fused passes and, for gradients, written out."""
-    layer, x = make_layer(extension), torch.randn(1, 37, 24, dtype=torch.float64)
-    wanted = oracle(layer, x[0].numpy(), extension)
-    for grad in (False, True):
-        with torch.set_grad_enabled(grad):
-            found = layer(x)[0].detach()
-        np.testing.assert_allclose(found, wanted, atol=1e-12, rtol=0)
-
-
 BOTH: dict[str, Any] = {"softcap": 2.0, "sinks": True}
-ALONE: list[dict[str, Any]] = [{"softcap": 1.5}, {"sinks": True}]
+FACTOR: dict[str, Any] = {"rope": replace(ROPE, scaling=LongRoPE((1.0,) * 4, (1.0,) * 4, 16, factor=4.0))}
+FORMS: list[dict[str, Any]] = [{}, BOTH, {"softcap": 1.5}, {"sinks": True}, FACTOR]
 
 
-@pytest.mark.parametrize(
-    ("form", "extension"),
-    [*((BOTH, each) for each in EXTENSIONS), *((form, each) for form in ALONE for each in EXTENSIONS[::4])],
-    ids=str,
-)
-def test_softcap_and_sinks(extension: Extension, form: dict[str, Any]) -> None:
-    """With a rule for logits beside it: written out with and without weights, and from a cache."""
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "both", "softcap", "sinks", "attention factor"])
+@pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
+def test_it_is_the_papers_relative_position(extension: Extension, form: dict[str, Any]) -> None:
+    """Every score against the formula: written out, by the fused passes, with weights, and from a cache."""
     layer, x = make_layer(extension, **form), torch.randn(1, 37, 24, dtype=torch.float64)
     wanted = oracle(layer, x[0].numpy(), extension)
     cache = rw.KVCache(
         num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=x.dtype, extensions=[extension],
+        ropes=[layer.rope], seq_len=37,
     )  # fmt: skip
+    written_out = layer(x, seq_len=37).detach()
     with torch.no_grad():
         parts = [layer(x[:, begin:end], cache=cache) for begin, end in ((0, 9), (9, 10), (10, 37))]
-        for found in (layer(x), layer(x, need_weights=True)[0], torch.cat(parts, 1)):
-            np.testing.assert_allclose(found[0], wanted, atol=1e-12, rtol=0)
+        fused, (weighted, _) = layer(x, seq_len=37), layer(x, seq_len=37, need_weights=True)
+    for found in (written_out, fused, weighted, torch.cat(parts, 1)):
+        np.testing.assert_allclose(found[0], wanted, atol=1e-12, rtol=0)
 
 
 @REPEATS
@@ -96,35 +85,6 @@ def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int):
     with torch.no_grad():
         found = layer(x)[0]
     np.testing.assert_allclose(found, oracle(layer, x[0].numpy(), made[kind]), atol=1e-12, rtol=0)
-
-
-def test_gradients_flow():
-    """The open form is differentiable: against finite differences."""
-    layer = make_layer(SelfExtend(group=2, window=3))
-    x = torch.randn(1, 5, 24, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(layer, (x,))
-
-
-def test_a_scaled_rope_keeps_its_attention_factor():
-    """YaRN's factor reaches every region, also the one whose keys are not rotated."""
-    rope = replace(ROPE, scaling=YaRN(4.0, 16))
-    layer = Attention(24, HEADS, head_dim=HEAD_DIM, rope=rope, extension=ReRoPE(window=4)).double().eval()
-    plain = Attention(24, HEADS, head_dim=HEAD_DIM, rope=rope).double().eval()
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(1, 4, 24, dtype=torch.float64)
-    with torch.no_grad():  # within the window it is the plain rope
-        torch.testing.assert_close(layer(x), plain(x), atol=1e-13, rtol=0)
-        longer = torch.randn(1, 12, 24, dtype=torch.float64)
-        fused = layer(longer)
-    torch.testing.assert_close(fused, layer(longer).detach(), atol=1e-13, rtol=0)
-    weights = layer(longer, need_weights=True)[1][0, :, 11, 0].log()
-    near = layer(longer, need_weights=True)[1][0, :, 11, 1].log()
-    q, k = (m(longer).view(12, HEADS, HEAD_DIM) for m in (layer.q_proj, layer.k_proj))
-    turned = layer.rotary.rotate(q[None, 11:], position_ids=torch.tensor([4]))[0, 0]
-    scale = rope_factor = layer.rotary.attention_factor_at(None)
-    want = ((turned * (k[0] - k[1])).sum(-1) * scale / math.sqrt(HEAD_DIM)).detach()
-    assert rope_factor > 1
-    torch.testing.assert_close((weights - near).detach(), want, atol=1e-12, rtol=0)
 
 
 # --- as settings of layers and models
@@ -186,23 +146,16 @@ def test_layers_that_cannot_take_it_stay():
         Decoder(replace(config, rope=None, sliding_window=None)).with_positions(extension=ReRoPE(window=3))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ReRoPE(window=0),
-        lambda: ReRoPE(window=4, leak=1.5),
-        lambda: ReRoPE(window=4, log_n=1),
-        lambda: SelfExtend(group=0, window=4),
-        lambda: DualChunk(chunk=8, trained_length=8),
-        lambda: SelfExtend(group=2, window=True),
-        lambda: LogN(trained_length=1),
-    ],
-)
 @pytest.mark.rejects
-def test_impossible_settings_are_refused(make):
-    """Each with its own message; the least that is possible is not refused."""
-    with pytest.raises(rw.RopeError):
-        make()
+def test_impossible_settings_are_refused() -> None:
+    """The least that is possible is not refused."""
+    for kind, settings_ in (
+        (ReRoPE, {"window": 0}), (ReRoPE, {"window": 4, "leak": 1.5}), (ReRoPE, {"window": 4, "log_n": 1}),
+        (SelfExtend, {"group": 0, "window": 4}), (SelfExtend, {"group": 2, "window": True}),
+        (DualChunk, {"chunk": 8, "trained_length": 8}), (LogN, {"trained_length": 1}),
+    ):  # fmt: skip
+        with pytest.raises(rw.RopeError, match=kind.__name__):
+            kind(**settings_)
     for least in (ReRoPE(window=1, leak=1.0, log_n=2), SelfExtend(group=1, window=1), LogN(trained_length=2)):
         assert least == replace(least)
 
@@ -265,17 +218,11 @@ def test_logits_with_a_bias_are_not_scaled():
         ):
             with pytest.raises(rw.RopeError, match="adds to scores"):
                 made()
-
-
-@pytest.mark.parametrize("extension", REMAPPING, ids=repr)
-def test_encodings_refuse_remapped_positions(extension):
-    """There is no rope whose positions could be remapped."""
-    config = replace(make_model(None).config, rope=None)
-    for name in ENCODINGS:
+    for remapping, name in product(REMAPPING, ENCODINGS):  # there is no rope whose positions could be remapped
         with pytest.raises(rw.RopeError, match="needs causal attention with a rope"):
-            Decoder(replace(config, encoding=name, extension=extension))
+            Decoder(replace(config, encoding=name, extension=remapping))
         with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
-            Decoder(replace(config, encoding=name)).with_positions(extension=extension)
+            Decoder(replace(config, encoding=name)).with_positions(extension=remapping)
 
 
 # --- in caches
@@ -297,16 +244,6 @@ def test_a_cache_of_another_extension_is_refused(before):
     assert cache.lengths.tolist() == [10]
 
 
-def test_a_cache_knows_the_extension_of_each_layer():
-    """One layer's difference is enough."""
-    base, ids = make_model(None), torch.randint(0, 50, (1, 5))
-    mixed = base.with_positions(extension=(None, SelfExtend(group=2, window=4), None))
-    cache = mixed.new_cache(2)
-    assert cache.extensions == (None, SelfExtend(group=2, window=4), None)
-    with pytest.raises(rw.RopeError, match="a different extension"):
-        base.with_positions(extension=(None, SelfExtend(group=2, window=5), None))(ids.expand(2, -1), cache=cache)
-
-
 def test_a_layer_alone_asks_for_its_extension():
     """A cache made by hand names them; without names it is for layers without any."""
     sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
@@ -326,21 +263,12 @@ def test_a_layer_alone_asks_for_its_extension():
         rw.KVCache(**sizes, extensions=[None, None])
 
 
-@pytest.mark.parametrize("rule", [DYNAMIC, replace(ROPE, scaling=LONG)], ids=["dynamic", "longrope"])
-def test_generation_gives_each_row_its_own_length(rule):
-    """Prompts of unequal length under dual chunk attention: each row as it is alone, across LongRoPE's switch."""
-    model = make_model(None).with_positions(rope=rule, extension=DualChunk(chunk=6, trained_length=8))
-    prompts = [torch.randint(0, 50, (length,)).tolist() for length in (20, 4, 12)]
-    together = generate(model, prompts, max_new_tokens=8, temperature=0.0)
-    assert together == [generate(model, [prompt], max_new_tokens=8, temperature=0.0)[0] for prompt in prompts]
-
-
 # --- under export and a compiler
 
 
 @pytest.mark.traced
 @pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 does not see min(8 n, 16 n) = 8 n")
-@pytest.mark.parametrize("extension", for_compilers(), ids=repr)
+@pytest.mark.parametrize("extension", COMPILED, ids=repr)
 def test_one_graph_serves_every_length(extension):
     """Export with the length left open; the graph computes what the eager layer does."""
     layer = make_layer(extension, torch.float32)
@@ -354,10 +282,14 @@ def test_one_graph_serves_every_length(extension):
 
 
 @pytest.mark.traced
-@pytest.mark.parametrize("extension", for_compilers(), ids=repr)
-def test_a_compiler_finds_no_break(extension):
+@pytest.mark.parametrize(
+    ("extension", "form"),
+    [(None, BOTH), *(pytest.param(*each.values, {}, marks=each.marks) for each in COMPILED)],
+    ids=repr,
+)
+def test_a_compiler_finds_no_break(extension: Extension | None, form: dict[str, Any]) -> None:
     """One graph computes what the eager layer does."""
     torch.compiler.reset()
-    layer, x = make_layer(extension, torch.float32), torch.randn(2, 20, 24)
+    layer, x = make_layer(extension, torch.float32, **form), torch.randn(2, 20, 24)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x), atol=1e-5, rtol=1e-5)

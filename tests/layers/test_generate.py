@@ -9,36 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk import RopeConfig, RopeError
+from ropewalk import RopeError
 from ropewalk.layers import generation as module
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import draws_of, generate, sample
 from ropewalk.layers.prompts import token_lists
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
+from tests.layers.test_decoder import TRAINED, VOCAB, rope
+from tests.layers.test_decoder import make as decoder
 
-VOCAB, DIM, TRAINED = 50, 8, 16
 LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
 PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30]]
 
 
-def rope(scaling: Any = None) -> RopeConfig:
-    """A rule whose scaling acts beyond 16 tokens."""
-    return RopeConfig(DIM, interleaved=False, theta=1000.0, max_position_embeddings=TRAINED, scaling=scaling)
-
-
 def make(scaling: Any = None, **changes: Any) -> Decoder:
-    """A small decoder whose greedy tokens vary."""
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.3,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    return Decoder(DecoderConfig(**{**sizes, "rope": rope(scaling), **changes})).eval()
+    """A small decoder whose greedy tokens vary; its scaling acts beyond 16 tokens."""
+    given = {"num_hidden_layers": 2, "initializer_range": 0.3, "tie_word_embeddings": False, **changes}
+    return decoder(rope(scaling), **given)
 
 
 @torch.no_grad()
@@ -139,18 +130,20 @@ def test_a_training_model_is_left_training() -> None:
     assert all(each.training for each in model.modules())
 
 
-def test_one_forward_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows share each forward, and only new tokens go through it."""
-    widths = []
-    original = KVCache.lay_out
-
-    def counting(self: KVCache, batch: int, seq: int, **kwargs: Any) -> Any:
-        widths.append((batch, seq))
-        return original(self, batch, seq, **kwargs)
-
-    monkeypatch.setattr(KVCache, "lay_out", counting)
+def test_only_new_tokens_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share each forward, through which only new tokens go; it builds the tables of those."""
+    widths, tables = list[tuple[int, int]](), list[int]()
+    lay_out, cos_sin = KVCache.lay_out, RotaryEmbedding.cos_sin
+    monkeypatch.setattr(
+        KVCache, "lay_out", lambda self, *sizes, **given: widths.append(sizes) or lay_out(self, *sizes, **given)
+    )
+    monkeypatch.setattr(
+        RotaryEmbedding, "cos_sin", lambda self, ids, *rest, **given: (
+            tables.append(ids.shape[-1]) or cos_sin(self, ids, *rest, **given)),
+    )  # fmt: skip
     generate(make(), PROMPTS, max_new_tokens=5)
     assert widths == [(4, 11), (4, 1), (4, 1), (4, 1), (4, 1)]
+    assert tables == [11, 1, 1, 1, 1]
 
 
 def test_prompts_of_every_form() -> None:
@@ -172,37 +165,27 @@ def test_prompts_of_every_form() -> None:
     assert generate(model, ["bcd", "b"], max_new_tokens=3)[0] == wanted[0]
 
 
-def kit(template: str | None = None) -> TextTokenizer:
-    """Bytes, with what a checkpoint puts around every text; <|endoftext|> begins and ends one."""
+def kit(template: str = "$A") -> TextTokenizer:
+    """Bytes, with what a checkpoint puts around every text; E, <|endoftext|>, begins and ends one."""
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = TextTokenizer.bytes()
-    if template is not None:
-        around = TemplateProcessing(
-            single=template.replace("E", "<|endoftext|>"), special_tokens=[("<|endoftext|>", 256)]
-        )
-        tokenizer.tokenizer.post_processor = around
+    tokenizer.tokenizer.post_processor = TemplateProcessing(
+        single=template.replace("E", "<|endoftext|>"), special_tokens=[("<|endoftext|>", 256)]
+    )
     return tokenizer
 
 
-def test_prompt_tokens() -> None:
+@pytest.mark.parametrize(
+    ("template", "text", "ids"),
+    [
+        ("$A", "", [256]), ("$A", "x<|endoftext|>", [120, 256]), ("E $A E", "xy", [256, 120, 121]),
+        ("E $A E", "<|endoftext|>xy", [256, 120, 121]), ("$A E", "xy", [120, 121]),
+    ],
+)  # fmt: skip
+def test_prompt_tokens(template: str, text: str, ids: list[int]) -> None:
     """Tokens that belong before a text are put there once, not those that belong after it; an empty one begins anew."""
-    model = make(vocab_size=257)
-    begin = generate_prompts(model, kit())
-    assert begin("") == [256]
-    assert begin("x<|endoftext|>") == [120, 256]
-    begin = generate_prompts(model, kit("E $A E"))
-    assert begin("xy") == [256, 120, 121]
-    assert begin("<|endoftext|>xy") == [256, 120, 121]
-    assert generate_prompts(model, kit("$A E"))("xy") == [120, 121]
-    with pytest.raises(RopeError, match="the prompt is empty"):
-        generate_prompts(model, TextTokenizer(TextTokenizer.bytes().tokenizer))("")
-
-
-def generate_prompts(model: Decoder, tokenizer: TextTokenizer) -> Callable[[str], list[int]]:
-    """The tokens that `generate` reads for a text."""
-    model.tokenizer = tokenizer
-    return lambda text: token_lists(text, tokenizer, model.config.vocab_size)[0]
+    assert token_lists(text, kit(template), 257) == [ids]
 
 
 def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
@@ -222,10 +205,9 @@ def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
 
 
 @pytest.mark.rejects
-def test_what_is_refused() -> None:
-    """Arguments out of range are named."""
-    model = make()
-    cases: list[tuple[Any, dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("prompts", "how", "message"),
+    [
         ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
         ([[1]], {"temperature": float("nan")}, "`temperature` must be a finite number"),
         ([[1]], {"temperature": 1.0, "top_p": 0.0}, "`top_p` must be above 0"),
@@ -233,35 +215,33 @@ def test_what_is_refused() -> None:
         ([[1]], {"temperature": 1.0, "top_k": 0}, "`top_k` must be a whole number"),
         ([[1]], {"top_k": 3}, "have no effect at temperature 0"),
         ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` must be a whole number"),
+        ([[1]], {"stop_tokens": [" "]}, "`stop_tokens` must be token ids"),
+        ([[1, 2]], {"seq_len": 0}, "`seq_len` is less"),
         ([[1], []], {}, "a prompt is empty"),
         ([], {}, "a prompt is empty"),
+        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
         ("hello", {}, "has no tokenizer"),
         ([[1, 50]], {}, "outside the vocabulary"),
         (torch.ones(1, 2), {}, "must be integers"),
-        (torch.ones(1, 2).bool(), {}, "must be integers"),
-        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
-        ([[1]], {"temperature": "1"}, "`temperature` must be a finite number"),
-        ([[1]], {"temperature": 1.0, "top_p": "0.5"}, "`top_p` must be above 0"),
-        ([[1]], {"temperature": 1.0, "top_k": 2.5}, "`top_k` must be a whole number"),
-        ([[1]], {"max_new_tokens": 2.5}, "`max_new_tokens` must be a whole number"),
-        ([[1]], {"stop_tokens": 3}, "`stop_tokens` must be token ids"),
-        ([[1]], {"stop_tokens": [" "]}, "`stop_tokens` must be token ids"),
-        ([[1]], {"seq_len": "5"}, "`seq_len` must be a whole number"),
-        *(
-            (prompts, {}, "prompts must be texts or lists")
-            for prompts in (None, 3, b"ab", [1.5], [[1.5]], [True], ["a", [1]])
-        ),
-    ]
-    for prompts, how, message in cases:
-        with pytest.raises(RopeError, match=message):
-            generate(model, prompts, **how)
+        *((prompts, {}, "prompts must be texts or lists") for prompts in (b"ab", [1.5], [[1.5]], [True], ["a", [1]])),
+    ],
+    ids=str,
+)
+def test_what_is_refused(prompts: Any, how: dict[str, Any], message: str) -> None:
+    """Arguments out of range are named."""
+    with pytest.raises(RopeError, match=message):
+        generate(make(), prompts, **how)
+
+
+def test_a_length_and_a_prompt_that_are_too_short_are_refused() -> None:
+    """A length that no frequency depends on is not."""
     with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
         generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
-    model = make(None)
-    with pytest.raises(RopeError, match="`seq_len` is less"):
-        generate(model, [[1, 2]], max_new_tokens=2, seq_len=0)
+    model = make()
     same = [generate(model, [[1, 2]], max_new_tokens=2, seq_len=seq_len) for seq_len in (1, None)]
-    assert same[0] == same[1], "frequencies that depend on no length"
+    assert same[0] == same[1]
+    with pytest.raises(RopeError, match="the prompt is empty"):
+        token_lists("", TextTokenizer(TextTokenizer.bytes().tokenizer), 257)
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])
@@ -271,27 +251,6 @@ def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> Non
     greedy = sample(logits, draws_of(0, 30))
     for cut in ({}, {"top_k": 3, "top_p": 0.5}):
         assert sample(logits, draws_of(0, 30), temperature=temperature, **cut) == greedy  # type: ignore[arg-type]
-
-
-def test_one_candidate_is_greedy() -> None:
-    """`top_k=1` is the least that is possible, and leaves the likeliest token."""
-    model, prompts = make(None), [[1, 2, 3], [4, 5, 6]]
-    one = generate(model, prompts, max_new_tokens=5, temperature=1.0, top_k=1)
-    assert one == generate(model, prompts, max_new_tokens=5)
-
-
-def test_tables_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step builds the tables of its new tokens alone."""
-    sizes = []
-    original = RotaryEmbedding.cos_sin
-
-    def watching(self: RotaryEmbedding, position_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(tuple(position_ids.shape))
-        return original(self, position_ids, *args, **kwargs)
-
-    monkeypatch.setattr(RotaryEmbedding, "cos_sin", watching)
-    generate(make(), [[1, 2, 3]], max_new_tokens=4)
-    assert sizes == [(3,), (1,), (1,), (1,)]
 
 
 @pytest.mark.traced

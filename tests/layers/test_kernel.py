@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 import ropewalk as rw
 from ropewalk.layers import remap
 from ropewalk.layers.cache import KVCache
-from ropewalk.layers.masks import Branches, Stretch
+from ropewalk.layers.masks import Branches
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.rotation import backends
@@ -24,12 +25,20 @@ pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the comp
 BATCH, SEQ, HIDDEN, HEADS, KV_HEADS, DIM = 2, 90, 48, 6, 2, 16
 # of outputs of size one: sums of some hundred float32 products, and of bf16 numbers, each rounded six times on its way
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
-FORMS: dict[str, dict[str, Any]] = {
-    "causal": {}, "window": {"sliding_window": 7}, "both ways": {"causal": False}, "qk norm": {"qk_norm": True},
-    "both ways in a window": {"causal": False, "sliding_window": 7}, "no rope": {"rope": None},
-    "softcap": {"softcap": 0.5, "sliding_window": 7}, "sinks": {"sinks": True}, "both": {"softcap": 0.7, "sinks": True},
-}  # fmt: skip
-form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+RULES = [
+    ReRoPE(window=9), ReRoPE(window=9, leak=0.25, log_n=30), SelfExtend(group=4, window=12), LogN(trained_length=16),
+    DualChunk(chunk=24, trained_length=32),
+]  # fmt: skip
+PARTIAL = [
+    rw.RopeConfig(DIM, interleaved=interleaved, rotary_dim=10, scaling=rw.scaling.YaRN(4.0, 64))
+    for interleaved in (False, True)
+]
+FORMS: list[dict[str, Any]] = [
+    {}, {"sliding_window": 7}, {"causal": False}, {"causal": False, "sliding_window": 7}, {"qk_norm": True},
+    {"rope": None}, {"softcap": 0.5, "sliding_window": 7}, {"sinks": True}, {"softcap": 0.7, "sinks": True},
+    *({"extension": rule, **form} for rule in RULES for form in ({}, {"softcap": 0.7, "sinks": True})),
+    *({"extension": RULES[0], "rope": rope} for rope in PARTIAL),
+]  # fmt: skip
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
@@ -70,78 +79,47 @@ def agree(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours.double(), exact, rtol=0, atol=TOLERANCE[dtype])
 
 
-@form
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @dtypes
-def test_prefill(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
-    """A plain call."""
+def test_each_way_of_the_tokens(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
+    """Whole, in chunks through a cache with free room, after a left-padded prompt, padded anywhere, and packed."""
     ours, exact, x = layers(dtype, form)
-    agree(ours(x), exact(x.double()), dtype)
-    assert calls == [SEQ]
-
-
-@pytest.mark.parametrize("form", [form for form in FORMS.values() if form.get("causal", True)], ids=str)
-@dtypes
-def test_cached_equals_full(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
-    """Chunks and single tokens through a cache, whose room is larger than what it holds."""
-    ours, exact, x = layers(dtype, form)
-    cache = KVCache(num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype, capacity=200)
-    edges = [0, 40, 41, 70, SEQ - 1, SEQ]
-    parts = [ours(x[:, a:b], cache=cache) for a, b in pairwise(edges)]
-    agree(torch.cat(parts, 1), exact(x.double()), dtype)
-    assert calls == [40, 1, 29, 19, 1]
-
-
-@form
-@dtypes
-def test_padded_equals_unpadded(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
-    """Padding to the left of one row and to the right of the other; then among the tokens, which no interval tells."""
-    ours, exact, x = layers(dtype, form)
+    wanted = exact(x.double())
+    agree(ours(x), wanted, dtype)
     mask = torch.ones(BATCH, SEQ, dtype=torch.long)
     mask[0, :13], mask[1, 60:] = 0, 0
     out = ours(x, attention_mask=mask)
     agree(out[:1, 13:], exact(x[:1, 13:].double()), dtype)
     agree(out[1:, :60], exact(x[1:, :60].double()), dtype)
-    assert calls == [SEQ]
     assert out.isfinite().all()
-    mask[0, 50:52] = 0
+    assert calls == [SEQ, SEQ]
+    mask[0, 50:52] = 0  # among the tokens, where no interval describes what is visible
     out = ours(x, attention_mask=mask)
     agree(out[0][mask[0] == 1], exact(x.double(), attention_mask=mask)[0][mask[0] == 1], dtype)
-    assert calls == [SEQ]
-
-
-@dtypes
-def test_rows_of_unequal_length_in_a_cache(dtype: torch.dtype, calls: list[int]) -> None:
-    """A left-padded prompt, then steps: each row as if it were alone."""
-    ours, exact, x = layers(dtype, {})
-    mask = torch.ones(BATCH, 60, dtype=torch.long)
-    mask[1, :25] = 0
-    cache = KVCache(num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype)
-    out = [ours(x[:, :60], cache=cache, attention_mask=mask)]
-    out += [ours(x[:, at : at + 5], cache=cache) for at in range(60, SEQ, 5)]
-    whole = torch.cat(out, 1)
-    agree(whole[:1], exact(x[:1].double()), dtype)
-    agree(whole[1:, 25:], exact(x[1:, 25:].double()), dtype)
-    assert len(calls) == 7
-
-
-@form
-@dtypes
-def test_packed_equals_separate(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
-    """Documents of two rows, with padding among them, in one call."""
-    ours, exact, x = layers(dtype, form)
+    calls.clear()
     marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
     mask = torch.ones(BATCH, SEQ, dtype=torch.long)
     mask[1, 30:35] = 0
     out = ours(x, document_ids=marks, attention_mask=mask)
-    assert calls == [BATCH * SEQ - 5]
     for row, begin, end in [(0, 0, 35), (0, 35, 70), (0, 70, 90), (1, 0, 30), (1, 35, 70), (1, 70, 90)]:
         agree(out[row, begin:end], exact(x[row : row + 1, begin:end].double())[0], dtype)
-
-
-RULES = [
-    ReRoPE(window=9), ReRoPE(window=9, leak=0.25, log_n=30), SelfExtend(group=4, window=12), LogN(trained_length=16),
-    DualChunk(chunk=24, trained_length=32),
-]  # fmt: skip
+    assert "extension" in form or calls == [BATCH * SEQ - 5]
+    if not form.get("causal", True):
+        return
+    cache = partial(
+        KVCache, num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype,
+        extensions=[form.get("extension")],
+    )  # fmt: skip
+    calls.clear()
+    chunks, roomy = list(pairwise([0, 40, 41, 70, SEQ - 1, SEQ])), cache(capacity=200)
+    agree(torch.cat([ours(x[:, a:b], cache=roomy) for a, b in chunks], 1), wanted, dtype)
+    mask = torch.ones(BATCH, 40, dtype=torch.long)
+    mask[1, :25] = 0
+    uneven = cache()
+    out = torch.cat([ours(x[:, a:b], cache=uneven, attention_mask=mask if a == 0 else None) for a, b in chunks], 1)
+    agree(out[:1], wanted[:1], dtype)
+    agree(out[1:, 25:], exact(x[1:, 25:].double()), dtype)
+    assert calls == [b - a for a, b in chunks] * 2
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -156,31 +134,6 @@ def test_keys_that_are_turned_before(
     agree(ours(x), exact(x.double()), dtype)
     agree(branched(ours, x[:1], Branches(LINES)), lines(exact, x[:1].double(), LINES), dtype)
     assert calls == [SEQ, SEQ - len(LINES), len(LINES)]
-
-
-@pytest.mark.parametrize("form", [{}, {"softcap": 0.7, "sinks": True}], ids=["plain", "capped"])
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-@dtypes
-def test_position_rules(rule: Extension, form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
-    """Each rule in one call of the kernel: whole, in chunks through a cache, padded, packed."""
-    ours, exact, x = layers(dtype, {"extension": rule, **form})
-    wanted = exact(x.double())
-    agree(ours(x), wanted, dtype)
-    cache = KVCache(
-        num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype,
-        extensions=[rule],
-    )  # fmt: skip
-    edges = [0, 33, 34, 80, SEQ]
-    agree(torch.cat([ours(x[:, a:b], cache=cache) for a, b in pairwise(edges)], 1), wanted, dtype)
-    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
-    mask[0, :13], mask[1, 60:] = 0, 0
-    out = ours(x, attention_mask=mask)
-    agree(out[:1, 13:], exact(x[:1, 13:].double()), dtype)
-    agree(out[1:, :60], wanted[1:, :60], dtype)
-    assert calls == [SEQ, 33, 1, 46, 10, SEQ]
-    marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
-    out = ours(x, document_ids=marks)
-    agree(out[:, 35:70], exact(x[:, 35:70].double()), dtype)
 
 
 LINES = (-1, 0, 1, 2, -1, 4, 5, 1, 7, 8, -1, 9)  # three questions, one with a second end, and one that goes on late
@@ -204,38 +157,6 @@ def test_a_tangled_tree_goes_another_way(calls: list[int]) -> None:
     parents = (-1, -1, *range(20))
     agree(branched(ours, x[:1], Branches(parents)), lines(exact, x[:1].double(), parents), torch.float32)
     assert calls == [SEQ - 22]
-
-
-def no_lines(parents: list[int], runs: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
-    index = torch.arange(len(parents))
-    return (Stretch(torch.zeros_like(index), index + 1, torch.zeros_like(index)),)
-
-
-@pytest.mark.parametrize("fault", [
-    no_lines, lambda _, runs: runs[:1], lambda _, runs: [run._replace(depth=run.begin) for run in runs],
-    lambda _, runs: [run._replace(end=(run.end - 1).maximum(run.begin)) for run in runs],
-], ids=["all before", "the first stretch", "depths by number", "without itself"])  # fmt: skip
-def test_faults_in_branches_are_found(fault: Any, calls: list[int]) -> None:
-    """Stretches that are wrong on purpose."""
-    ours, exact, x = layers(torch.float32, {"extension": RULES[0]})
-    truth = lines(exact, x[:1].double(), LINES)
-    branches = Branches(LINES)
-    branches.runs = tuple(fault(list(LINES), branches.runs))
-    found = branched(ours, x[:1], branches)
-    with pytest.raises(AssertionError, match="not close"):
-        agree(found, truth, torch.float32)
-    assert len(calls) == 2
-
-
-@dtypes
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_position_rules_of_partial_ropes(dtype: torch.dtype, interleaved: bool, calls: list[int]) -> None:
-    """Some features do not turn, and queries and keys carry YaRN's attention factor."""
-    yarn = rw.scaling.YaRN(4.0, 64)
-    rope = rw.RopeConfig(DIM, interleaved=interleaved, rotary_dim=10, scaling=yarn)
-    ours, exact, x = layers(dtype, {"extension": ReRoPE(window=9), "rope": rope})
-    agree(ours(x), exact(x.double()), dtype)
-    assert calls == [SEQ]
 
 
 def test_what_does_not_go_through_the_kernel(calls: list[int]) -> None:

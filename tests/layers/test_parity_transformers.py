@@ -39,7 +39,7 @@ def test_tiny_models(name: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     expected = logits(theirs, input_ids())
-    assert (logits(ours, input_ids()) - expected).abs().max() < 1e-5
+    assert max(worst(ours, theirs, input_ids(length)) for length in (48, 24)) < 1e-5  # longer and shorter than trained
     assert expected.std() > 0.1
 
     save(ours, tmp_path / "ours")
@@ -49,28 +49,6 @@ def test_tiny_models(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again, input_ids()), expected, rtol=0, atol=1e-6)
     assert read_config(tmp_path / "ours") == ours.config
     assert type(again) is type(theirs)
-
-
-@pytest.mark.parametrize("name", ["llama-longrope", "llama-dynamic"])
-@pytest.mark.parametrize("length", [24, 48])
-def test_both_sides_of_a_length_switch(name: str, length: int, tmp_path: Path) -> None:
-    """Rules that follow the length agree below and above the trained length, 32."""
-    theirs = make(name)
-    theirs.save_pretrained(tmp_path)
-    assert worst(load(tmp_path), theirs, input_ids(length)) < 1e-5
-
-
-def test_sharded_and_old_spelling(tmp_path: Path) -> None:
-    """Many shards, and a config.json with rope_theta and rope_scaling as before transformers 5."""
-    theirs = make("llama-yarn")
-    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    block = config.pop("rope_parameters")
-    config |= {"rope_theta": block.pop("rope_theta"), "rope_scaling": {"type": block.pop("rope_type"), **block}}
-    path.write_text(json.dumps(config))
-    assert worst(load(tmp_path), theirs, input_ids()) < 1e-5
 
 
 PUBLISHED = {

@@ -9,21 +9,10 @@ import torch
 
 from ropewalk.layers.generation import draws_of, sample
 from ropewalk.layers.norm import RMSNorm
-from ropewalk.layers.precision import chosen_dtype, to_float64
+from ropewalk.layers.precision import chosen_dtype
 from ropewalk.rotation.backends.widened import slow_dtype
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.layers.pretend_mps import PretendMPS
-
-
-def test_the_pretended_device_refuses_float64() -> None:
-    """As MPS does; what goes to the CPU first is cast."""
-    x = PretendMPS(torch.ones(2))
-    assert x.device.type == "mps"
-    with pytest.raises(TypeError, match="float64"):
-        x.double()
-    assert to_float64(x).dtype == torch.float64
-    assert to_float64(x).device.type == "cpu"
-    assert to_float64(torch.ones(2)).dtype == torch.float64
 
 
 def test_sampling_draws_the_same_tokens_without_float64() -> None:
@@ -73,33 +62,29 @@ def test_norms_of_float32_round_nothing_to_their_weights_dtype() -> None:
         torch.testing.assert_close(norm(x), copy.deepcopy(norm).double()(x.double()).float(), atol=1e-6, rtol=1e-6)
 
 
+SLOW = "cpu multiplies bfloat16 more slowly, also with AVX512-BF16"
+AMD, INTEL = {"avx512_bf16": True, "cpu_name": "AMD EPYC"}, {"avx512_bf16": True, "cpu_name": "Intel Xeon"}
+
+
 @pytest.mark.parametrize(
-    ("can", "instructions"),
+    ("can", "dtype", "why", "slow"),
     [
-        ({}, None),
-        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "AVX512-BF16"),
-        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "AMX"),
+        ({}, torch.float32, "no fast instructions", [torch.bfloat16, torch.float16]),
+        (AMD, torch.bfloat16, "AVX512-BF16", [torch.float16]),
+        ({**INTEL, "amx_bf16": True}, torch.bfloat16, "AMX", [torch.float16]),
+        ({**INTEL, "avx512_fp16": True}, torch.float32, SLOW, [torch.bfloat16]),
     ],
 )
 def test_auto_is_bfloat16_where_the_processor_has_it(
-    can: dict[str, bool], instructions: str | None, monkeypatch: pytest.MonkeyPatch
+    can: dict[str, bool], dtype: torch.dtype, why: str, slow: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And float32 elsewhere; a dtype that was named is taken as it is."""
+    """And float32 elsewhere: Intel's AVX512-BF16 without AMX has half of its rate; a named dtype is taken as it is."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
-    dtype, why = chosen_dtype("auto", "cpu")
-    assert dtype == (torch.float32 if instructions is None else torch.bfloat16)
-    assert (instructions or "no fast instructions") in str(why)
+    assert chosen_dtype("auto", "cpu")[0] == dtype
+    assert why in str(chosen_dtype("auto", "cpu")[1])
+    assert [each for each in (torch.bfloat16, torch.float16, torch.float32) if slow_dtype(each, "cpu")] == slow
     assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
     assert chosen_dtype("auto", "mps")[0] == torch.float32
-
-
-def test_instructions_that_are_slower_than_float32_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intel's AVX512-BF16 without AMX runs at half of float32's rate."""
-    can = {"avx512_bf16": True, "avx512_fp16": True, "cpu_name": "Intel Xeon"}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
-    assert chosen_dtype("auto", "cpu") == (torch.float32, "cpu multiplies bfloat16 more slowly, also with AVX512-BF16")
-    slow = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if slow_dtype(dtype, "cpu")]
-    assert slow == [torch.bfloat16]
 
 
 @pytest.mark.parametrize(

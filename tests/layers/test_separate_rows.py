@@ -165,10 +165,10 @@ def test_cached_padded_and_packed(form: str, data: st.DataObject) -> None:
     given = {"attention_mask": real, "seq_len": seq_len, "need_weights": data.draw(st.booleans())}
     padded = stack(batch_of(rows, real), **given)
     assert padded.isfinite().all()
-    packed = torch.cat(rows)[None]
-    marks = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row) for row in rows]))[None]
+    packed = torch.cat(rows).expand(len(rows), -1, -1)  # once for each row's own length
+    marks = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row) for row in rows]))
+    whole = stack(packed, document_ids=marks.expand(len(rows), -1), seq_len=seq_len)
     for at, row in enumerate(rows):
         length = None if seq_len is None else seq_len[at]
         stack.check(padded[at, real[at]], row, length)
-        whole = stack(packed, document_ids=marks, seq_len=None if length is None else int(length))
-        stack.check(whole[0, marks[0] == at], row, length)
+        stack.check(whole[at, marks == at], row, length)

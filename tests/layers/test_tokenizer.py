@@ -32,40 +32,28 @@ def test_bytes_are_utf8(text: str) -> None:
     tokenizer = TextTokenizer.bytes()
     assert tokenizer.encode(text) == list(text.encode("utf-8", errors="surrogatepass"))
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_bytes_have_an_end_of_text() -> None:
-    """Id 256 is the special token that begins and ends a text."""
-    tokenizer = TextTokenizer.bytes()
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_ids) == (257, 256, (256,))
     assert tokenizer.decode([104, 256]) == "h<|endoftext|>"
     assert tokenizer.decode([104, 256], skip_special=True) == "h"
 
 
 def test_training_keeps_every_text(trained: TextTokenizer) -> None:
-    """Any text survives, also one with characters never trained on; the vocabulary has the size asked for."""
+    """Any text survives, also one with characters never trained on; numbers are cut into digits.
+
+    The vocabulary has the size asked for, and the same texts give the same tokenizer.
+    """
     for text in (*TEXTS, "Ωμέγα 한국어"):
         assert trained.decode(trained.encode(text)) == text
     assert trained.vocab_size == 360
     assert (trained.bos_id, trained.eos_ids) == (0, (0,))
     assert len(trained.encode(PROSE)) < len(PROSE) / 2
-
-
-def test_training_is_deterministic(trained: TextTokenizer) -> None:
-    """The same texts give the same tokenizer, file for file."""
+    assert [trained.decode([token]) for token in trained.encode("1851")] == ["1", "8", "5", "1"]
     again = TextTokenizer.train([PROSE * 3, ODD], vocab_size=360)
     assert again.tokenizer.to_str() == trained.tokenizer.to_str()
-
-
-def test_trained_digits_stand_alone(trained: TextTokenizer) -> None:
-    """A number is cut into its digits."""
-    assert [trained.decode([token]) for token in trained.encode("1851")] == ["1", "8", "5", "1"]
-
-
-def test_training_needs_room_for_bytes() -> None:
-    """A vocabulary smaller than the bytes is refused."""
     with pytest.raises(RopeError, match="must be at least 257"):
         TextTokenizer.train(["x"], vocab_size=256)
+    with pytest.raises(RopeError, match="`eos_ids` is not in the vocabulary"):
+        TextTokenizer(trained.tokenizer, eos_ids=[360])
 
 
 def test_folder_round_trip(trained: TextTokenizer, tmp_path: Path) -> None:
@@ -113,23 +101,23 @@ def test_where_special_tokens_are_named(
     assert (read.bos_id, read.eos_ids) == (expected, end)
 
 
-def test_missing_and_damaged_files_are_named(tmp_path: Path, trained: TextTokenizer) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (None, b"", r"(?s)no such file.*tokenizer\.json"),
+        ("tokenizer.json", b'{"model": ', r"tokenizer\.json cannot be read"),
+        ("chat_template.jinja", b"{{ \xff }}", r"(?s)cannot be read.*chat_template\.jinja.*utf-8"),
+    ],
+)
+def test_missing_and_damaged_files_are_named(
+    name: str | None, content: bytes, message: str, tmp_path: Path, trained: TextTokenizer
+) -> None:
     """No tokenizer.json, one that is no tokenizer, and a chat template that is not UTF-8."""
-    with pytest.raises(RopeError, match=r"(?s)no such file.*tokenizer\.json"):
+    if name is not None:
+        trained.save(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RopeError, match=message):
         TextTokenizer.from_folder(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"model": ', encoding="utf-8")
-    with pytest.raises(RopeError, match=r"tokenizer\.json cannot be read"):
-        TextTokenizer.from_folder(tmp_path)
-    trained.save(tmp_path)
-    (tmp_path / "chat_template.jinja").write_bytes(b"{{ \xff }}")
-    with pytest.raises(RopeError, match=r"(?s)cannot be read.*chat_template\.jinja.*utf-8"):
-        TextTokenizer.from_folder(tmp_path)
-
-
-def test_special_ids_must_exist(trained: TextTokenizer) -> None:
-    """An end token outside the vocabulary is refused."""
-    with pytest.raises(RopeError, match="`eos_ids` is not in the vocabulary"):
-        TextTokenizer(trained.tokenizer, eos_ids=[360])
 
 
 def sentencepiece_metadata() -> dict[str, Any]:
@@ -211,6 +199,17 @@ def test_byte_level_gguf_is_its_origin(trained: TextTokenizer) -> None:
     assert tokenizer.encode("x<think>y<|endoftext|>")[1:] == [360, *trained.encode("y"), 0]
 
 
+def test_what_llama_cpp_assumes_of_a_file(trained: TextTokenizer) -> None:
+    """Llama 3's cut implies bos, unless the file says no; without a `pre`, numbers are cut in threes."""
+    metadata = byte_level_metadata(trained, "llama-bpe")
+    for says, begins in ({}, True), ({"tokenizer.ggml.add_bos_token": False}, False):
+        ids = tokenizer_from_metadata(metadata | says, "test").encode("x", add_special=True)
+        assert (ids[0] == 0) is begins
+    tokenizer = tokenizer_from_metadata(byte_level_metadata(trained, None), "test").tokenizer
+    cut = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("Hi!! 12345")]
+    assert cut == ["Hi", "!!", "Ġ", "123", "45"]
+
+
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2", "tekken"])
 def test_byte_level_gguf_against_transformers(pre: str, trained: TextTokenizer) -> None:
     """The cuts of Llama 3, Qwen2, GPT-2 and Mistral NeMo are those of transformers' own GGUF reader."""
@@ -228,22 +227,6 @@ def test_byte_level_gguf_against_transformers(pre: str, trained: TextTokenizer) 
     ours = tokenizer_from_metadata(metadata, "test")
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
-
-
-def test_llama3_begins_with_bos(trained: TextTokenizer) -> None:
-    """Llama 3's files may leave out add_bos_token: the cut implies it, unless the file says no."""
-    metadata = byte_level_metadata(trained, "llama-bpe")
-    assert tokenizer_from_metadata(metadata, "test").encode("x", add_special=True)[0] == 0
-    metadata["tokenizer.ggml.add_bos_token"] = False
-    assert tokenizer_from_metadata(metadata, "test").encode("x", add_special=True)[0] != 0
-
-
-def test_default_cut_takes_digits_in_threes(trained: TextTokenizer) -> None:
-    """Without a `pre`, llama.cpp's default: punctuation alone, numbers in groups of three."""
-    metadata = byte_level_metadata(trained, None)
-    tokenizer = tokenizer_from_metadata(metadata, "test").tokenizer
-    cut = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("Hi!! 12345")]
-    assert cut == ["Hi", "!!", "Ġ", "123", "45"]
 
 
 @pytest.mark.parametrize(
