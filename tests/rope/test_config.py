@@ -78,7 +78,7 @@ def test_frozen_hashable_and_compared_whole():
         ({"scaling": "su"}, r"rw\.scaling\.LongRoPE\("),
         ({"scaling": rw.scaling.NTK}, r"rw\.scaling\.NTK\(factor, "),
         ({"scaling": {"rope_type": "yarn"}}, "from_hf"),
-        ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be True or False"),
+        ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be of type bool"),
     ],
 )
 def test_bad_configs(changes, message):
@@ -139,7 +139,7 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: YaRN(4.0, 64, attention_factor="1"), "YaRN: `attention_factor` must be"),
         (lambda: YaRN(4.0, 64, beta_fast="32"), "`beta_fast` must not be below"),
         (lambda: YaRN(4.0, 64, beta_fast=float("inf")), "`beta_fast` must not be below"),
-        (lambda: YaRN(4.0, 64, truncate="no"), "`truncate` must be True or False"),
+        (lambda: YaRN(4.0, 64, truncate="no"), "`truncate` must be of type bool"),
         (lambda: rw.scaling.Llama3(8.0, "1", 4.0, 64), "`high_freq_factor` must not be below"),
         (lambda: LongRoPE(None, (1.0,), 64), "every entry of `short_factor`"),
         (lambda: LongRoPE((1.0,), "ab", 64), "every entry of `long_factor`"),
