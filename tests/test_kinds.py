@@ -84,14 +84,14 @@ TURN = {
     "layout": "bshd",
     "backend": None,
 }
-WINDOW = {"rotary_offset": 0, "blocks": (), "interleaved_out": None}
-PLACED = {"offset": 0, "seq_len": None, "layout": "bshd", "rotary_offset": 0, "interleaved_out": None, "inplace": False}
+WINDOW = {"rotary_offset": 0, "blocks": ()}
+PLACED = {"offset": 0, "seq_len": None, "layout": "bshd", "rotary_offset": 0, "inplace": False}
 STORE = rw.fused.Store(*torch.zeros(2, 1, 1, 8, 4), X, IDS[None])
 LLAMA = {"model_type": "llama", "head_dim": 8}
 KNOWN = {  # the numbers of a rule without defaults
     "of": rw.scaling.Linear(2.0), "by": rw.scaling.Linear(2.0), "rules": (None,), "alpha": (0.0, 0.0), "factor": 2.0,
     "original_max_position_embeddings": 16, "theta": 1e6, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "clipped": 2,
-    "short_factor": (1.0, 1.0), "long_factor": (1.0, 2.0), "pair": 0, "frames": 3,
+    "short_factor": (1.0, 1.0), "long_factor": (1.0, 2.0),
 }  # fmt: skip
 ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
     (rw.rotate, {"x": X, "inverse": False, "inplace": False, "out": None, **TURN, **WINDOW}),
@@ -130,7 +130,6 @@ ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
     (rw.RopeConfig, {f.name: getattr(CONFIG, f.name) for f in dataclasses.fields(rw.RopeConfig)}),
     (rw.RopeConfig.from_hf, {"config": LLAMA, "layer_type": None, "alpha": None}),
     (rw.RopeConfig.from_diffusers, {"model": {"_class_name": "WanTransformer3DModel", "attention_head_dim": 128}}),
-    (rw.scaling.RIFLEx.for_repetition, {"ladder": CONFIG.ladders[0], "repeats_at": 6, "frames": 66}),
     *((rule, {f.name: KNOWN.get(f.name) if f.default is dataclasses.MISSING else f.default
               for f in dataclasses.fields(rule)})
       for rule in rw.scaling.RULES.values() if rule.__module__.startswith("ropewalk.")),

@@ -80,7 +80,6 @@ def rotate_store(
     store: Store,
     *,
     interleaved: bool,
-    interleaved_out: bool | None = None,
     rotary_dim: int | None = None,
     rotary_offset: int = 0,
     blocks: tuple[int, ...] = (),
@@ -107,7 +106,7 @@ def rotate_store(
     [0.0, 1.0, 1.0, 0.0]
     """
     turn = Turn(interleaved, scale, False, layout)
-    turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks)
+    turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset, blocks)
     if q.dtype != k.dtype or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise RopeError(
             "rotate_store: `q` and `k` must have one dtype, batch and head_dim.",

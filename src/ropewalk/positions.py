@@ -62,8 +62,8 @@ def positions_from(
     >>> positions_from(offsets=torch.tensor([4, 0]), max_seqlen=3).tolist()
     [[4, 5, 6], [0, 1, 2]]
     """
-    _check_count("max_seqlen", max_seqlen)
-    _check_count("tokens", tokens)
+    counts: dict[str, Any] = {"max_seqlen": max_seqlen, "tokens": tokens}  # a compiler's are symbols
+    check_whole("positions_from", least=0, **{k: n for k, n in counts.items() if not isinstance(n, torch.SymInt)})
     if cu_seqlens is None:
         return _padded(offsets, max_seqlen, tokens)
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in _INTEGERS or cu_seqlens.ndim != 1:
@@ -88,7 +88,6 @@ def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -
             facts={"max_seqlen": max_seqlen, "tokens": tokens},
             cure="Pass max_seqlen=x.shape[1] for a padded batch, or cu_seqlens for packed tokens.",
         )
-    check_whole("positions_from", least=0, max_seqlen=max_seqlen)
     per_row = _check_offsets(offsets, None, None)
     if not isinstance(per_row, Tensor):
         return torch.arange(max_seqlen, device="cpu") + per_row
@@ -137,18 +136,6 @@ def _check_offsets(offsets: Any, batch: int | None, device: torch.device | None)
         facts={"offsets": offsets, "sequences": batch},
         cure="Pass the number of tokens in each sequence's cache, on the device of `cu_seqlens`.",
     )
-
-
-def _check_count(name: str, count: object) -> None:
-    if count is None or isinstance(count, torch.SymInt):
-        return
-    whole = as_whole(count)
-    if whole is None or whole < 0 or not isinstance(count, int):
-        raise RopeError(
-            f"positions_from: `{name}` must be a whole number of tokens.",
-            facts={name: count},
-            cure="Pass an int, such as a size of x.",
-        )
 
 
 def _wrong_ends(cu_seqlens: object) -> RopeError:
@@ -201,13 +188,8 @@ def mrope_positions(
     ([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], -2)
     """
     types = _checked_types(token_types, attention_mask)
-    merge = as_whole(spatial_merge_size)
-    if merge is None or merge < 1:
-        raise RopeError(
-            "mrope_positions: `spatial_merge_size` must be a whole number of patches, at least 1.",
-            facts={"spatial_merge_size": spatial_merge_size},
-            cure="It is in the model's vision config: 2 for Qwen-VL.",
-        )
+    check_whole("mrope_positions", optional=False, spatial_merge_size=spatial_merge_size)
+    merge = as_whole(spatial_merge_size) or 1
     stills, moving = _checked_grids("images", images, merge), _checked_grids("videos", videos, merge)
     intervals = _checked_intervals(frame_intervals, len(moving), split_frames)
     if split_frames:
@@ -448,13 +430,8 @@ def positions_for_rank(
             cure=f"Choose from {', '.join(LAYOUTS)}.",
         )
     deal, parts = LAYOUTS[layout]
-    sizes = {"tokens": tokens, "rank": rank, "cp": cp, "ulysses": ulysses}
-    if any(as_whole(size) is None for size in sizes.values()) or min(tokens, cp, ulysses) < 1 or not 0 <= rank < cp:
-        raise RopeError(
-            "positions_for_rank: sizes must be whole numbers of at least 1, and `rank` one of 0 .. cp - 1.",
-            facts=sizes,
-            cure="Pass the tokens of the whole sequence, and the rank within its context-parallel group.",
-        )
+    check_whole("positions_for_rank", optional=False, tokens=tokens, cp=cp, ulysses=ulysses)
+    check_whole("positions_for_rank", least=0, most=cp - 1, optional=False, rank=rank)
     _check_used(layout, cp, ulysses, cu_seqlens)
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         raise _wrong_ends(cu_seqlens)

@@ -65,7 +65,7 @@ def test_ropewalk():
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert {"rerope", "self-extend", "dca"} <= set(__import__("ropewalk.methods").methods.METHODS)
     assert len(Extension.registry) >= 3
-    assert set(inspect.signature(rw.rotate).parameters) >= {"interleaved", "interleaved_out"}
+    assert set(inspect.signature(rw.rotate).parameters) >= {"interleaved"}
     assert all(map(callable, (rw.positions.grid_positions, rw.positions.mrope_positions, rw.attach, rw.doctor)))
 
 

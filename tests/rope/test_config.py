@@ -66,7 +66,7 @@ def test_frozen_hashable_and_compared_whole():
         ({"scaling": "su"}, r"rw\.scaling\.LongRoPE\("),
         ({"scaling": rw.scaling.NTK}, r"rw\.scaling\.NTK\(factor, "),
         ({"scaling": {"rope_type": "yarn"}}, "from_hf"),
-        ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be True or False"),
+        ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be of type bool"),
     ],
 )
 def test_bad_configs(changes, message):
@@ -121,7 +121,7 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: rw.scaling.Resonance(rw.scaling.DynamicNTK()), "the same frequencies at every length"),
         (lambda: YaRN(4.0, float("inf")), "whole number of tokens"),
         (lambda: YaRN(4.0, 64, beta_fast=float("inf")), "`beta_fast` must not be below"),
-        (lambda: YaRN(4.0, 64, truncate="no"), "`truncate` must be True or False"),
+        (lambda: YaRN(4.0, 64, truncate="no"), "`truncate` must be of type bool"),
         (lambda: rw.positions.axes_from_sections([]), "at least one pair"),
         (lambda: rw.positions.axes_from_sections([1.5, 2.5]), "at least one pair"),
         (lambda: rw.inverse_frequencies({"head_dim": 8}), "(?s)must be a RopeConfig.*from_hf"),

@@ -77,11 +77,15 @@ def test_it_rotates_as_the_live_indexer(family, block):
     ids = torch.arange(40, 60)[None]
     label = FAMILIES[family].indexer.layer_type
     k, rotated = keys_of(indexer, rotary, ids, config, label)
-    # an interleaved indexer leaves its pairs half-split, in queries and keys alike: no product changes
-    out = {"interleaved_out": False} if rope.interleaved else {}
+    interleaved = rope.interleaved
 
+    # an interleaved indexer leaves its pairs half-split, in queries and keys alike: no product changes
     def ours(rope: rw.RopeConfig, offset: int) -> torch.Tensor:
-        return rw.RotaryEmbedding(rope).rotate(k[:, :, None], position_ids=ids, rotary_offset=offset, **out)[:, :, 0]
+        found = rw.RotaryEmbedding(rope).rotate(k[:, :, None], position_ids=ids, rotary_offset=offset)[:, :, 0]
+        if interleaved:
+            window = slice(offset, offset + rope.rotary_dim)
+            found[..., window] = rw.convert_pairing(found[..., window], to="half")
+        return found
 
     torch.testing.assert_close(ours(rope, offset), rotated, rtol=0, atol=5e-5)
     assert (ours(rope, 12 - offset) - rotated).abs().max() > 0.1

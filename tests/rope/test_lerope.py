@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ def test_it_is_what_transformers_computes(block):
     ours = rw.RopeConfig.from_hf(config, alpha=module.alpha)
     x, ids = torch.randn(2, 3, 7, 16), torch.randint(0, 500, (2, 7))
     turned, _ = modeling.apply_rotary_pos_emb_interleave(x, None, *module(x, ids))
-    rotary = rw.RotaryEmbedding(ours)
-    found = rotary.rotate(x, position_ids=ids, layout="bhsd", interleaved_out=False)
+    rotary, halves = rw.RotaryEmbedding(ours), partial(rw.convert_pairing, to="half")  # the order of its result
+    found = halves(rotary.rotate(x, position_ids=ids, layout="bhsd"))
     torch.testing.assert_close(found, turned, rtol=0, atol=2e-4)  # its angles are float32
     plain = rw.RotaryEmbedding(replace(ours, scaling=ours.scaling.of))
-    assert (plain.rotate(x, position_ids=ids, layout="bhsd", interleaved_out=False) - turned).abs().max() > 0.5
+    assert (halves(plain.rotate(x, position_ids=ids, layout="bhsd")) - turned).abs().max() > 0.5
 
 
 def test_without_alpha_nothing_is_assumed():

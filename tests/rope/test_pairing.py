@@ -52,7 +52,7 @@ def of_gemma(name: str, **fields: Any) -> Any:
 
 NORMS = {"use_qk_norm": True, "qk_layernorm": True}  # off by default
 QK_NORMS = [f"{name} normed" for name in ("cohere", "glm4_moe", "phi", "solar_open", "stablelm")]
-FAST = ["gemma4_text", "hunyuan_v1_dense", "lfm2", "moshi", "phi normed", "qwen3_5_text", "stablelm normed"]
+FAST = ["hunyuan_v1_dense", "lfm2", "moshi", "phi normed", "qwen3_5_text", "stablelm normed"]
 LATENT = "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots3_note_text glm4_moe_lite"
 LATENT += " glm_moe_dsa hy_v4 longcat_flash minicpm3 youtu"
 FUSED = "codegen dbrx falcon gpt_neox gpt_neox_japanese jetmoe persimmon phi3 roformer zaya"  # or named query and key
@@ -61,6 +61,7 @@ NOT_CONVERTED = {
     **dict.fromkeys(FUSED.split(), "no separate q and k"),
     **dict.fromkeys(("hrm_text", "phi4_multimodal"), "several stacks"),
     "qwen4_exp_text": "may share features",
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "laguna"), "heads of different sizes"),
 }
 CAUSAL = {name for name in NAMES if family_name(name) and f"{name}_text" not in NAMES} | {*causal.TEXTS, *QK_NORMS}
 TABLES = {"cos", "sin", "freqs_cis"}

@@ -33,7 +33,6 @@ from ropewalk.rope.scaling import (
     PerAxis,
     Proportional,
     Resonance,
-    RIFLEx,
     Scaling,
     Stacked,
     YaRN,
@@ -184,7 +183,7 @@ def test_the_scaling_below_stays_when_the_rule_is_taken_away() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [Stacked(Llama3(8.0, 1.0, 4.0, 8192), Resonance(YaRN(4.0, TRAINED))), PerAxis((RIFLEx(3, 66), None, None))]
+    "rule", [Stacked(Llama3(8.0, 1.0, 4.0, 8192), Resonance(YaRN(4.0, TRAINED))), PerAxis((NTK(2.0), None, None))]
 )
 def test_a_rule_is_read_back_from_ropewalks_own_form(rule: Scaling) -> None:
     """All its parts by their names and fields."""

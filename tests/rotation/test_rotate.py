@@ -200,11 +200,11 @@ def test_bad_input_of_complex():
     """Wrong shapes and real tables are refused; one batch of tables serves every row."""
     cis = rw.rotation.freqs_cis(torch.ones(4, 2), torch.zeros(4, 2))
     assert torch.equal(rw.rotation.apply_rotary_complex(torch.ones(3, 4, 1, 4), cis[None]), torch.ones(3, 4, 1, 4))
-    with pytest.raises(rw.RopeError, match="must be complex"):
+    with pytest.raises(rw.RopeError, match="`x` must be floats, and `freqs_cis` complex"):
         rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), torch.ones(4, 2))
-    with pytest.raises(rw.RopeError, match="batch of `freqs_cis`"):
+    with pytest.raises(rw.RopeError, match="`x` must be floats, and `freqs_cis` complex"):
         rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), cis.expand(5, 4, 2))
-    with pytest.raises(rw.RopeError, match="must be floating point"):
+    with pytest.raises(rw.RopeError, match="`x` must be floats, and `freqs_cis` complex"):
         rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4).long(), cis)
     with pytest.raises(rw.RopeError, match="must have the same shape"):
         rw.rotation.freqs_cis(torch.ones(4, 2).half(), torch.zeros(4, 2).half())

@@ -1,4 +1,4 @@
-"""A window inside the head, pairs written otherwise than read, and half-split inside each axis's own features."""
+"""A window inside the head, and half-split inside each axis's own features."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def some(*shape: int) -> torch.Tensor:
 
 
 def test_deepseek_in_one_call():
-    """Multi-head latent attention: queries turn at their end, the shared key is that part alone, halves come out."""
+    """Multi-head latent attention: queries turn at their end, and the shared key is that part alone; then halves."""
     q, k = some(2, 3, 4, 12).float(), some(2, 3, 1, 8).float()
-    found = ROPE(q, k, position_ids=IDS, rotary_offset=(4, 0), interleaved_out=False)
+    of_both = ROPE(q, k, position_ids=IDS, rotary_offset=(4, 0))
+    parts = of_both[0][..., 4:], of_both[1]
+    halves = [rw.convert_pairing(x, to="half") for x in parts]
+    found = torch.cat([of_both[0][..., :4], halves[0]], -1), halves[1]
     cos, sin = (torch.cat([table, table], -1)[None] for table in ROPE.cos_sin(IDS))
     heads_first = q[..., 4:].transpose(1, 2), k.transpose(1, 2)
     of_q, of_k = (x.transpose(1, 2) for x in apply_rotary_pos_emb_interleave(*heads_first, cos, sin))
@@ -35,23 +38,21 @@ def test_deepseek_in_one_call():
 
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_there_and_back(backend):
-    """The inverse with the two pairings exchanged undoes it, in place too; nothing around the window changes."""
+    """The inverse undoes it, in place too; nothing around the window changes."""
     x, (cos, sin) = some(2, 3, 4, 13), ROPE.cos_sin(IDS, dtype=torch.float64)
-    there = rw.rotate(x, cos, sin, interleaved=True, interleaved_out=False, backend=backend, **WINDOW)
-    back = rw.rotate(there, cos, sin, interleaved=False, interleaved_out=True, inverse=True, backend=backend, **WINDOW)
+    there = rw.rotate(x, cos, sin, interleaved=True, backend=backend, **WINDOW)
+    back = rw.rotate(there, cos, sin, interleaved=True, inverse=True, backend=backend, **WINDOW)
     torch.testing.assert_close(back, x, atol=1e-14, rtol=0)
     assert torch.equal(there[..., [0, 1, 2, 3, 12]], x[..., [0, 1, 2, 3, 12]])
     y = x.clone()
-    assert rw.rotate(y, cos, sin, interleaved=True, interleaved_out=False, inplace=True, backend=backend, **WINDOW) is y
+    assert rw.rotate(y, cos, sin, interleaved=True, inplace=True, backend=backend, **WINDOW) is y
     assert torch.equal(y, there)
-    assert torch.equal(rw.rotate(x, cos, sin, interleaved=True, interleaved_out=True, **WINDOW)[..., 4:12],
+    assert torch.equal(rw.rotate(x, cos, sin, interleaved=True, **WINDOW)[..., 4:12],
                        rw.rotate(x[..., 4:12], cos, sin, interleaved=True))  # fmt: skip
 
 
 WAYS = {
     "window": {"interleaved": True, "rotary_offset": 2, "rotary_dim": 4},
-    "exchanged": {"interleaved": True, "interleaved_out": False, "rotary_offset": 1, "rotary_dim": 4},
-    "the other way": {"interleaved": False, "interleaved_out": True, "rotary_dim": 4},
     "blocks": {"interleaved": False, "blocks": (1, 1), "rotary_dim": 4},
 }
 
@@ -122,13 +123,10 @@ def test_attention_turns_in_blocks():
         ({"rotary_offset": 5}, "`rotary_offset` must be a feature"),
         ({"rotary_offset": -4}, "`rotary_offset` must be a feature"),
         ({"rotary_offset": "4"}, "`rotary_offset` must be a feature"),
-        ({"interleaved_out": "half"}, "`interleaved_out` must be True or False"),
-        ({"interleaved_out": 0}, "`interleaved_out` must be True or False"),
         ({"blocks": (1, 3)}, "`blocks` needs half-split pairs"),
         ({"interleaved": False, "blocks": (1, 2)}, "sum to the pairs of `cos`"),
         ({"interleaved": False, "blocks": (4, 0)}, "`blocks` must be the number of pairs"),
         ({"interleaved": False, "blocks": 4}, "`blocks` must be the number of pairs"),
-        ({"interleaved": False, "blocks": (1, 3), "interleaved_out": True}, "`blocks` needs half-split pairs"),
     ],
 )
 def test_refused(changes, message):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
+from ropewalk.layers.norm import evaluating
 from ropewalk.rope.values import MOST_SIZE, as_whole
 
 TOKENS = 12  # of the short forward
@@ -39,7 +40,7 @@ def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) ->
     inputs = {"input_ids": ids, "use_cache": False}
     if getattr(model.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
-    with _evaluating(model), torch.no_grad(), _dtypes_seen(rotary) as dtypes:
+    with evaluating(model), torch.no_grad(), _dtypes_seen(rotary) as dtypes:
         out = model(**inputs)
     _reshard(model)
     outputs: Tensor | None = next((out[key] for key in ("logits", "last_hidden_state") if key in out), None)
@@ -141,15 +142,3 @@ def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode, then restore the mode of every module."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -6,24 +6,11 @@ code of models that transformers does not contain. Unknown families are never gu
 `trained` states the scalings and lengths of the training.
 """
 
+# mypy: implicit-reexport
+# ruff: noqa: F401
 from ropewalk.families.family import Condition, Family, described, unread_keys
 from ropewalk.families.table import FAMILIES, NO_ROTATION, REFUSED, SOURCES
 from ropewalk.families.trained import Trained, trained_as
-
-__all__ = [
-    "FAMILIES",
-    "NO_ROTATION",
-    "REFUSED",
-    "SOURCES",
-    "Condition",
-    "Family",
-    "Trained",
-    "described",
-    "family_name",
-    "family_named",
-    "trained_as",
-    "unread_keys",
-]
 
 
 def family_name(model_type: str) -> str | None:

@@ -1,5 +1,7 @@
 """Attention with its cache and masks, the rival encodings, a decoder, a text classifier, generation and training."""
 
+# mypy: implicit-reexport
+# ruff: noqa: F401
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -13,15 +15,6 @@ if TYPE_CHECKING:
     from ropewalk.layers.generation import generate
     from ropewalk.layers.training import fit
 
-__all__ = [
-    "Decoder",
-    "DecoderConfig",
-    "TextClassifier",
-    "TextClassifierConfig",
-    "fit",
-    "generate",
-]
-
 _HOMES = {
     "Decoder": "ropewalk.layers.decoder",
     "DecoderConfig": "ropewalk.layers.config",
@@ -30,6 +23,8 @@ _HOMES = {
     "fit": "ropewalk.layers.training",
     "generate": "ropewalk.layers.generation",
 }
+
+__all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__, _HOMES)

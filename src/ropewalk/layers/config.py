@@ -90,11 +90,8 @@ class DecoderConfig:
             chosen = resolve(self.encoding, self.head_dim or 0)
             object.__setattr__(self, "rope", chosen if isinstance(chosen, RopeConfig) else None)
             object.__setattr__(self, "encoding", None if isinstance(chosen, RopeConfig | NoPE) else chosen)
-        for name, kind in (("rope", RopeConfig), ("sliding_window", int), ("extension", Extension)):
-            value = getattr(self, name)
-            of_layers = entries("DecoderConfig", name, value, kind, self.num_hidden_layers)
-            if isinstance(value, list | tuple):
-                object.__setattr__(self, name, of_layers)
+        for name in ("rope", "sliding_window", "extension"):
+            entries("DecoderConfig", name, getattr(self, name), self.num_hidden_layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:

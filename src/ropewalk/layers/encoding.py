@@ -140,12 +140,3 @@ class EncodingConfig:
     def build(self, sizes: Sizes) -> Encoding:
         """Return the module for layers of these sizes; raise `RopeError` if it does not support them."""
         raise AssertionError("subclasses define it")
-
-
-def check_positive(name: str, **numbers: int | float | None) -> None:
-    """Raise `RopeError` if a number is not above 0."""
-    for key, value in numbers.items():
-        if value is not None and not value > 0:
-            raise RopeError(
-                f"{name}: `{key}` must be above 0.", facts={key: value}, cure="Leave it out for the default."
-            )

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.encoding import DistanceBias, Encoding, EncodingConfig, Places, Sizes, check_positive
+from ropewalk.layers.encoding import DistanceBias, Encoding, EncodingConfig, Places, Sizes
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.tables import make_tables
-from ropewalk.rope.values import checked
+from ropewalk.rope.values import check_positive, checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,10 @@ from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.cache import KVCache
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.masks import SeqLen
-from ropewalk.layers.norm import multiplied
+from ropewalk.layers.norm import evaluating, multiplied
 from ropewalk.layers.precision import to_float64
 from ropewalk.layers.prompts import Prompts, check_sampling, is_text, token_lists
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import check_whole
 
 _PREFILL = 1024  # tokens per row of a prompt in one call of the model, which bounds memory
 
@@ -113,7 +114,7 @@ def generate(
     tokens = token_lists(prompts, model.tokenizer, model.config.vocab_size)
     fixed = _fixed_length(model, [len(row) + max_new_tokens for row in tokens], seq_len)
     draws, new, rows = draws_of(seed, len(tokens)), [list[int]() for _ in tokens], list(range(len(tokens)))
-    with _evaluating(model):
+    with evaluating(model), _uncompiled(model):
         cache, logits = _prefill(model, tokens, fixed, min(max_new_tokens, 256))
         for step in range(max_new_tokens):
             of_rows = [draws[row] for row in rows]
@@ -132,14 +133,9 @@ def generate(
 def _fixed_length(model: Decoder, final: list[int], seq_len: int | None) -> SeqLen | None:
     """Return the cache's `seq_len` for rows of these final lengths; raise `RopeError` if `seq_len` is too short."""
     ropes = {rope for rope in model.config.ropes if rope is not None and rope.needs_seq_len}
-    if seq_len is not None and as_whole(seq_len) is None:
-        raise RopeError(
-            "generate: `seq_len` must be a whole number of tokens.",
-            facts={"seq_len": seq_len},
-            cure="Omit it, or pass prompt + max_new_tokens.",
-        )
+    check_whole("generate", seq_len=seq_len)
     # The last token is not fed back, so the cache needs one less than the final length.
-    if seq_len is not None and (seq_len < 1 or any(max(final) - 1 > rope.longest_at(seq_len) for rope in ropes)):
+    if seq_len is not None and any(max(final) - 1 > rope.longest_at(seq_len) for rope in ropes):
         raise RopeError(
             "generate: `seq_len` is less than prompt + max_new_tokens, and frequencies depend on length.",
             facts={"seq_len": seq_len, "needed": max(final)},
@@ -180,18 +176,9 @@ def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | N
     return multiplied(last, weight) if logits else last
 
 
-@contextmanager
-def _evaluating(model: Decoder) -> Iterator[None]:
-    """Disable dropout and compilation inside, and restore each module's mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+def _uncompiled(model: Decoder) -> AbstractContextManager[Any]:
+    """Return a block in which a compiled model runs uncompiled."""
     dynamo = sys.modules.get("torch._dynamo")  # importing it takes longer than importing torch
     compiled = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
-    try:
-        uncompiled = compiled or model._compiled_call_impl is not None
-        with torch.compiler.set_stance("force_eager") if uncompiled else nullcontext():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    compiled = compiled or model._compiled_call_impl is not None
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

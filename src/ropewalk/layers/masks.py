@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.dispatch import PLAIN
-from ropewalk.rope.values import is_of
+from ropewalk.rope.values import checked
 from ropewalk.rotation.backends.request import Bounds
 
 ValueT = TypeVar("ValueT")
@@ -127,12 +127,9 @@ class Branches:
     runs: tuple[Stretch, ...]
     """The same as stretches of consecutive tokens, int64 `[seq]` each; an uninterrupted line is one stretch."""
 
+    @checked
     def __init__(self, parents: Sequence[int], device: torch.device | str | None = None) -> None:
-        if (
-            not is_of(parents, Sequence[int])
-            or not parents
-            or not all(-1 <= parent < number for number, parent in enumerate(parents))
-        ):
+        if not parents or not all(-1 <= parent < number for number, parent in enumerate(parents)):
             raise RopeError(
                 "Branches: each token must follow an earlier one, or -1 (the end of the cache).",
                 facts={"parents": parents},
@@ -150,8 +147,6 @@ class Branches:
                 runs.append((*before, (number, number + 1, depths[number])))
             if parent >= 0:
                 seen[number] |= seen[parent]
-        self.deepest = 1 + max(depths)
-        """The tokens of the longest line."""
         self.depths = torch.tensor(depths, dtype=torch.int64, device=device)
         self.seen = seen.to(device)
         most = max(len(of_token) for of_token in runs)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from ropewalk.rotation.backends import choose_linear
+from ropewalk.rotation.backends import cpu
 
 
 def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
@@ -18,18 +20,19 @@ def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
 
     A kernel may replace plain `nn.Linear` layers. All others are called (quantized layers, adapters, sharding hooks).
     """
-    compiling = torch.compiler.is_compiling()
-    if not compiling and all(is_plain(layer, nn.Linear) for layer in layers):
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        backend = choose_linear(x, weights, biases)  # type: ignore[arg-type]
-        if backend.kernels:
-            return backend.multiply(x, weights, biases)  # type: ignore[arg-type]
+    if not torch.compiler.is_compiling() and all(is_plain(layer, nn.Linear) for layer in layers):
+        weights: list[Any] = [layer.weight for layer in layers]
+        biases: list[Any] = [layer.bias for layer in layers]
+        if not cpu.reasons_not_to_multiply(x, weights, biases):
+            return cpu.multiply(x, weights, biases)
     return [layer(x) for layer in layers]
 
 
 def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x` `[..., features]` times a weight `[outputs, features]`, transposed, plus a bias: a head's logits."""
-    return choose_linear(x, (weight,), (bias,)).multiply(x, (weight,), (bias,))[0]
+    if cpu.reasons_not_to_multiply(x, (weight,), (bias,)):
+        return F.linear(x, weight, bias)
+    return cpu.multiply(x, (weight,), (bias,))[0]
 
 
 HALF = (torch.bfloat16, torch.float16)
@@ -87,6 +90,18 @@ def is_plain(module: nn.Module, kind: type[nn.Module], forward: str = "forward")
         and not (module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook())  # type: ignore[no-untyped-call]
         and not (module._backward_hooks or module._backward_pre_hooks)
     )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into eval mode inside, then restore the mode of every module."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def residual_stream(x: Tensor) -> Tensor:

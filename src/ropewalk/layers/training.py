@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ropewalk.atomic_io import write_whole
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.layers.decoder import Decoder
+from ropewalk.layers.norm import evaluating
 from ropewalk.layers.precision import to_float64
 from ropewalk.rope.values import check_positive, check_whole, checked
 
@@ -298,13 +299,10 @@ def loss_by_position(model: Decoder, windows: Tensor) -> Tensor:
         )
     length = windows.shape[1] - 1
     total = torch.zeros(length, dtype=torch.float64)
-    was_training, seq_len = model.training, length if model.config.needs_seq_len else None
-    model.eval()
-    try:
+    seq_len = length if model.config.needs_seq_len else None
+    with evaluating(model):
         for rows in torch.split(windows, max(1, AT_ONCE // length)):
             logits = model(rows[:, :-1], seq_len=seq_len).float()
             losses = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
             total += to_float64(losses).view(len(rows), length).sum(0).cpu()
-    finally:
-        model.train(was_training)
     return total / len(windows)

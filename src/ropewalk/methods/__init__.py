@@ -1,6 +1,7 @@
 """The extension methods: their table, the ropes of a model under them, and the choice of methods for a run."""
 
-from __future__ import annotations
+# mypy: implicit-reexport
+# ruff: noqa: F401
 
 from ropewalk.methods.ropes import (
     Reach,
@@ -18,26 +19,3 @@ from ropewalk.methods.ropes import (
     with_mscales,
 )
 from ropewalk.methods.table import METHODS, Look, Method, chosen_methods, default_methods, method_named, named_methods
-
-__all__ = [
-    "METHODS",
-    "Look",
-    "Method",
-    "Reach",
-    "chosen_methods",
-    "default_methods",
-    "extended",
-    "is_unsettled",
-    "longrope_block",
-    "main_rope",
-    "method_named",
-    "named_methods",
-    "required_trained_length",
-    "settle",
-    "settled",
-    "settled_by_length",
-    "trained_length_of",
-    "unsettled",
-    "why_no_effect",
-    "with_mscales",
-]

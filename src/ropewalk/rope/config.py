@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face, rope_parameters
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
@@ -79,12 +79,8 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
 
 def _check_axes(axes: tuple[int, ...] | None, pairs: int, axes_restart: object) -> None:
     """Check that each pair has an axis, numbered without gaps."""
-    if not isinstance(axes_restart, bool):
-        raise RopeError(
-            "RopeConfig: `axes_restart` must be True or False.",
-            facts={"axes_restart": axes_restart},
-            cure="False: all axes share one ladder of frequencies (M-RoPE). True: each has its own.",
-        )
+    cure = "False: all axes share one ladder of frequencies (M-RoPE). True: each has its own."
+    check_kind("RopeConfig", bool, cure, axes_restart=axes_restart)
     if axes is None:
         if axes_restart:
             raise RopeError(
@@ -115,12 +111,8 @@ def _check_axis_values(
             facts={"theta": theta, "axes": axes, "axes_restart": axes_restart},
             cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
         )
-    if not isinstance(axis_blocks, bool):
-        raise RopeError(
-            "RopeConfig: `axis_blocks` must be True or False.",
-            facts={"axis_blocks": axis_blocks},
-            cure="True pairs half-split inside the features of each axis, False across all rotated features.",
-        )
+    cure = "True pairs half-split inside the features of each axis, False across all rotated features."
+    check_kind("RopeConfig", bool, cure, axis_blocks=axis_blocks)
     in_a_row = axes is not None and len(list(itertools.groupby(axes))) == len(set(axes))
     if axis_blocks and (interleaved or not in_a_row):
         raise RopeError(

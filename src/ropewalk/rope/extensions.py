@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.values import check_positive, check_whole, checked
 
 __all__ = [
     "STRING",
@@ -92,24 +93,13 @@ class Extension:
 
 
 def check_tokens(name: str, least: int, **numbers: int) -> None:
-    """Raise `RopeError` for a number that is not whole or is below `least`."""
-    for key, value in numbers.items():
-        if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-            raise RopeError(
-                f"{name}: `{key}` must be a whole number of at least {least}.",
-                facts={key: value},
-                cure="Pass lengths in tokens.",
-            )
+    """Raise `RopeError` for a number of tokens that is not whole or is below `least`."""
+    check_whole(name, least=least, optional=False, **numbers)
 
 
 def check_scale(name: str, scale: float) -> None:
     """Raise `RopeError` unless the factor of the logits is finite and above 0."""
-    if not 0 < scale < math.inf:
-        raise RopeError(
-            f"{name}: `scale` must be a finite number above 0.",
-            facts={"scale": scale},
-            cure="Pass 1 to leave logits unchanged.",
-        )
+    check_positive(name, scale=scale)
 
 
 def same_index(index: Tensor) -> Tensor:
@@ -399,6 +389,7 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 """The value that leaves a setting unchanged; None removes the setting."""
 
 
+@checked
 @dataclass(frozen=True)
 class Positions:
     """The rope, extension and sliding window (tokens), or None, of each layer.
@@ -413,8 +404,8 @@ class Positions:
     sliding_windows: tuple[int | None, ...]
 
     def __post_init__(self) -> None:
-        for name, kind in (("ropes", RopeConfig), ("extensions", Extension), ("sliding_windows", int)):
-            entries("Positions", name, getattr(self, name), kind, len(self.ropes))
+        for name in ("extensions", "sliding_windows"):
+            entries("Positions", name, getattr(self, name), len(self.ropes))
 
     @property
     def num_layers(self) -> int:
@@ -440,7 +431,7 @@ class Positions:
         """Return positions with this rope in every layer with a rope, None for no rope, or one entry per layer."""
         if isinstance(rope, RopeConfig):
             return replace(self, ropes=tuple(None if old is None else rope for old in self.ropes))
-        return replace(self, ropes=entries("with_positions", "rope", rope, RopeConfig, self.num_layers))
+        return replace(self, ropes=entries("with_positions", "rope", rope, self.num_layers))
 
     def with_extension(self, extension: ExtensionSetting) -> Positions:
         """Return positions with this extension in every supported layer, None for no extension, or one entry per layer.
@@ -458,25 +449,16 @@ class Positions:
                     cure="Choose a model with RoPE.",
                 )
             return replace(self, extensions=tuple(extension if takes else None for takes in able))
-        return replace(self, extensions=entries("with_positions", "extension", extension, Extension, self.num_layers))
+        return replace(self, extensions=entries("with_positions", "extension", extension, self.num_layers))
 
 
-def entries(where: str, name: str, value: object, kind: type[EntryT], count: int) -> tuple[EntryT | None, ...]:
-    """Return `value`, or the entries of a tuple, as one entry for each of `count` layers.
-
-    **Raises:** `RopeError` for entries that are not a `kind`, and for a different count. `where` is the caller.
-    """
-    of_layers: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value,) * count
+def entries(where: str, name: str, value: EntryT | tuple[EntryT, ...], count: int) -> tuple[EntryT, ...]:
+    """Return `value`, or the entries of a tuple, as one entry for each of `count` layers; `where` is the caller."""
+    of_layers = value if isinstance(value, tuple) else (value,) * count
     if len(of_layers) != count:
         raise RopeError(
             f"{where}: a tuple `{name}` needs one entry per layer.",
             facts={f"len({name})": len(of_layers), "num_hidden_layers": count},
             cure="Pass None for the layers without one.",
-        )
-    if not all(entry is None or isinstance(entry, kind) for entry in of_layers):
-        raise RopeError(
-            f"{where}: `{name}` must be a {kind.__name__}, None, or a tuple of these.",
-            facts={name: value},
-            cure="Pass one for all layers, or a tuple with one entry per layer.",
         )
     return of_layers

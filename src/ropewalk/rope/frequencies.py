@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling.base import Ladder
-from ropewalk.rope.values import Float64, Int, as_whole, is_number
+from ropewalk.rope.values import Float64, Int, as_whole, check_whole, is_number
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,8 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
     ([[1.0, 0.01]], 1.0)
     """
     check_config(config, "inverse_frequencies")
+    check_whole("inverse_frequencies", seq_len=seq_len)
     tokens = as_whole(seq_len)
-    if seq_len is not None and (tokens is None or tokens < 1):
-        raise RopeError(
-            "inverse_frequencies: `seq_len` must be a whole number of tokens, at least 1.",
-            facts={"seq_len": seq_len},
-            cure="Pass the total length that the window or the cache will reach.",
-        )
     return Frequencies(_matrix(config, columns_of(config, tokens)), attention_factor_of(config, tokens))
 
 

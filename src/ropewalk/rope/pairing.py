@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, describe
-from ropewalk.families import Family, family_named
+from ropewalk.families import family_named
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.values import as_whole
@@ -142,10 +142,17 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
             facts={"tensors": unknown[:4]},
             cure="Merge adapters and dequantize weights first. Convert other weights as tensors, with dim=0.",
         )
-    sizes, new = _sizes(modules, fields, family, config), dict(source)
-    for name, (module, part) in places.items():
-        if module in sizes and part in _CONVERTED:
-            head_dim, rotary_dim = sizes[module]
+    ropes = [rope for rope in ropes_of_layer_types(config).values() if rope is not None]
+    sizes = {(rope.head_dim, 2 * rope.pairs) for rope in ropes}
+    if len(sizes) > 1:
+        raise RopeError(
+            "convert_pairing: the layer types of this family rotate heads of different sizes.",
+            facts={"model_type": fields.get("model_type"), "head_dim and rotary_dim": sorted(sizes)},
+            cure="Convert the weights of each layer as tensors, with dim=0 and the sizes of its type.",
+        )
+    (head_dim, rotary_dim), new = sizes.pop(), dict(source)
+    for name, (_, part) in places.items():
+        if part in _CONVERTED:
             width = 2 * head_dim if family.gated and part in _QUERIES else head_dim
             new[name] = _convert(source[name], to, width, rotary_dim, -1 if part in _NORMS else 0, name)
     return new
@@ -156,26 +163,6 @@ def _is_unknown(name: str, modules: Collection[str]) -> bool:
     module = next((one for one in modules if not one or name.startswith(f"{one}.")), None)
     part, _, rest = name.removeprefix(f"{module}.").partition(".")
     return module is not None and part not in _KEPT and (part not in _CONVERTED or _TENSOR.fullmatch(rest) is None)
-
-
-def _sizes(
-    modules: Collection[str], fields: Mapping[str, Any], family: Family, config: Any
-) -> dict[str, tuple[int, int]]:
-    """Return head_dim and rotary_dim of each attention layer; those of a layer type without rotation are left out."""
-    ropes = {label: rope for label, rope in ropes_of_layer_types(config).items() if rope is not None}
-    sizes = {label: (rope.head_dim, 2 * rope.pairs) for label, rope in ropes.items()}
-    if len(set(sizes.values())) == 1:
-        return dict.fromkeys(modules, next(iter(sizes.values())))
-    labels = [family.block_of.get(label, label) for label in fields.get("layer_types") or ()]
-    layers = {module: _LAYER.split(module, maxsplit=1)[1:2] for module in modules}
-    if sorted(int(layer) for found in layers.values() for layer in found) != list(range(len(labels))):
-        raise RopeError(
-            "convert_pairing: layers of different types rotate heads of different sizes, and layers are missing.",
-            facts={"head_dim and rotary_dim by layer type": sizes, "layers in the state dict": len(layers)},
-            cure="Pass the state dict of all layers of the config.",
-        )
-    found = {module: labels[int(layer)] for module, (layer,) in layers.items()}
-    return {module: sizes[label] for module, label in found.items() if label in sizes}
 
 
 def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> Tensor:

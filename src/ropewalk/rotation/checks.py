@@ -26,20 +26,14 @@ _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens 
 
 
 def check_one(
-    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, interleaved_out: bool | None,
-    rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None, name: str = "x",
+    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, rotary_offset: object,
+    blocks: object, inplace: bool, out: Tensor | None, name: str = "x",
 ) -> Turn:  # fmt: skip
-    """Check all arguments of the rotation of a tensor; return `turn` with its output pairing, offset and blocks."""
+    """Check all arguments of the rotation of a tensor; return `turn` with its offset and blocks."""
     _check_options(turn.scale, turn.inverse, rotary_dim, inplace)
     check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, name)
-    if (
-        type(rotary_offset) is not int
-        or rotary_offset
-        or interleaved_out is not None
-        or type(blocks) is not tuple
-        or blocks
-    ):
-        turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, name)
+    if type(rotary_offset) is not int or rotary_offset or type(blocks) is not tuple or blocks:
+        turn = _placed(turn, x, cos.shape[-1], rotary_offset, blocks, name)
     if inplace or out is not None:
         _check_target(x, cos, sin, inplace, out, name)
     return turn
@@ -47,7 +41,7 @@ def check_one(
 
 def check_both(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None,
-    interleaved_out: bool | None = None, rotary_offset: object = 0, blocks: object = (), inplace: bool = False,
+    rotary_offset: object = 0, blocks: object = (), inplace: bool = False,
 ) -> tuple[Turn, Turn]:  # fmt: skip
     """Check all arguments of the rotation of queries and keys; return the `Turn` of each.
 
@@ -58,17 +52,11 @@ def check_both(
     if not _fits_alike(q, k, cos, turn.layout):
         check_tables(k, cos, sin, turn.interleaved, rotary_dim, turn.layout, "k")
     of_q = of_k = turn
-    if (
-        type(rotary_offset) is not int
-        or rotary_offset
-        or interleaved_out is not None
-        or type(blocks) is not tuple
-        or blocks
-    ):
+    if type(rotary_offset) is not int or rotary_offset or type(blocks) is not tuple or blocks:
         pairs = cos.shape[-1]
         both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
-        of_q = _placed(turn, q, pairs, interleaved_out, both[0], blocks, "q")
-        of_k = _placed(turn, k, pairs, interleaved_out, both[1], blocks, "k")
+        of_q = _placed(turn, q, pairs, both[0], blocks, "q")
+        of_k = _placed(turn, k, pairs, both[1], blocks, "k")
     if inplace:  # both, before either is written
         _check_target(q, cos, sin, True, None, "q")
         _check_target(k, cos, sin, True, None, "k")
@@ -291,16 +279,8 @@ def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout
     )
 
 
-def _placed(
-    turn: Turn, x: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object, name: str
-) -> Turn:
-    """Return `turn` with the pairing of the result, the offset inside the head, and the blocks, if they fit."""
-    if interleaved_out is not None and not isinstance(interleaved_out, bool):
-        raise RopeError(
-            "rotate: `interleaved_out` must be True or False, or None.",
-            facts={"interleaved_out": interleaved_out},
-            cure="None keeps the pairing of the input.",
-        )
+def _placed(turn: Turn, x: Tensor, pairs: int, rotary_offset: object, blocks: object, name: str) -> Turn:
+    """Return `turn` with the offset inside the head and the blocks, if they fit."""
     first = as_whole(rotary_offset)
     if first is None or not 0 <= first <= x.shape[-1] - 2 * pairs:
         raise RopeError(
@@ -316,14 +296,13 @@ def _placed(
             facts={"blocks": blocks, "pairs": pairs},
             cure="For example blocks=(16, 16) for two axes of 16 pairs.",
         )
-    if whole and (turn.interleaved or interleaved_out):
+    if whole and turn.interleaved:
         raise RopeError(
             "rotate: `blocks` needs half-split pairs; interleaved pairs lie inside their block without it.",
-            facts={"interleaved": turn.interleaved, "interleaved_out": interleaved_out, "blocks": blocks},
+            facts={"interleaved": turn.interleaved, "blocks": blocks},
             cure="Leave `blocks` out.",
         )
-    exchanged = None if interleaved_out == turn.interleaved else interleaved_out
-    return turn._replace(interleaved_out=exchanged, first=first, blocks=tuple(whole) if len(whole) > 1 else ())
+    return turn._replace(first=first, blocks=tuple(whole) if len(whole) > 1 else ())
 
 
 def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None, name: str) -> None:

@@ -49,24 +49,14 @@ def apply_rotary_complex(
     [0.0, 1.0]
     """
     check_kind("apply_rotary_complex", Tensor, "Build freqs_cis(*rope.cos_sin(ids)).", x=x, freqs_cis=freqs_cis)
-    rows = freqs_cis.shape[-2] if freqs_cis.ndim >= 2 else 0
-    if x.ndim != 4 or freqs_cis.ndim not in (2, 3) or rows != x.shape[1] or 2 * freqs_cis.shape[-1] != x.shape[-1]:
+    sizes = freqs_cis.shape
+    fits = x.ndim == 4 and len(sizes) in (2, 3) and sizes[-2] == x.shape[1] and 2 * sizes[-1] == x.shape[-1]
+    fits = fits and (len(sizes) == 2 or sizes[0] in (1, x.shape[0]))
+    if not fits or not x.is_floating_point() or not freqs_cis.is_complex():
         raise RopeError(
-            "apply_rotary_complex: `freqs_cis` must be [seq, pairs] or [batch, seq, pairs] of `x`.",
+            "apply_rotary_complex: `x` must be floats, and `freqs_cis` complex [seq, pairs] or [batch, seq, pairs].",
             facts={"x": x, "freqs_cis": freqs_cis},
             cure="Build it: freqs_cis(*rope.cos_sin(position_ids)). For partial rotation use rotate.",
-        )
-    if not x.is_floating_point() or (freqs_cis.ndim == 3 and freqs_cis.shape[0] not in (1, x.shape[0])):
-        raise RopeError(
-            "apply_rotary_complex: `x` must be floating point, and the batch of `freqs_cis` 1 or that of `x`.",
-            facts={"x": x, "freqs_cis": freqs_cis},
-            cure="Build freqs_cis from position_ids [seq] or [batch, seq].",
-        )
-    if not freqs_cis.is_complex():
-        raise RopeError(
-            "apply_rotary_complex: `freqs_cis` must be complex.",
-            facts={"freqs_cis": freqs_cis},
-            cure="Pass freqs_cis(cos, sin).",
         )
     real = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     factors = freqs_cis.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64).unsqueeze(-2)

@@ -149,13 +149,12 @@ class RotaryEmbedding(nn.Module):
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
         rotary_offset: int | tuple[int, int] = 0,
-        interleaved_out: bool | None = None,
         inplace: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions and multiply them by the attention factor.
 
         **Arguments:**
-        - `q`, `k`, `layout`, `rotary_offset`, `interleaved_out`, `inplace`: as in `rotate_qk`.
+        - `q`, `k`, `layout`, `rotary_offset`, `inplace`: as in `rotate_qk`.
         - `position_ids`, `seq_len`: as in `cos_sin`. None: `offset`, `offset` + 1, ... for the tokens of each row, on
           every axis; not for a config with `axes_restart`, whose positions are coordinates.
         - `offset`: position of the first token, such as the number of tokens in a cache; only without `position_ids`.
@@ -167,7 +166,7 @@ class RotaryEmbedding(nn.Module):
         cos, sin, turn = self._prepared(q, position_ids, seq_len, layout, False)
         dim, blocks = self.config.rotary_dim, self.config.blocks
         try:
-            turns = check_both(q, k, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace)
+            turns = check_both(q, k, cos, sin, turn, dim, rotary_offset, blocks, inplace)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"q": q, "k": k}, position_ids, layout, self.config.num_axes)
             self._check_heads(turn, q=q, k=k)
@@ -185,7 +184,6 @@ class RotaryEmbedding(nn.Module):
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
         rotary_offset: int = 0,
-        interleaved_out: bool | None = None,
         inverse: bool = False,
         inplace: bool = False,
         out: Tensor | None = None,
@@ -196,7 +194,7 @@ class RotaryEmbedding(nn.Module):
         cos, sin, turn = self._prepared(x, position_ids, seq_len, layout, inverse)
         dim, blocks = self.config.rotary_dim, self.config.blocks
         try:
-            turn = check_one(x, cos, sin, turn, dim, interleaved_out, rotary_offset, blocks, inplace, out)
+            turn = check_one(x, cos, sin, turn, dim, rotary_offset, blocks, inplace, out)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"x": x}, position_ids, layout, self.config.num_axes)
             self._check_heads(turn, x=x)
@@ -220,8 +218,7 @@ class RotaryEmbedding(nn.Module):
         attention factor already, and it is not applied again.
 
         **Arguments:**
-        - `keys`: as `forward` or `rotate` returned them, in the config's pairing. For keys rotated with
-          `interleaved_out`, use a module with that pairing.
+        - `keys`: as `forward` or `rotate` returned them.
         - `delta`: tokens by which each key moves. An int moves all keys, on every axis (not with `axes_restart`).
           Tensors have the shapes of `position_ids`, and may have size 1 in place of seq or batch: `[batch, 1]` is one
           number for each row, `[1, axes]` one for each axis.
@@ -244,7 +241,7 @@ class RotaryEmbedding(nn.Module):
         cos, sin = (table.expand(*table.shape[:-2], tokens, table.shape[-1]) for table in (cos, sin))
         turn = turn._replace(scale=1.0)
         dim, blocks = self.config.rotary_dim, self.config.blocks
-        turn = check_one(keys, cos, sin, turn, dim, None, rotary_offset, blocks, inplace, None, "keys")
+        turn = check_one(keys, cos, sin, turn, dim, rotary_offset, blocks, inplace, None, "keys")
         self._check_heads(turn, keys=keys)
         return rotate_one(keys, cos, sin, turn, inplace, None, None)
 

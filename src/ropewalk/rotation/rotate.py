@@ -18,7 +18,6 @@ def rotate(
     sin: Float[Tensor, "*rows pairs"],
     *,
     interleaved: bool,
-    interleaved_out: bool | None = None,
     rotary_dim: int | None = None,
     rotary_offset: int = 0,
     blocks: tuple[int, ...] = (),
@@ -36,7 +35,6 @@ def rotate(
     - `cos`, `sin`: float32 or float64, in every layout `[seq, pairs]`, `[batch, seq, pairs]`, or
       `[batch or 1, seq, heads or 1, pairs]`; for thd `[tokens, pairs]` or `[tokens, heads or 1, pairs]`.
     - `interleaved`: True pairs features (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).
-    - `interleaved_out`: pairing of the result; None is that of `x`. DeepSeek rotates from True to False in one pass.
     - `rotary_dim`: 2 * pairs, required if it is less than head_dim; the other features pass through. Without it,
       transformers' tables of half a head, which contain each angle twice, have the shape of tables for the whole head.
     - `rotary_offset`: first rotated feature. Multi-head latent attention rotates the end of a head:
@@ -46,8 +44,7 @@ def rotate(
     - `scale`: factor of the rotated features (an attention factor), applied in the same pass.
     - `layout`: `"bshd"` `[batch, seq, heads, head_dim]`, `"bhsd"` `[batch, heads, seq, head_dim]` or `"thd"`
       `[tokens, heads, head_dim]`.
-    - `inverse`: rotate by minus the angle (the transpose). It keeps `scale`: to undo a rotation, pass the reciprocal
-      and exchange `interleaved` with `interleaved_out`.
+    - `inverse`: rotate by minus the angle (the transpose). It keeps `scale`: to undo a rotation, pass the reciprocal.
     - `inplace`: write the result into `x` and return it.
     - `out`: tensor for the result.
     - `backend`: a name, or None to choose; see `explain_backends`.
@@ -64,7 +61,7 @@ def rotate(
     [0.0, 1.0]
     """
     turn = Turn(interleaved, scale, inverse, layout)
-    turn = check_one(x, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks, inplace, out)
+    turn = check_one(x, cos, sin, turn, rotary_dim, rotary_offset, blocks, inplace, out)
     return rotate_one(x, cos, sin, turn, inplace, out, backend)
 
 
@@ -75,7 +72,6 @@ def rotate_qk(
     sin: Float[Tensor, "*rows pairs"],
     *,
     interleaved: bool,
-    interleaved_out: bool | None = None,
     rotary_dim: int | None = None,
     rotary_offset: int | tuple[int, int] = 0,
     blocks: tuple[int, ...] = (),
@@ -100,7 +96,7 @@ def rotate_qk(
     True
     """
     turn = Turn(interleaved, scale, inverse, layout)
-    turns = check_both(q, k, cos, sin, turn, rotary_dim, interleaved_out, rotary_offset, blocks, inplace)
+    turns = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset, blocks, inplace)
     return rotate_both(q, k, cos, sin, turns, inplace, backend)
 
 

@@ -41,7 +41,7 @@ class Lie:
 class Call:
     """The numbers of a call. `kv_heads` is 0 for `rotate`; `per_head` and `per_row` say where the tables differ.
 
-    `written` is `interleaved_out`; `first` the first feature that turns, at most `passing`.
+    `first` is the first feature that turns, at most `passing`.
     """
 
     dtype: torch.dtype
@@ -56,7 +56,6 @@ class Call:
     passing: int = 0
     scale: float = 1.0
     inverse: bool = False
-    written: bool | None = None
     first: int = 0
     blocks: tuple[int, ...] = ()
     per_row: bool = False
@@ -78,11 +77,9 @@ class Call:
         return [*range(self.first), *range(self.first + 2 * self.pairs, 2 * self.pairs + self.passing)]
 
     def turned(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, *, back: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The truth; `back` reads pairs where the call writes them, and turns the other way."""
-        read, written = self.interleaved, self.interleaved if self.written is None else self.written
-        read, written = (written, read) if back else (read, written)
-        return truth.turn(x, cos, sin, interleaved=read, written=written, inverse=self.inverse != back,
-                          scale=self.scale, first=self.first, blocks=self.blocks)  # fmt: skip
+        """The truth; `back` turns the other way."""
+        return truth.turn(x, cos, sin, interleaved=self.interleaved, inverse=self.inverse != back, scale=self.scale,
+                          first=self.first, blocks=self.blocks)  # fmt: skip
 
     def table_shape(self) -> tuple[int, ...]:
         heads = (self.heads if self.per_head else 1,) if self.per_head or self.four else ()
@@ -112,7 +109,7 @@ def check_call(call: Call, place: Place) -> None:
     other = [call.y.arena(v.shape, call.dtype, place.device) for v in values]
     options = {"interleaved": call.interleaved, "rotary_dim": 2 * call.pairs, "scale": call.scale,
                "inverse": call.inverse, "layout": call.layout, "backend": place.backend, "rotary_offset": call.first,
-               "interleaved_out": call.written, "blocks": call.blocks}  # fmt: skip
+               "blocks": call.blocks}  # fmt: skip
     cos_sin = [table.x for table in tables]
     cos, sin = (call.against(truth.wide(table.x)) for table in tables)
     sources = [truth.wide(g.x) for g in given]
@@ -155,14 +152,13 @@ def calls(draw: st.DrawFn) -> Call:
     form = draw(st.sampled_from(FORMS))
     per_head, interleaved = draw(st.booleans()), draw(st.booleans())
     pairs, passing = draw(st.sampled_from(PAIRS)), draw(st.sampled_from([0, 0, 1, 2, 7, 16]))
-    written = draw(st.sampled_from([None, None, not interleaved]))
-    count = draw(st.integers(0, pairs - 1)) if not interleaved and written is None and draw(st.booleans()) else 0
+    count = draw(st.integers(0, pairs - 1)) if not interleaved and draw(st.booleans()) else 0
     return Call(
         dtype=draw(st.sampled_from(list(truth.FORMATS))), interleaved=interleaved, form=form,
         layout=draw(st.sampled_from(["bshd", "bhsd", "thd"])), batch=draw(st.integers(1, 3)),
         seq=draw(st.sampled_from([1, 2, 5, 16, 17, 33])), heads=draw(st.sampled_from([1, 2, 3, 5, 17])),
         kv_heads=0 if per_head else draw(st.integers(0, 3)), pairs=pairs,
-        passing=passing, first=draw(st.sampled_from([0, 0, passing, passing // 2])), written=written,
+        passing=passing, first=draw(st.sampled_from([0, 0, passing, passing // 2])),
         blocks=(count, pairs - count) if count else (), scale=draw(st.sampled_from([1.0, 0.75, -1.3, 2.0])),
         inverse=draw(st.booleans()), per_row=draw(st.booleans()), per_head=per_head, four=draw(st.booleans()),
         double_tables=draw(st.booleans()), x=draw(lies(expanded=form != "in place")), y=draw(lies()),

@@ -114,7 +114,7 @@ def check_store(norm: NormCall, place: Place) -> None:
     if norm.weights is not None:
         turned, buffer = rw.fused.qk_norm_rotate(q, k, *weights, *cos_sin, **_options(norm, place), store=store)
     else:
-        options = {"interleaved": call.interleaved, "interleaved_out": call.written, "rotary_offset": call.first,
+        options = {"interleaved": call.interleaved, "rotary_offset": call.first,
                    "rotary_dim": 2 * call.pairs, "scale": call.scale, "layout": call.layout}  # fmt: skip
         turned, buffer = rw.fused.rotate_store(q, k, *cos_sin, store, **options, backend=place.backend)
     assert buffer is keys.x

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.rope import dispatch as compiled
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import choose_attention, cpu, explain_attention, reference
@@ -224,10 +223,9 @@ def test_too_many_regions() -> None:
 
 
 def test_choosing() -> None:
-    """The first that can: the kernel for plain eager tensors; named ones are held to it."""
+    """The first that can: the kernel for plain eager tensors."""
     q = torch.zeros(1, 2, 3, 8)
     assert choose_attention(q, q, q).name == "cpu"
-    assert choose_attention(q, q, q, "reference").name == "reference"
     assert choose_attention(q.double(), q.double(), q.double()).name == "reference"
     assert choose_attention(q, q.half(), q).name == "reference"
     leaf = q.clone().requires_grad_()
@@ -237,10 +235,6 @@ def test_choosing() -> None:
         assert choose_attention(q, leaf, q).name == "cpu"
     meta = q.to("meta")
     assert "not on the CPU" in explain_attention(meta, meta, meta)
-    with pytest.raises(RopeError, match="cannot run here"):
-        choose_attention(leaf.double(), q.double(), q.double(), "cpu")
-    with pytest.raises(RopeError, match="there is no backend"):
-        choose_attention(q, q, q, "gpu")
     assert backends.ATTENTION[-1].name == "reference"
 
 

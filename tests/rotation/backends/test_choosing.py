@@ -111,7 +111,7 @@ ODD = {
 @pytest.mark.parametrize(("which", "reason"), ODD.items(), ids=ODD)
 def test_the_mathematics_serves_where_kernels_cannot(which, reason, monkeypatch):
     """No kernel is touched, the numbers are right; naming the kernel shows the reason."""
-    for name in ("rotate", "norm_rotate", "norm_rotate_backward"):
+    for name in ("rotate", "norm_rotate"):
         monkeypatch.setattr(cpu, name, lambda *_: pytest.fail("a kernel was called"))
     weight = torch.ones(8)
     with odd(which) as (x, cos, sin):

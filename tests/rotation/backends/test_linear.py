@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ropewalk.layers.norm import multiplied, projected
 from ropewalk.rope import dispatch as compiled
-from ropewalk.rotation.backends import choose_linear, cpu, reference
+from ropewalk.rotation.backends import cpu
 from tests.rotation.backends.arena import Arena
 from tests.rotation.backends.places import PLACES, Place
 from tests.rotation.backends.truth import Allowed, same_bits, wide
@@ -70,10 +71,14 @@ def test_cases(place: Place, dtype: torch.dtype) -> None:
         check(cpu.multiply, dtype, size)
 
 
+def torchs_product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    return [nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
 def test_the_definition() -> None:
     """torch's own product meets the same bounds in float32."""
     for size in SIZES:
-        check(reference.multiply, torch.float32, size)
+        check(torchs_product, torch.float32, size)
 
 
 def faulty(change: Callable[[Tensor, Tensor, Tensor], object]) -> Multiply:
@@ -139,7 +144,7 @@ def test_what_goes_where() -> None:
     """Few rows of eager tensors without gradients go to the kernel, all else to torch."""
     x, weight = torch.zeros(2, 3, 8), torch.zeros(5, 8)
     few = x[:, :1]
-    assert choose_linear(few, [weight], [None]) is cpu
+    assert cpu.reasons_not_to_multiply(few, [weight], [None]) == []
     leaf = torch.nn.Parameter(weight)
     for against, call in {
         "there are 9 rows": (torch.zeros(9, 8), weight, None),
@@ -151,14 +156,13 @@ def test_what_goes_where() -> None:
         "contiguous features": (few, torch.zeros(8, 5).T, None),
         "does not have 8 contiguous features": (few, torch.zeros(5, 7), None),
     }.items():
-        x, weight, bias = call
-        assert against in "; ".join(cpu.reasons_not_to_multiply(x, [weight], [bias])), against
-        assert choose_linear(x, [weight], [bias]) is not cpu
+        x, other, bias = call
+        assert against in "; ".join(cpu.reasons_not_to_multiply(x, [other], [bias])), against
     with torch.no_grad():
-        assert choose_linear(few, [leaf], [leaf[:, 0]]) is cpu
-        assert choose_linear(few, [weight] * 5, [None] * 5) is reference
+        assert cpu.reasons_not_to_multiply(few, [leaf], [leaf[:, 0]]) == []
+        assert "more than 4 matrices" in cpu.reasons_not_to_multiply(few, [weight] * 5, [None] * 5)[0]
     with torch.autocast("cpu"):
-        assert choose_linear(few, [weight], [None]) is not cpu
+        assert "autocast" in cpu.reasons_not_to_multiply(few, [weight], [None])[0]
 
 
 @torch.no_grad()
@@ -169,6 +173,19 @@ def test_the_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     projected(x, plain, plain)
     multiplied(x, plain.weight)
     assert calls == [2, 1]
+
+
+@torch.no_grad()
+def test_transforms_get_torchs_product() -> None:
+    """Tangents and batches of torch.func, and forward mode; the kernel would lose the tangent silently."""
+    x, tangent, weight = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.randn(4, 8)
+    torch.testing.assert_close(
+        torch.func.jvp(lambda x: multiplied(x, weight), (x,), (tangent,))[1], tangent @ weight.t()
+    )
+    torch.testing.assert_close(torch.func.vmap(lambda x: multiplied(x, weight))(x), x @ weight.t())
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(multiplied(forward_ad.make_dual(x, tangent), weight)).tangent
+    torch.testing.assert_close(found, tangent @ weight.t())
 
 
 FEW, WIDE, OUT = torch.zeros(2, 8), torch.zeros(5, 8), torch.zeros(2, 5)

@@ -91,10 +91,10 @@ NORM = NormCall(CALL, weights=None, eps=1e-2, own_slots=True, cache=Lie(gaps=(2,
 
 
 @pytest.mark.parametrize("changes", [
-    {"written": True, "dtype": torch.float16}, {"interleaved": True, "written": False, "first": 3},
-    {"interleaved": True, "written": False, "first": 2, "dtype": BF16}, {"layout": "bhsd", "x": Lie(step=2)},
+    {"dtype": torch.float16}, {"interleaved": True, "first": 3}, {"interleaved": True, "first": 2, "dtype": BF16},
+    {"layout": "bhsd", "x": Lie(step=2)},
 ], ids=str)  # fmt: skip
-def test_windows_and_written_pairs(changes, place):
+def test_windows(changes, place):
     """Every number within its rounding, every other byte as it was."""
     check_store(replace(NORM, call=replace(CALL, **changes)), place)
 

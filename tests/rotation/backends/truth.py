@@ -49,18 +49,16 @@ def places_of(pairs: int, interleaved: bool, first: int = 0, blocks: tuple[int, 
 
 def turn(
     x: Array, cos: Array, sin: Array, *, interleaved: bool, inverse: bool = False, scale: float = 1.0,
-    written: bool | None = None, first: int = 0, blocks: tuple[int, ...] = (),
+    first: int = 0, blocks: tuple[int, ...] = (),
 ) -> tuple[Array, Array]:  # fmt: skip
     """`x` turned by tables that broadcast against `x[..., :pairs]`, and the length of every feature's pair.
 
-    Pairs are written as `written` says (None: as they were read), from feature `first` on. Features that do not turn
-    are as they were, of length 0.
+    Pairs lie from feature `first` on. Features that do not turn are as they were, of length 0.
     """
     pairs = cos.shape[-1]
     i, j = places_of(pairs, interleaved, first, blocks)
     a, b = x[..., i], x[..., j]
     y, lengths = np.array(x), np.zeros(x.shape)
-    i, j = places_of(pairs, interleaved if written is None else written, first, blocks)
     with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN, and meant
         sin = -sin if inverse else sin
         y[..., i], y[..., j] = (a * cos - b * sin) * scale, (a * sin + b * cos) * scale

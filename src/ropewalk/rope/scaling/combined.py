@@ -1,4 +1,4 @@
-"""Rules of rules: for each axis, on top of a scaling, rounded, with learned factors; and for longer videos (RIFLEx)."""
+"""Rules of rules: for each axis, on top of a scaling, rounded, with learned factors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, check_kind
+from ropewalk.errors import RopeError
 from ropewalk.rope.scaling.base import RULES, Ladder, Scaling
 from ropewalk.rope.scaling.yarn import LongRoPE
-from ropewalk.rope.values import as_tuple, as_whole, is_number
+from ropewalk.rope.values import as_tuple, is_number
 
 
 class Combination(Scaling):
@@ -341,77 +341,3 @@ class Resonance(Combination):
 
 def _can_be_rounded(rule: type[Scaling]) -> bool:
     return rule.can_be_rounded and not rule.needs_seq_len
-
-
-@dataclass(frozen=True)
-class RIFLEx(Scaling):
-    """Slow one pair to `share` of one rotation within `frames`; the other pairs are unchanged.
-
-    The pair is the intrinsic one, whose period is the length at which a video model starts to repeat itself; see
-    `for_repetition`. `pair` counts from 0 within the axis (the authors' k counts from 1). `frames` is the new length in
-    latent frames: (video frames - 1) / 4 + 1 for CogVideoX, HunyuanVideo and Wan. The rule belongs to the time axis:
-    `PerAxis((RIFLEx(3, 66), None, None))`. The paper's formula is 2 pi / frames, `share=1.0`; the authors' code
-    multiplies it by 0.9. A model fine-tuned by the authors uses its trained number of frames at every length.
-    Source: Zhao et al. 2025, arXiv:2502.15894, eq. 8, as quoted in github.com/thu-ml/RIFLEx, `riflex_utils.py`.
-
-    >>> rule = RIFLEx(pair=1, frames=60)
-    >>> [round(f, 4) for f in rule.inv_freq(Ladder(256.0, 6, (0, 1, 2)), None)]
-    [1.0, 0.0942, 0.0248]
-    """
-
-    pair: int
-    frames: int
-    share: float = 0.9
-    rope_type: ClassVar[str] = "riflex"
-
-    def __post_init__(self) -> None:
-        pair, frames = as_whole(self.pair), as_whole(self.frames)
-        right = pair is not None and pair >= 0 and frames is not None and frames >= 2
-        if not right or not (is_number(self.share) and 0 < self.share <= 1):
-            raise RopeError(
-                "RIFLEx: `pair` must be an index from 0, `frames` at least 2, and `share` above 0 and at most 1.",
-                facts={"pair": self.pair, "frames": self.frames, "share": self.share},
-                cure="For HunyuanVideo at 261 frames: RIFLEx(pair=3, frames=66).",
-            )
-
-    @classmethod
-    def for_repetition(cls, ladder: Ladder, repeats_at: int, frames: int) -> RIFLEx:
-        """Return the rule of the pair whose period, rounded to frames, is nearest to `repeats_at`.
-
-        **Arguments:**
-        - `ladder`: of the time axis: `config.ladders[0]`.
-        - `repeats_at`: latent frame at which the model's own videos start to repeat.
-        - `frames`: latent frames of the new video.
-
-        **Returns:** a `RIFLEx` with the authors' share.
-        **Source:** `identify_k` of the authors' code; paper, eq. 7.
-
-        >>> RIFLEx.for_repetition(Ladder(256.0, 16, tuple(range(8))), 48, 66)
-        RIFLEx(pair=3, frames=66, share=0.9)
-        """
-        check_kind("RIFLEx.for_repetition", Ladder, "Pass config.ladders[0].", ladder=ladder)
-        if not is_number(repeats_at) or repeats_at < 1:
-            raise RopeError(
-                "RIFLEx: `repeats_at` must be a number of latent frames.",
-                facts={"repeats_at": repeats_at},
-                cure="Pass 48 for HunyuanVideo, which repeats after about 8 seconds.",
-            )
-        distances = [abs(round(2 * math.pi / f) - repeats_at) for f in ladder.inv_freq()]
-        return cls(distances.index(min(distances)), frames)
-
-    def _check_pair(self, pairs: int) -> None:
-        if self.pair >= pairs:
-            raise RopeError(
-                "RIFLEx: the axis has no pair with this index.",
-                facts={"pair": self.pair, "pairs": pairs},
-                cure="Count from 0 within the time axis; RIFLEx.for_repetition(config.ladders[0], ...) finds the pair.",
-            )
-
-    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
-        self._check_pair(rotary_dim // 2)
-
-    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        frequencies = ladder.inv_freq()
-        self._check_pair(len(frequencies))
-        frequencies[self.pair] = self.share * 2 * math.pi / self.frames
-        return frequencies

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.scaling.base import Ladder, Scaling
 from ropewalk.rope.values import (
     TRAINED_KEY,
@@ -65,12 +65,7 @@ class YaRN(Scaling):
         for name in ("mscale", "mscale_all_dim"):  # 0 means absent, as in transformers
             value = getattr(self, name)
             check_above_zero("YaRN", **{name: None if is_number(value) and value == 0 else value})
-        if not isinstance(self.truncate, bool):
-            raise RopeError(
-                "YaRN: `truncate` must be True or False.",
-                facts={"truncate": self.truncate},
-                cure="Pass True (the default) to round the ramp's bounds outward to whole pairs.",
-            )
+        check_kind("YaRN", bool, "True rounds the ramp's bounds outward to whole pairs.", truncate=self.truncate)
         check_bounds("YaRN", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:

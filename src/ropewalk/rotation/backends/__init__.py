@@ -1,4 +1,4 @@
-"""The choice of a backend for rotations, attention and linear layers: the first that supports the tensors."""
+"""The choice of a backend for rotations and attention: the first that supports the tensors."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind, describe
 from ropewalk.rope.dispatch import PLAIN, is_compiling
-from ropewalk.rotation.backends import cpu, flex, reference, triton, widened
-from ropewalk.rotation.backends.request import AttentionBackend, Backend, LinearBackend
+from ropewalk.rotation.backends import cpu, flex, reference, triton
+from ropewalk.rotation.backends.request import AttentionBackend, Backend
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
 ATTENTION: tuple[AttentionBackend, ...] = (
     cast(AttentionBackend, cpu),
     cast(AttentionBackend, flex),
     cast(AttentionBackend, reference),
-)
-LINEAR: tuple[LinearBackend, ...] = (
-    cast(LinearBackend, cpu),
-    cast(LinearBackend, widened),
-    cast(LinearBackend, reference),
 )
 
 
@@ -46,60 +41,34 @@ def choose(
                 return module
     for module in BACKENDS:
         if module.name == backend:
-            _refuse("rotate", backend, module.reasons_not_to(x), {name: x})
-            return module
-    raise _unknown("rotate", backend, BACKENDS)
+            reasons = module.reasons_not_to(x)
+            if not reasons:
+                return module
+            raise RopeError(
+                f"rotate: backend {backend!r} cannot run here.",
+                facts={name: x, "because": "; ".join(reasons)},
+                cure="Leave `backend` out for an automatic choice.",
+            )
+    raise RopeError(
+        f"rotate: there is no backend {backend!r}.",
+        facts={"backends": [module.name for module in BACKENDS]},
+        cure="Choose one of these, or leave `backend` out.",
+    )
 
 
 def choose_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    backend: str | None = None,
-    *,
-    sinks: Tensor | None = None,
-    torch_serves: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None = None, torch_serves: bool = False
 ) -> AttentionBackend:
-    """Return the backend for attention of these tensors: the named one, or the first in the list that supports them.
+    """Return the first backend in the list that supports attention of these tensors.
 
     `torch_serves`: torch's fused attention can compute it, so kernels that are not faster are skipped. If the result
     has no `kernels`, the caller may prefer torch's attention.
-
-    **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
     """
-    if backend is None:
-        for module in ATTENTION:
-            if torch_serves and module.kernels and not module.before_torch(q, k):
-                continue
-            if not module.reasons_not_to_attend(q, k, v, sinks):
-                return module
     for module in ATTENTION:
-        if module.name == backend:
-            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v, sinks), {"q": q, "k": k, "v": v})
+        slower = torch_serves and module.kernels and not module.before_torch(q, k)
+        if not slower and not module.reasons_not_to_attend(q, k, v, sinks):
             return module
-    raise _unknown("attend", backend, ATTENTION)
-
-
-def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearBackend:
-    """Return the first backend that supports linear layers of weights `[outputs, features]` on `x`."""
-    return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
-
-
-def _refuse(where: str, backend: str, reasons: list[str], tensors: dict[str, Tensor]) -> None:
-    if reasons:
-        raise RopeError(
-            f"{where}: backend {backend!r} cannot run here.",
-            facts={**tensors, "because": "; ".join(reasons)},
-            cure="Leave `backend` out for an automatic choice.",
-        )
-
-
-def _unknown(where: str, backend: str | None, known: Sequence[Backend] | Sequence[AttentionBackend]) -> RopeError:
-    return RopeError(
-        f"{where}: there is no backend {backend!r}.",
-        facts={"backends": [module.name for module in known]},
-        cure="Choose one of these, or leave `backend` out.",
-    )
+    raise AssertionError("the reference has no reasons")
 
 
 def explain_backends(x: Tensor) -> str:

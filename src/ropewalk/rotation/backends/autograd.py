@@ -51,7 +51,11 @@ class Rotation(torch.autograd.Function):
 
 
 class NormRotation(torch.autograd.Function):
-    """RMSNorm of queries and keys and their rotation, in one pass forward and one backward."""
+    """RMSNorm of the heads of queries and keys and their rotation by a kernel; differentiable twice, but not in tables.
+
+    With r = (mean(x^2) + eps)^(-1/2), n = x r, and g the gradient rotated back, the gradient of a weight is the sum of
+    g n, and that of x is r (h - n mean(h n)) with h = g w: plain expressions in float32 (float64 for float64).
+    """
 
     @staticmethod
     def forward(
@@ -64,27 +68,22 @@ class NormRotation(torch.autograd.Function):
         return backend.norm_rotate(q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), None)
 
     @staticmethod
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
-        """Return gradients of q, k and both weights; in plain PyTorch for second derivatives."""
-        cos, sin, *inputs = ctx.saved_tensors
-        q, k, q_weight, k_weight = inputs
-        again = torch.is_grad_enabled()
-        if again or not _takes(ctx.backend, (grad_q, grad_k)):
-            with torch.enable_grad():
-                # aliases, so that a tensor that is passed twice, or k computed from q, gets separate gradients
-                inputs = q, k, q_weight, k_weight = [x.view_as(x) for x in inputs]
-                norm = Norm(q_weight, k_weight, ctx.eps)
-                outs = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
-            pairs = [(out, grad) for out, grad in zip(outs, (grad_q, grad_k), strict=True) if out.requires_grad]
-            wanted = [x for x in inputs if x.requires_grad]
-            grads = iter(
-                torch.autograd.grad([out for out, _ in pairs], wanted, [g for _, g in pairs], create_graph=again)
-            )
-            return None, None, None, None, None, *(next(grads) if x.requires_grad else None for x in inputs)
-        norm = Norm(q_weight, k_weight, ctx.eps)
-        to_q, to_k, *to_weights = ctx.backend.norm_rotate_backward((grad_q, grad_k), q, k, cos, sin, ctx.turn, norm)
-        to_q_weight, to_k_weight = (to.to(w.dtype) for to, w in zip(to_weights, (q_weight, k_weight), strict=True))
-        return None, None, None, None, None, to_q, to_k, to_q_weight, to_k_weight
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return gradients of q, k and both weights."""
+        cos, sin, q, k, q_weight, k_weight = ctx.saved_tensors
+        compute = torch.promote_types(q.dtype, torch.float32)
+        wide = [grad.to(compute) for grad in grads]
+        backend = ctx.backend if _takes(ctx.backend, wide) else cast(Backend, reference)
+        to_xs, to_weights = [], []
+        for x, weight, g in zip(
+            (q, k), (q_weight, k_weight), rotated(backend, wide, cos, sin, ctx.turn.transposed()), strict=True
+        ):
+            values, h = x.to(compute), g * weight.to(compute)
+            r = torch.rsqrt(values.square().mean(-1, keepdim=True) + ctx.eps)
+            n = values * r
+            to_xs.append((r * (h - n * (h * n).mean(-1, keepdim=True))).to(x.dtype))
+            to_weights.append((g * n).flatten(0, -2).sum(0).to(weight.dtype))
+        return None, None, None, None, None, *to_xs, *to_weights
 
 
 def _takes(backend: Backend, grads: Sequence[Tensor]) -> bool:
@@ -141,8 +140,8 @@ def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[
     rows = reference.broadcast_rows(cos, turn.layout)
     pairs = cos.shape[-1]
     compute = torch.promote_types(x.dtype, torch.float32)
-    a, b = reference.pairs_of(x.to(compute), pairs, turn, turn.interleaved)
-    first, second = reference.pairs_of(grad.to(compute), pairs, turn, turn.written)
+    a, b = reference.pairs_of(x.to(compute), pairs, turn)
+    first, second = reference.pairs_of(grad.to(compute), pairs, turn)
     sign = -turn.scale if turn.inverse else turn.scale
     for_cos = (turn.scale * (first * a + second * b)).sum_to_size(rows.shape)
     for_sin = (sign * (second * a - first * b)).sum_to_size(rows.shape)

@@ -67,26 +67,12 @@ def norm_rotate(
     return q_out, k_out
 
 
-def norm_rotate_backward(
-    grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of q, k and both weights in one pass; the same bits for any number of threads."""
-    cos, sin = _tables(q, cos, sin)
-    weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
-    results = [new_like(x) for x in (q, k)]
-    sums = torch.zeros(2, q.shape[-1], dtype=torch.float64, device="cpu")
-    sides = tuple(zip((q, k), results, grads, weights, strict=True))
-    _native.norm_rotate_backward(*_request(cos, sin, turn.transposed()), norm.eps, sums, sides)
-    to_weights = sums.to(weights[0].dtype)
-    return results[0], results[1], to_weights[0], to_weights[1]
-
-
 def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
     """Return the first arguments of every kernel."""
-    interleaved, scale, inverse, layout, written, first, blocks = turn
+    interleaved, scale, inverse, layout, first, blocks = turn
     where: object = _LAYOUTS[layout]
-    if first or blocks or joint or written is not None:
-        where = (where, turn.written, first, blocks, joint)
+    if first or blocks or joint:
+        where = (where, first, blocks, joint)
     return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 

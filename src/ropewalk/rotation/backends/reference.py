@@ -1,11 +1,10 @@
-"""Rotation, attention and linear layers in plain PyTorch: the definition of every kernel, and what compilers fuse."""
+"""Rotation and attention in plain PyTorch: the definition of every kernel, and what compilers fuse."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.rope.dispatch import PLAIN, is_compiling
@@ -61,10 +60,10 @@ def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
     return cos if cos.ndim == 2 else cos.unsqueeze(-3)
 
 
-def pairs_of(x: Tensor, pairs: int, turn: Turn, interleaved: bool) -> tuple[Tensor, Tensor]:
+def pairs_of(x: Tensor, pairs: int, turn: Turn) -> tuple[Tensor, Tensor]:
     """Return first and second features of every rotated pair, each `[..., pairs]`."""
     window = x[..., turn.first : turn.first + 2 * pairs]
-    if interleaved:
+    if turn.interleaved:
         return window[..., 0::2], window[..., 1::2]
     if not turn.blocks:
         return window[..., :pairs], window[..., pairs:]
@@ -73,8 +72,8 @@ def pairs_of(x: Tensor, pairs: int, turn: Turn, interleaved: bool) -> tuple[Tens
 
 
 def _joined(first: Tensor, second: Tensor, turn: Turn) -> Tensor:
-    """Return the window of rotated features: the inverse of `pairs_of`, in the result's pairing."""
-    if turn.written:
+    """Return the window of rotated features: the inverse of `pairs_of`."""
+    if turn.interleaved:
         return torch.stack((first, second), -1).flatten(-2)
     if not turn.blocks:
         return torch.cat((first, second), -1)
@@ -88,9 +87,9 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
     None for anything else than one token of plain tensors with whole, half-split heads and without gradients.
     """
     q, k, sizes, heads = xs[0], xs[-1], xs[0].shape, -3 if turn.layout == "bhsd" else -2
-    if is_compiling() or not sizes[heads] or q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes):
+    if is_compiling() or not q.numel() or q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes):
         return None
-    if turn.interleaved or turn.interleaved_out or turn.blocks or 2 * cos.shape[-1] != sizes[-1]:
+    if turn.interleaved or turn.blocks or 2 * cos.shape[-1] != sizes[-1]:
         return None
     if type(q) not in PLAIN or type(k) not in PLAIN:
         return None
@@ -118,7 +117,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     if turn.scale != 1.0:
         cos, sin = cos * turn.scale, sin * turn.scale
     pairs = cos.shape[-1]
-    a, b = (half.to(compute) for half in pairs_of(x, pairs, turn, turn.interleaved))
+    a, b = (half.to(compute) for half in pairs_of(x, pairs, turn))
     if turn.inverse:
         first, second = a * cos + b * sin, b * cos - a * sin
     else:
@@ -194,13 +193,3 @@ def rotated_keys(region: AttentionRegion) -> Tensor:
         return region.k
     cos, sin, interleaved, factor = region.turn
     return rotate([region.k], cos, sin, Turn(interleaved, factor, False, "bhsd"))[0]
-
-
-def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
-    """Return no reasons: it can multiply all tensors."""
-    return []
-
-
-def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-    """Multiply `x` by each weight, transposed, and add its bias."""
-    return [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

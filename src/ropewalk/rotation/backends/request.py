@@ -11,7 +11,6 @@ from torch import Tensor
 class Turn(NamedTuple):
     """The options of a rotation: pairing, factor, direction and layout.
 
-    - `interleaved`, `interleaved_out` (None: the same): pairing of the input and of the result.
     - `first`: the first rotated feature.
     - `blocks`, for half-split pairs: the number of pairs in each block of features that is split separately; () for one
       block.
@@ -21,20 +20,12 @@ class Turn(NamedTuple):
     scale: float
     inverse: bool
     layout: str
-    interleaved_out: bool | None = None
     first: int = 0
     blocks: tuple[int, ...] = ()
 
-    @property
-    def written(self) -> bool:
-        """Return whether the result is interleaved."""
-        return self.interleaved if self.interleaved_out is None else self.interleaved_out
-
     def transposed(self) -> Turn:
-        """Return the rotation of a gradient: by the negative angle, with the pairings exchanged."""
-        if self.written == self.interleaved:
-            return self._replace(inverse=not self.inverse)
-        return self._replace(inverse=not self.inverse, interleaved=self.written, interleaved_out=self.interleaved)
+        """Return the rotation of a gradient: by the negative angle."""
+        return self._replace(inverse=not self.inverse)
 
 
 class Norm(NamedTuple):
@@ -133,8 +124,7 @@ class AttentionRequest(NamedTuple):
 class Backend(Protocol):
     """One implementation of rotation. Arguments have been checked; `rotate` documents the tables.
 
-    - `kernels`: hand-written kernels, without their own autograd, which write into given tensors. Such a backend also
-      has `norm_rotate_backward`.
+    - `kernels`: hand-written kernels, without their own autograd, which write into given tensors.
     """
 
     name: str
@@ -177,22 +167,6 @@ class AttentionBackend(Protocol):
 
     def attend(self, request: AttentionRequest) -> Tensor:
         """Return `[batch, heads, queries, head_dim]` in the queries' dtype."""
-
-
-@runtime_checkable
-class LinearBackend(Protocol):
-    """One implementation of linear layers; without autograd if `kernels` is true."""
-
-    name: str
-    kernels: bool
-
-    def reasons_not_to_multiply(
-        self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-    ) -> list[str]:
-        """Return why this backend cannot multiply `x` by these now; empty if it can."""
-
-    def multiply(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return `x` `[..., features]` times each weight `[outputs, features]`, transposed, plus its bias."""
 
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:

@@ -68,24 +68,6 @@ def _joint_norms(x: Tensor, layout: str, eps: float) -> Tensor:
     return torch.rsqrt(means + eps).contiguous()
 
 
-def norm_rotate_backward(
-    grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of q, k and both weights in one launch and two sums; the same bits every time."""
-    cos, sin = _alike(cos, sin)
-    outs = torch.empty_like(q), torch.empty_like(k)
-    weights = norm.q_weight.contiguous(), norm.k_weight.contiguous()
-    key = _key((q, k, cos, *grads), weights, (turn, norm.eps))
-    plans = _plans()
-    plan = plans.planned(key) or plans.keep(
-        key, plans.backward_plan((q, k), grads, outs, cos, turn.transposed(), norm.eps)
-    )
-    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-    sums = torch.empty(plan.grid[0], q.shape[-1], dtype=compute, device=q.device)
-    plan(q, k, *grads, *outs, cos, sin, *weights, sums)
-    return *outs, sums[: plan.programs_q].sum(0), sums[plan.programs_q :].sum(0)
-
-
 def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> None:
     """Rotate by the plan for calls like this one."""
     q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]

@@ -1,23 +1,10 @@
-"""Linear layers of bfloat16 and float16 on CPUs whose products of these are slow: torch's float32 product, in tiles.
-
-The weights stay in their dtype, half the memory of float32. One core of an Intel Xeon with oneDNN and MKL limited to
-AVX2 reaches 0.88 to 0.93 of float32's rate for 512 rows of SmolLM2's and of a 1B model's shapes, and 0.72 to 0.90 for
-64 rows (benchmarks/widened.py at b1d4c1de). The compiled kernel multiplies up to 8 rows and widens in registers.
-"""
+"""Processors that multiply bfloat16 and float16 fast, and those on which float32 is faster."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-
-from ropewalk.rope.dispatch import reasons_for_mathematics, reasons_for_torchs_product
-
-name = "widened"
-kernels = True
-TILE = 1 << 21  # numbers of a weight that are float32 at one time: 8 MB
 
 _INSTRUCTIONS = {
     torch.bfloat16: {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"},
@@ -80,27 +67,3 @@ def slow_dtype(dtype: torch.dtype, device: str) -> bool:
     if device != "cpu" or dtype not in _INSTRUCTIONS:
         return False
     return not fast_bfloat16(device) if dtype == torch.bfloat16 else half_instructions(dtype, device) is None
-
-
-def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
-    """Return why the weights are not widened for a product with `x`; empty if they are."""
-    if not slow_dtype(x.dtype, str(x.device)):
-        return [f"{str(x.dtype).removeprefix('torch.')} products are not slow on {x.device.type}"]
-    return reasons_for_mathematics(x) or reasons_for_torchs_product(x, (*weights, *biases))
-
-
-def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-    """Multiply in float32, a tile of each weight at a time; results are rounded once, to the dtype of `x`."""
-    wide = x.detach().reshape(-1, x.shape[-1]).float()
-    outs = []
-    for weight, bias in zip(weights, biases, strict=True):
-        out = x.new_empty(len(wide), len(weight))
-        rows = max(1, TILE // max(1, weight.shape[1]))
-        for begin in range(0, len(weight), rows):
-            tile = weight.detach()[begin : begin + rows].float().t()
-            if bias is None:
-                out[:, begin : begin + rows] = wide @ tile
-            else:
-                out[:, begin : begin + rows] = torch.addmm(bias.detach()[begin : begin + rows].float(), wide, tile)
-        outs.append(out.view(*x.shape[:-1], len(weight)))
-    return outs

@@ -4,6 +4,6 @@
 #include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::neon_kernels() {
-    static constexpr Kernels kernels{"neon", rotate, norm_backward, tables, attend_bytes, attend, linear};
+    static constexpr Kernels kernels{"neon", rotate, tables, attend_bytes, attend, linear};
     return kernels;
 }

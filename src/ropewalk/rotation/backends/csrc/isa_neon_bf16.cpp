@@ -4,6 +4,6 @@
 #include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::neon_bf16_kernels() {
-    static constexpr Kernels kernels{"neon_bf16", rotate, norm_backward, tables, attend_bytes, attend, linear};
+    static constexpr Kernels kernels{"neon_bf16", rotate, tables, attend_bytes, attend, linear};
     return kernels;
 }

@@ -16,9 +16,8 @@ struct Strides {
 struct Side {
     const char* in = nullptr;
     char* out = nullptr;
-    const char* grad = nullptr;      // backward of the norm: the gradient of the result
     int64_t heads = 0;
-    Strides in_strides{}, out_strides{}, grad_strides{};
+    Strides in_strides{}, out_strides{};
     const int64_t* slots = nullptr;  // where each token goes in `out`; negative: nowhere
     int64_t slot_batch = 0, slot_token = 0;
     const void* weight = nullptr;    // RMSNorm's, in the compute dtype; null: no norm
@@ -28,7 +27,7 @@ struct Side {
 
 struct Rotation {
     Dtype dtype = Dtype::float32;
-    bool interleaved = false, interleaved_out = false;  // how pairs lie in what is read, and in what is written
+    bool interleaved = false;
     int64_t first = 0;                          // the first rotated feature
     const int64_t* blocks = nullptr;            // pairs of each block that is half-split by itself; null: one block
     int64_t block_count = 0;
@@ -66,8 +65,6 @@ struct Linear;  // linear.h
 struct Kernels {
     const char* name;
     void (*rotate)(const Rotation&, int64_t begin, int64_t end);
-    // Adds the weights' gradients of each side into `sums` (2 x head_dim doubles).
-    void (*norm_backward)(const Rotation&, int64_t begin, int64_t end, double* sums);
     void (*tables)(const Tables&, int64_t begin, int64_t end);
     // The bytes that one thread needs for any task of this call; and one of them, by its number.
     int64_t (*attend_bytes)(const Attention&);

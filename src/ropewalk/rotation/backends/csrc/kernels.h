@@ -189,21 +189,10 @@ inline void scatter(const T* from, T* y, int64_t stride, int64_t size) {
     for (int64_t j = 0; j < size; ++j) y[j * stride] = from[j];
 }
 
-// The pairs of one head in the other order: neighbours to halves, or halves to neighbours.
-template <bool Interleaved, typename C, typename T>
-inline void exchange_pairing(const C* x, T* y, int64_t pairs) {
-    for (int64_t j = 0; j < pairs; ++j) {
-        narrow(Interleaved ? x[2 * j] : x[j], y[Interleaved ? j : 2 * j]);
-        narrow(Interleaved ? x[2 * j + 1] : x[pairs + j], y[Interleaved ? pairs + j : 2 * j + 1]);
-    }
-}
-
-// Rows for one head: of features that lie apart, in and out, and one in the compute dtype.
+// Rows for one head of features that lie apart, in and out.
 template <typename T>
 struct HeadRows {
-    using C = typename ComputesIn<T>::Vector::scalar;
     T *in = nullptr, *out = nullptr;
-    C* wide = nullptr;
 };
 
 // One head of one token: normed if there is a weight, rotated, other features copied. `r` is the norm's.
@@ -221,25 +210,13 @@ inline void head(const Rotation& job, const Side& side, const T* x, char* out, i
         x = scratch.in;
     }
     if (weight && !job.joint) r = inverse_rms<V>(x, size, job.eps);
-    const bool exchanged = !side.copied && job.interleaved_out != Interleaved;
     const int64_t first = job.first, turned = 2 * job.pairs;
     T *y = reinterpret_cast<T*>(out), *target = stride != 1 ? scratch.out : y;
-    if (exchanged && !weight) {
-        turn_window<Interleaved, false>(job, x, scratch.wide, cos, sin, weight, V::of(0), false);
-        if (x != target) {
-            std::memcpy(target, x, first * sizeof(T));
-            std::memcpy(target + first + turned, x + first + turned, (size - first - turned) * sizeof(T));
-        }
-        exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
-    } else if (weight) {
+    if (weight) {
         const V norm = V::of(static_cast<C>(r));
-        if (exchanged)
-            turn_window<Interleaved, true>(job, x, scratch.wide, cos, sin, weight, norm, false);
-        else
-            turn_window<Interleaved, true>(job, x, target, cos, sin, weight, norm, side.stream);
+        turn_window<Interleaved, true>(job, x, target, cos, sin, weight, norm, side.stream);
         for (int64_t j = 0; j < first; ++j) narrow(widen(x[j]) * (static_cast<C>(r) * weight[j]), target[j]);
         for (int64_t j = first + turned; j < size; ++j) narrow(widen(x[j]) * (static_cast<C>(r) * weight[j]), target[j]);
-        if (exchanged) exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
     } else if (side.copied) {
         if (x != target) std::memcpy(target, x, size * sizeof(T));
     } else {
@@ -291,7 +268,7 @@ inline void joint_norms(const Rotation& job, const Side& side, int64_t unit, dou
 // Only the rotation: nothing else becomes of these heads.
 inline bool is_only_turned(const Rotation& job, const Side& side) {
     return !side.weight && !side.copied && !side.slots && side.in_strides.feature == 1 &&
-           side.out_strides.feature == 1 && job.interleaved_out == job.interleaved && job.block_count == 0;
+           side.out_strides.feature == 1 && job.block_count == 0;
 }
 
 // A unit of such heads. The heads of a token share their tables, made ready once, if the token's heads follow each other.
@@ -327,9 +304,8 @@ inline void turn_unit(const Rotation& job, const Side& side, int64_t unit) {
 
 template <typename T, bool Interleaved>
 void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
-    using C = typename HeadRows<T>::C;
     HeadRows<T> scratch;
-    bool streamed = false, needed = job.interleaved_out != job.interleaved;
+    bool streamed = false, needed = false;
     for (int i = 0; i < job.sides; ++i) {
         const Side& side = job.side[i];
         needed = needed || side.in_strides.feature != 1 || side.out_strides.feature != 1;
@@ -337,9 +313,8 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
     }
     char* memory = nullptr;
     if (needed) {
-        memory = static_cast<char*>(std::malloc(job.head_dim * (sizeof(C) + 2 * sizeof(T))));
-        scratch.wide = reinterpret_cast<C*>(memory);
-        scratch.in = reinterpret_cast<T*>(scratch.wide + job.head_dim);
+        memory = static_cast<char*>(std::malloc(job.head_dim * 2 * sizeof(T)));
+        scratch.in = reinterpret_cast<T*>(memory);
         scratch.out = scratch.in + job.head_dim;
     }
     const int64_t blocks = (job.tokens + token_block - 1) / token_block;
@@ -368,72 +343,6 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
     std::free(memory);
 }
 
-// The gradient of one normed head: h is the gradient rotated back, dx = r (w h) - x r^3 mean(w h x), dw += h x r.
-template <typename T, bool Interleaved>
-inline void head_backward(const Rotation& job, const Side& side, const T* x, const T* grad, T* y, int64_t row,
-                          typename ComputesIn<T>::Vector::scalar* h,
-                          typename ComputesIn<T>::Vector::scalar* sums) {
-    using V = typename ComputesIn<T>::Vector;
-    using C = typename V::scalar;
-    constexpr int W = V::width;
-    const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
-    const C* weight = static_cast<const C*>(side.weight);
-    const int64_t size = job.head_dim;
-    turn_window<Interleaved, false>(job, grad, h, cos, sin, weight, V::of(0), false);
-    for (int64_t j = 0; j < job.first; ++j) h[j] = widen(grad[j]);
-    for (int64_t j = job.first + 2 * job.pairs; j < size; ++j) h[j] = widen(grad[j]);
-    const C r = static_cast<C>(inverse_rms<V>(x, size, job.eps));
-    V products = V::of(0);
-    int64_t j = 0;
-    for (; j + W <= size; j += W) products = multiply_add(V::load(h + j) * V::load(weight + j), V::load(x + j), products);
-    double dot = products.sum();
-    for (; j < size; ++j) dot += static_cast<double>(h[j] * weight[j]) * widen(x[j]);
-    const C pull = static_cast<C>(-dot * r * r * r / static_cast<double>(size));
-    const V rs = V::of(r), pulls = V::of(pull);
-    C line[2 * W];
-    for (j = 0; j + 2 * W <= size; j += 2 * W) {
-        const V h0 = V::load(h + j), h1 = V::load(h + j + W), x0 = V::load(x + j), x1 = V::load(x + j + W);
-        store(y + j, multiply_add(h0 * V::load(weight + j), rs, x0 * pulls),
-              multiply_add(h1 * V::load(weight + j + W), rs, x1 * pulls), false);
-        store(line, multiply_add(h0 * rs, x0, V::load(sums + j)), multiply_add(h1 * rs, x1, V::load(sums + j + W)), false);
-        std::memcpy(sums + j, line, sizeof line);
-    }
-    for (; j < size; ++j) {
-        const C value = widen(x[j]);
-        sums[j] += h[j] * r * value;
-        narrow(h[j] * weight[j] * r + value * pull, y[j]);
-    }
-}
-
-template <typename T, bool Interleaved>
-void norm_backward_units(const Rotation& job, int64_t begin, int64_t end, double* sums) {
-    using C = typename ComputesIn<T>::Vector::scalar;
-    const int64_t size = job.head_dim;
-    // Three rows of features that lie apart; the gradient rotated back; the sums of one block of tokens.
-    char* memory = static_cast<char*>(std::malloc(size * (3 * sizeof(T) + 2 * sizeof(C))));
-    C *h = reinterpret_cast<C*>(memory), *block = h + size;
-    T* buffer = reinterpret_cast<T*>(block + size);
-    for (int64_t unit = begin; unit < end; ++unit) {
-        for (int i = 0; i < job.sides; ++i) {
-            const Side& side = job.side[i];
-            std::memset(block, 0, size * sizeof(C));
-            each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t head_index) {
-                const T* x = reinterpret_cast<const T*>(side.in) + offset(side.in_strides, b, t, head_index);
-                const T* grad = reinterpret_cast<const T*>(side.grad) + offset(side.grad_strides, b, t, head_index);
-                T* y = reinterpret_cast<T*>(side.out) + offset(side.out_strides, b, t, head_index);
-                if (side.in_strides.feature != 1) gather(x, buffer, side.in_strides.feature, size), x = buffer;
-                if (side.grad_strides.feature != 1)
-                    gather(grad, buffer + size, side.grad_strides.feature, size), grad = buffer + size;
-                T* target = side.out_strides.feature != 1 ? buffer + 2 * size : y;
-                head_backward<T, Interleaved>(job, side, x, grad, target, row_of(job, b, t, head_index), h, block);
-                if (target != y) scatter(target, y, side.out_strides.feature, size);
-            });
-            for (int64_t j = 0; j < size; ++j) sums[i * size + j] += block[j];
-        }
-    }
-    std::free(memory);
-}
-
 template <typename T>
 void rotate_as(const Rotation& job, int64_t begin, int64_t end) {
     job.interleaved ? rotate_units<T, true>(job, begin, end) : rotate_units<T, false>(job, begin, end);
@@ -444,20 +353,6 @@ void rotate(const Rotation& job, int64_t begin, int64_t end) {
         case Dtype::float32: return rotate_as<float>(job, begin, end);
         case Dtype::bfloat16: return rotate_as<bf16>(job, begin, end);
         case Dtype::float16: return rotate_as<f16>(job, begin, end);
-    }
-}
-
-template <typename T>
-void norm_backward_as(const Rotation& job, int64_t begin, int64_t end, double* sums) {
-    job.interleaved ? norm_backward_units<T, true>(job, begin, end, sums)
-                    : norm_backward_units<T, false>(job, begin, end, sums);
-}
-void norm_backward(const Rotation& job, int64_t begin, int64_t end, double* sums) {
-    switch (job.dtype) {
-        case Dtype::float64: return norm_backward_as<double>(job, begin, end, sums);
-        case Dtype::float32: return norm_backward_as<float>(job, begin, end, sums);
-        case Dtype::bfloat16: return norm_backward_as<bf16>(job, begin, end, sums);
-        case Dtype::float16: return norm_backward_as<f16>(job, begin, end, sums);
     }
 }
 

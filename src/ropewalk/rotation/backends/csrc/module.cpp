@@ -118,7 +118,7 @@ constexpr int64_t streamed_from = int64_t{16} << 20;
 bool streams(const Rotation& job, const Side& side) {
     const int64_t size = item_size(job.dtype), line = 64;
     if (side.in == side.out || side.copied || side.slots || side.out_strides.feature != 1) return false;
-    if (job.interleaved != job.interleaved_out || job.block_count) return false;
+    if (job.block_count) return false;
     if (job.batch * job.tokens * side.heads * job.head_dim * size < streamed_from) return false;
     const Strides& s = side.out_strides;
     const int64_t steps = (s.batch | s.token | s.head | job.first | (job.interleaved ? 2 * job.pairs : job.pairs)) * size;
@@ -126,11 +126,10 @@ bool streams(const Rotation& job, const Side& side) {
 }
 
 // The first arguments of every kernel: how to rotate. `where` is the layout; or, where that is not all, a tuple of
-// layout, how pairs lie in what is written, the first rotated feature, the pairs of each block, and whether RMSNorm
-// takes all heads of a token together.
+// layout, the first rotated feature, the pairs of each block, and whether RMSNorm takes all heads of a token together.
 struct Turn {
     int layout;
-    bool interleaved, interleaved_out;
+    bool interleaved;
     double cos_scale, sin_scale;
     int threads;
     int64_t first = 0;
@@ -138,17 +137,16 @@ struct Turn {
     bool joint = false;
 
     Turn(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads)
-        : interleaved(interleaved), interleaved_out(interleaved), cos_scale(cos_scale), sin_scale(sin_scale), threads(threads) {
+        : interleaved(interleaved), cos_scale(cos_scale), sin_scale(sin_scale), threads(threads) {
         if (!nb::isinstance<nb::tuple>(where)) {
             layout = nb::cast<int>(where);
             return;
         }
         const auto given = nb::borrow<nb::tuple>(where);
         layout = nb::cast<int>(given[0]);
-        interleaved_out = nb::cast<bool>(given[1]);
-        first = nb::cast<int64_t>(given[2]);
-        for (nb::handle pairs : nb::borrow<nb::tuple>(given[3])) blocks.push_back(nb::cast<int64_t>(pairs));
-        joint = nb::cast<bool>(given[4]);
+        first = nb::cast<int64_t>(given[1]);
+        for (nb::handle pairs : nb::borrow<nb::tuple>(given[2])) blocks.push_back(nb::cast<int64_t>(pairs));
+        joint = nb::cast<bool>(given[3]);
     }
 };
 
@@ -158,7 +156,6 @@ Rotation rotation(const Turn& turn, const View& x) {
     x.with_dims(dims_of(turn.layout));
     job.dtype = dtype_of(x);
     job.interleaved = turn.interleaved;
-    job.interleaved_out = turn.interleaved_out;
     job.first = turn.first;
     job.joint = turn.joint;
     job.blocks = turn.blocks.data();
@@ -205,7 +202,7 @@ void add_tables(Rotation& job, int layout, const View& cos, const View& sin) {
         fits = fits && job.blocks[i] >= 0;
         in_blocks += job.blocks[i];
     }
-    fits = fits && (job.block_count == 0 || (in_blocks == job.pairs && !job.interleaved && !job.interleaved_out));
+    fits = fits && (job.block_count == 0 || (in_blocks == job.pairs && !job.interleaved));
     job.table_token = cos.stride(token);
     if (token == 1) {
         fits = fits && (cos.size(0) == 1 || cos.size(0) == job.batch);
@@ -295,44 +292,6 @@ void norm_rotate(nb::handle where, bool interleaved, double cos_scale, double si
     run(job, turn.threads);
 }
 
-// sides: (x, result, gradient, weight); `sums` takes [2, head_dim] float64, zeros before.
-void norm_rotate_backward(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads,
-                          nb::handle cos, nb::handle sin, double eps, nb::handle sums, nb::tuple sides) {
-    const Turn turn(where, interleaved, cos_scale, sin_scale, threads);
-    const int layout = turn.layout;
-    if (turn.joint || turn.interleaved != turn.interleaved_out)
-        throw nb::value_error("this gradient has no kernel: norms of all heads together, and pairs that change places");
-    Rotation job = rotation(turn, View(nb::borrow<nb::tuple>(sides[0])[0], "q"));
-    job.eps = eps;
-    for (nb::handle each : sides) {
-        const auto given = nb::borrow<nb::tuple>(each);
-        const View in(given[0], "x"), out(given[1], "the result"), grad(given[2], "the gradient");
-        Side& side = add_side(job, turn, in, out.with_shape_of(in), layout);
-        side.grad = grad.of(job.dtype).with_shape_of(in).data<const char>();
-        side.grad_strides = strides_of(grad, layout);
-        side.weight = weight_of(job, side, View(given[3], "weight"));
-    }
-    add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
-    const View totals(sums, "sums");
-    const int64_t bytes = bytes_of(job), length = 2 * job.head_dim;
-    if (totals.of(Dtype::float64).contiguous_count() != length) totals.fail("must have two rows of head_dim numbers");
-    if (bytes == 0) return;
-    const Kernels& kernels = *chosen.load();
-    double* total = totals.data<double>();
-    unlocked(bytes, [&] {
-        // One set of sums for each piece of fixed size, added in order: the same result for any number of threads.
-        const int64_t blocks = blocks_of(job), per_piece = std::max<int64_t>(1, blocks / 64);
-        const int64_t pieces = (blocks + per_piece - 1) / per_piece;
-        std::vector<double> partial(static_cast<size_t>(pieces * length), 0.0);
-        parallel(pieces, threads_for(bytes, threads), [&](int64_t begin, int64_t end) {
-            for (int64_t piece = begin; piece < end; ++piece)
-                kernels.norm_backward(job, piece * per_piece, std::min(blocks, (piece + 1) * per_piece),
-                                      partial.data() + piece * length);
-        });
-        for (int64_t i = 0; i < pieces * length; ++i) total[i % length] += partial[static_cast<size_t>(i)];
-    });
-}
-
 std::vector<double> doubles(const nb::tuple& values) {
     std::vector<double> copied;
     copied.reserve(values.size());
@@ -409,7 +368,6 @@ NB_MODULE(_kernels, module) {
     module.def("rotate", &rotate);
     module.def("norm_rotate", &norm_rotate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
                nb::arg(), nb::arg().none(), nb::arg());
-    module.def("norm_rotate_backward", &norm_rotate_backward);
     module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     define_attention(module);
     define_linear(module);

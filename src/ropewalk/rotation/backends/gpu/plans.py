@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from ropewalk.rotation.backends.gpu.norm import norm_rotate_backward_kernel, norm_rotate_kernel
+from ropewalk.rotation.backends.gpu.norm import norm_rotate_kernel
 from ropewalk.rotation.backends.gpu.rotation import rotate_kernel
 from ropewalk.rotation.backends.request import Store, Turn, table_strides, token_strides
 
@@ -35,8 +35,8 @@ class Constants(NamedTuple):
     - `pairs`: rotated pairs of the `head_dim` features, from feature `first` on; `block` and `block_head` are the
       powers of two for these. A head has `sections` of 2 * block features, see `load_pairs`; 1 to leave unrotated
       features untouched.
-    - `interleaved`, `interleaved_out`: pairing of the input and of the result. `block_starts`, `block_pairs`: first
-      pair and pairs of each block of features that is half-split separately; () for one block.
+    - `interleaved`: pairing. `block_starts`, `block_pairs`: first pair and pairs of each block of features that is
+      half-split separately; () for one block.
     - `group`: tokens of the tiles that run next to each other.
     - `of_heads`: tables differ between heads. `repeat`: see `table_rows`.
     - `normed`, `stored`: with RMSNorm, into a cache. `joint`: one norm over all heads of a token.
@@ -52,7 +52,6 @@ class Constants(NamedTuple):
     sections: int
     group: int
     interleaved: bool
-    interleaved_out: bool
     block_starts: tuple[int, ...]
     block_pairs: tuple[int, ...]
     of_heads: bool
@@ -79,7 +78,6 @@ class LaunchPlan:
         """Take `values`: every argument after the tensors, by name."""
         self.kernel, self.grid, self.num_warps = kernel, (grid, 1, 1), num_warps
         self.numbers = tuple(values[name] for name in kernel.arg_names if name in values)
-        self.programs_q = 0  # of the backward kernel: its programs for queries
         self.run: Callable[..., None] | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -127,7 +125,6 @@ def is_interpreted(kernel: object) -> bool:
 
 
 _FILLED = 0.8  # share of a tile's rows that should hold heads before smaller tiles are tried
-_PER_PROCESSOR = 4  # programs of the backward kernel on each multiprocessor; each processes many tiles
 
 Pair = tuple[Tensor, Tensor]
 
@@ -181,33 +178,6 @@ def norm_plan(
     )
 
 
-def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> LaunchPlan:
-    """Plan the gradients of `norm_plan`; `turn` is the transposed one."""
-    pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
-    tiles = [_tile(x, pairs, turn, halved=True) for x in xs]
-    constants = _constants(xs[0], [*xs, *grads, *outs], pairs, strides, tiles, turn)
-    batch, length = _sizes(xs[0], turn.layout)
-    groups = [batch * _ceil(length, tile.tile_tokens) for tile in tiles]
-    work = [count * tile.blocks for count, tile in zip(groups, tiles, strict=True)]
-    most = _PER_PROCESSOR * _processors(xs[0].device)
-    programs = [min(count, max(1, most * count // max(1, sum(work)))) for count in work]
-    values = {
-        **_numbers(xs[0], strides, turn),
-        **_strides({"": xs, "_grad": grads, "_out": outs}, turn.layout),
-        "groups_q": groups[0],
-        "groups_k": groups[1],
-        "programs_q": programs[0],
-        "programs_k": programs[1],
-        "eps": float(eps),
-        "C": constants,
-        "Q_TILE": tiles[0],
-        "K_TILE": tiles[1],
-    }
-    plan = LaunchPlan(norm_rotate_backward_kernel, sum(programs), values, _num_warps(constants.block))
-    plan.programs_q = programs[0]
-    return plan
-
-
 def _numbers(x: Tensor, strides: tuple[int, int, int], turn: Turn) -> dict[str, object]:
     """Return the numbers that every kernel takes."""
     sin_scale = -turn.scale if turn.inverse else turn.scale
@@ -242,7 +212,6 @@ def _constants(
         sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
         group=max(tile.tile_tokens for tile in tiles),
         interleaved=turn.interleaved,
-        interleaved_out=turn.written,
         block_starts=tuple(sum(turn.blocks[:n]) for n in range(len(turn.blocks))),
         block_pairs=turn.blocks,
         of_heads=strides[2] != 0,
@@ -272,15 +241,15 @@ def _shares_angles(x: Tensor, turn: Turn) -> bool:
     return turn.interleaved and x.element_size() == 4
 
 
-def _tile(x: Tensor, pairs: int, turn: Turn, *, halved: bool = False) -> Tile:
+def _tile(x: Tensor, pairs: int, turn: Turn) -> Tile:
     """Choose a tile: first heads, then tokens.
 
-    A tile has enough rows for each thread to access 16 bytes twice (`halved`: once) in both halves of its pairs. If the
+    A tile has enough rows for each thread to access 16 bytes twice in both halves of its pairs. If the
     stride of heads exceeds that of tokens, it has at least 8 tokens.
     """
     block = _block(pairs, x.shape[-1])
     threads = 32 * _num_warps(block)
-    rows = max(1, (1 if halved else 2) * threads * (ACCESS // x.element_size()) // block)
+    rows = max(1, 2 * threads * (ACCESS // x.element_size()) // block)
     _, length = _sizes(x, turn.layout)
     _, token, head, _ = token_strides(x, turn.layout)
     heads, most_tokens = x.shape[2 if turn.layout == "bshd" else 1], _power_of_2(length)
@@ -302,11 +271,6 @@ def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
 def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
     """Return batch and tokens of a tensor; packed tokens are one sequence."""
     return (1, x.shape[0]) if layout == "thd" else (x.shape[0], x.shape[2 if layout == "bhsd" else 1])
-
-
-def _processors(device: torch.device) -> int:
-    """Return the multiprocessors of a GPU; 1 for the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _halves(size: int) -> list[int]:

@@ -97,17 +97,10 @@ def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def store_pairs(out, rows, stride, mask, a, b, SECTION: tl.constexpr, C: tl.constexpr):
-    """Write pairs, rounded once: rotated ones by `interleaved_out`, the others at their places.
-
-    If the pairing changes, all threads read before one writes, because `out` may be the input.
-    """
+    """Write first and second features of each pair of a section at their places, rounded once."""
     BLOCK: tl.constexpr = C.block
-    EXCHANGED: tl.constexpr = SECTION == 0 and C.interleaved_out != C.interleaved
     a, b = narrowed(a, out, C), narrowed(b, out, C)
-    if EXCHANGED:
-        tl.debug_barrier()
-    NEIGHBOURS: tl.constexpr = C.interleaved_out if SECTION == 0 else C.interleaved
-    if NEIGHBOURS:
+    if C.interleaved:
         START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
         feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
         both = tl.join(a, b).reshape(a.shape[0], a.shape[1], 2 * BLOCK)
