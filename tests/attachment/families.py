@@ -62,21 +62,16 @@ FAST = ["llama", "gemma2", "gemma3_text", "cohere2", "smollm3", "gpt_oss", "deep
 ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES]
 
 
-def small_config(name: str, **changes: Any) -> Any:
-    """The small config of a family; `changes` go on top."""
-    fields = {**SMALL, **FAMILIES[name], **changes}
-    if name == "deepseek_v3" or name == "deepseek_v2":
-        fields.pop("head_dim", None)
-    if name.startswith("qwen2_vl"):
-        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    return AutoConfig.for_model(name, **fields)
-
-
 def small_model(name: str, *, attn_implementation: str | None = None, seed: int = 0, **changes: Any) -> nn.Module:
-    """A random model in eval mode: matrices of a size that makes attention sharp, so that positions matter."""
+    """A random model in eval mode: matrices of a size that makes attention sharp; `changes` of its config go on top."""
     torch.manual_seed(seed)
     attn_implementation = attn_implementation or ("eager" if name in ("gemma2", "gpt_oss") else "sdpa")
-    config = small_config(name, **changes)
+    fields = {**SMALL, **FAMILIES[name], **changes}
+    if name in ("deepseek_v2", "deepseek_v3"):
+        fields.pop("head_dim")
+    if name.startswith("qwen2_vl"):
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    config = AutoConfig.for_model(name, **fields)
     if name.startswith("qwen2_vl"):
         from transformers import Qwen2VLTextModel
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 import ropewalk as rw
 from ropewalk.audit import check
@@ -27,8 +28,6 @@ SIZES: dict[str, Any] = {
 
 def live(alpha: torch.Tensor = ALPHA) -> Any:
     """A small model with large weights, so that attention matters."""
-    from transformers import AutoConfig
-
     torch.manual_seed(0)
     model = modeling.MistralLarge4TextModel(AutoConfig.for_model("mistral_large4_text", **SIZES)).eval()
     with torch.no_grad():
@@ -107,8 +106,6 @@ def test_the_check_of_a_live_model():
 
 def test_factors_on_the_meta_device_are_refused():
     """What they will be is unknown."""
-    from transformers import AutoConfig
-
     with torch.device("meta"):
         model = modeling.MistralLarge4TextModel(AutoConfig.for_model("mistral_large4_text", **SIZES))
     with pytest.raises(rw.RopeError, match="not on the meta device"):
@@ -119,8 +116,6 @@ def test_factors_on_the_meta_device_are_refused():
 
 def test_the_composite_model_and_its_files(tmp_path):
     """With its vision tower; transformers writes alpha under Mistral's name, and both readings of it agree."""
-    from transformers import AutoConfig
-
     tower = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
              "num_attention_heads": 2, "head_dim": 16, "patch_size": 4, "image_size": 16}  # fmt: skip
     config = AutoConfig.for_model("mistral_large4", text_config=SIZES, vision_config=tower)

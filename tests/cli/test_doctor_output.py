@@ -79,14 +79,9 @@ def test_the_command_runs(
 @pytest.mark.parametrize(
     ("verdict", "following"),
     [
-        (Verdict(action="keep", headline="Keep the model as it is."), None),
-        (Verdict(action="cut", headline="Cut."), None),
-        (Verdict(action="unfit", headline="Nothing can be said."), None),
+        *((Verdict(action=action, headline="It is so."), None) for action in ("keep", "cut", "unfit")),
         (Verdict(action="undecided", headline="Not decided.", next_sentence="Other texts."), None),
-        (
-            Verdict(action="undecided", headline="Not decided.", next="ropewalk doctor m --windows 8"),
-            "ropewalk doctor m --windows 8",
-        ),
+        (Verdict(action="undecided", headline="Not decided.", next="ropewalk x --windows 8"), "ropewalk x --windows 8"),
         (Verdict(action="extend", headline="Extend.", command="a", next="b", next_sentence="More:\nb"), "a"),
     ],
 )
@@ -99,24 +94,15 @@ def test_every_action(found: Diagnosis, verdict: Verdict, following: str | None)
     assert (verdict.next_sentence or "") in text
 
 
-def test_notes_are_said(found: Diagnosis) -> None:
-    """In the command, as text, in a notebook, in the JSON and on the page."""
-    line = "The text holds one window."
-    short = dataclasses.replace(found, notes=(line,))
-    assert line in printed(short)
-    assert line in str(short)
-    assert line in short._repr_html_()
-    assert short.to_json()["notes"] == [line]
-    assert line in short.to_html()
-
-
 def test_a_diagnosis_shows_itself(found: Diagnosis) -> None:
-    """As text and in a notebook; markup in a name is text."""
-    evil = dataclasses.replace(found, name="<b>model")
+    """As text, in a notebook, in the JSON and on the page; markup in a name is text, and notes are said everywhere."""
+    line = "The text holds one window."
+    evil = dataclasses.replace(found, name="<b>model", notes=(line,))
     shown, page = str(evil), evil._repr_html_()
     assert repr(evil) == "Diagnosis(<b>model: Extend with yarn.)"
     assert "<b>model: Extend with yarn. It finds 8 of 8." in shown
     assert "&lt;b&gt;model: Extend with yarn." in page
     assert shown.endswith("\n\nIn Python: Extend with dca.\nNext:\nimport ropewalk as rw\nrw.attach(model, 'dca')")
-    assert "ntk = dynamic" in shown
-    assert "ntk = dynamic" in page
+    assert all("ntk = dynamic" in one for one in (shown, page))
+    assert all(line in one for one in (printed(evil), shown, page, evil.to_html()))
+    assert evil.to_json()["notes"] == [line]

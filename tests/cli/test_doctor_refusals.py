@@ -20,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("quiet")
         (["--method", "alibi"], "unknown method"),
         (["--target", "200", "--method", "yarn"], "needs a target beyond the trained length"),
         (["--target", "260"], "too few tokens for facts"),
-        (["--target", "10000"], "the text is too short"),
-        (["--minutes", "0.0001"], "longer than --minutes allows"),
         (["--text", "absent.txt"], "text cannot be read"),
         (["--state", __file__], "`state` must be a folder"),
     ],

@@ -99,16 +99,11 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
         (["--engine", "http://localhost:1"], "pass a model, or a file"),
         (["tiny", "--write", "g.json", "--engine", "http://localhost:1"], "--write needs a model"),
         (["--write", "g.json"], "--write needs a model"),
-        *(
-            (
-                ["--golden", name, "--engine", "http://localhost:1"],
-                "Pass a file that `ropewalk verify MODEL --write FILE` has written.",
-            )
-            for name in ("missing.json", ".")
-        ),
+        *((["--golden", name, "--engine", "http://localhost:1"], "`ropewalk verify MODEL --write FILE` has written.")
+          for name in ("missing.json", ".")),
         (["tiny", "--write", "no/such/folder/g.json"], "no/such/folder"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
     """Status 2 and a cure."""
     monkeypatch.chdir(tmp_path)

@@ -196,16 +196,8 @@ def test_a_blind_model_exceeds_chance_no_more_often_than_stated(habit: str) -> N
 
 def test_the_interval_of_a_share() -> None:
     """Each end is the share at which the tail probability is half of what remains (checked by summing the tail)."""
-    from math import comb
-
-    def at_least(share: float) -> float:
-        return sum(comb(48, k) * share**k * (1 - share) ** (48 - k) for k in range(25, 49))
-
-    def at_most(share: float) -> float:
-        return sum(comb(48, k) * share**k * (1 - share) ** (48 - k) for k in range(26))
-
     low, high = binomial_interval(25, 48, confidence=0.98)
-    assert at_least(low) == pytest.approx(0.01)
-    assert at_most(high) == pytest.approx(0.01)
-    assert binomial_interval(0, 48, confidence=0.98)[0] == 0.0
-    assert binomial_interval(48, 48, confidence=0.98)[1] == 1.0
+    for share, tail in ((low, range(25, 49)), (high, range(26))):
+        chances = [math.comb(48, count) * share**count * (1 - share) ** (48 - count) for count in tail]
+        assert sum(chances) == pytest.approx(0.01)
+    assert (binomial_interval(0, 48, confidence=0.98)[0], binomial_interval(48, 48, confidence=0.98)[1]) == (0.0, 1.0)

@@ -38,18 +38,13 @@ def changed(found: Diagnosis, what: str) -> Diagnosis:
     if what == "markup":
         evil = "<script>alert(1)</script>\x07"
         return dataclasses.replace(found, name=evil, texts=(evil,), notes=(evil,))
-    verdicts: dict[str, Any] = {
+    extend: dict[str, Any] = {"action": "extend", "headline": "Extend."}
+    cut = Verdict(action="cut", headline="Cut.", next_sentence="Name one.")
+    verdicts = {
         "unfit": Verdict(action="unfit", headline="Unfit.", reasons=("Because.",)),
         "undecided": Verdict(action="undecided", headline="Not decided.", next="ropewalk doctor x --windows 8"),
-        "config": Verdict(
-            action="extend", headline="Extend.", method="ntk", length=512, config={"a": 1}, command="a\nb"
-        ),
-        "beside": Verdict(
-            action="extend",
-            headline="Extend.",
-            method="dca",
-            beside=Verdict(action="cut", headline="Cut.", next_sentence="Name one."),
-        ),
+        "config": Verdict(**extend, method="ntk", length=512, config={"a": 1}, command="a\nb"),
+        "beside": Verdict(**extend, method="dca", beside=cut),
     }
     return with_verdict(found, verdicts[what]) if what in verdicts else found
 

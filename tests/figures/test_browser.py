@@ -44,6 +44,13 @@ MOVE = """section => {
 }"""
 
 
+UNNAMED = """part => [
+    ...part.querySelectorAll('input, select, textarea, button, canvas, [role="img"], [tabindex="0"]')
+].filter(one => !one.closest('[hidden]'))
+    .filter(one => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim()))
+    .map(one => one.outerHTML.slice(0, 120))"""
+
+
 def pictures(watched: Watched) -> list[str]:
     """The ids of all pictures, each of them mounted."""
     ids: list[str] = watched.page.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
@@ -100,13 +107,7 @@ def test_every_control_has_a_name(chromium, address):
     """For those who hear the page: labels of inputs, names of buttons, of drawings and of what the keyboard reaches."""
     watched = Watched(chromium, address)
     pictures(watched)
-    unnamed = watched.page.evaluate(
-        """() => [...document.querySelectorAll('input, select, textarea, button, [role="img"], [tabindex="0"]')]
-            .filter(one => !one.closest('[hidden]'))
-            .filter(one => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim()))
-            .map(one => one.outerHTML.slice(0, 120))"""
-    )
-    assert unnamed == []
+    assert watched.page.eval_on_selector("body", UNNAMED) == []
     assert watched.page.locator("h1").count() == 1
 
 

@@ -25,7 +25,7 @@ from ropewalk.figures.explorer_model import LONGEST, packed_model
 from ropewalk.methods import METHODS
 from ropewalk.rope.extensions import DualChunk
 from tests.figures.browser import Watched, why_not
-from tests.figures.test_browser import MOVE
+from tests.figures.test_browser import MOVE, UNNAMED
 
 WEB = Path(__file__).resolve().parents[2] / "web"
 SCRIPT = WEB.parent / "scripts" / "explorer_model_golden.py"
@@ -208,12 +208,7 @@ def test_every_control_of_the_loaded_picture_moves(chromium, address, width):
     page.keyboard.press("ArrowRight")
     page.locator("#live .caption", has_text="from “all” (1)").wait_for()
     assert page.locator('#live .tokens [aria-selected="true"]').inner_text() == "all"
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll('#live :is(input, select, textarea, button, canvas, [tabindex="0"])')]
-            .filter(one => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim()))
-            .map(one => one.outerHTML.slice(0, 120))"""
-    )
-    assert unnamed == []
+    assert page.eval_on_selector("#live", UNNAMED) == []
     moved = page.eval_on_selector("#live", MOVE)
     assert len(moved) >= 12
     settled(watched)

@@ -64,13 +64,6 @@ def test_grows_in_steps() -> None:
     assert big.capacity < 18_500
 
 
-def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
-    """Without commit nothing counts."""
-    cache = make()
-    cache.write(0, *tokens(1, 3), cache.lay_out(1, 3))
-    assert cache.lengths.tolist() == [0]
-
-
 def test_layers_that_hold_different_tokens_are_refused() -> None:
     """A pass that failed, a layer left out, one called twice and two modules of one number; `truncate` is the cure."""
     first, second, x = Attention(6, 2, head_dim=3), Attention(6, 2, head_dim=3), torch.randn(1, 3, 6)
@@ -189,6 +182,7 @@ def test_what_is_refused() -> None:
         (lambda: cache.lay_out(2, 2, attention_mask=torch.ones(2, 12)), "`attention_mask` must be bool or integer"),
         (lambda: make(0), "`batch` must be a whole number from 1"),
         (lambda: make(ropes=[None, None]), "one entry per layer"),
+        (lambda: make(extensions=[None, None]), "one entry per layer"),
     ):
         with pytest.raises(RopeError, match=message):
             call()

@@ -16,9 +16,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import ropewalk as rw
 from ropewalk import encodings
 from ropewalk.encodings import ENCODINGS, Places, Sizes
-from ropewalk.layers.encoding import DistanceBias
 from ropewalk.layers.encodings import alibi_slopes, t5_bucket
 from tests import oracle
+from tests.layers.test_classifier import wide
 
 SIZES = Sizes(hidden_size=12, num_attention_heads=3, head_dim=4)
 QUERIES, KEYS = [3, 9, 10, 250], [0, 3, 4, 11, 249, 700]
@@ -172,25 +172,6 @@ def test_axial():
     np.testing.assert_allclose(got, expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["relative", "t5", "alibi", "kerple"])
-@pytest.mark.parametrize(("first_query", "first_key", "seq", "keys"), [(0, 0, 7, 7), (5, 0, 3, 8), (9, 0, 1, 10)])
-def test_runs_equal_single_positions(name, first_query, first_key, seq, keys):
-    """Laid out by sliding a row, or by picking each distance: the same, and so are its gradients."""
-    module, _ = built(encodings.ENCODINGS[name]())
-    assert isinstance(module, DistanceBias)
-    queries, of_keys = torch.arange(first_query, first_query + seq), torch.arange(first_key, first_key + keys)
-    q, weight = torch.zeros(1, seq, 3, 4, dtype=torch.float64), torch.randn(3, seq, keys, dtype=torch.float64)
-    found = []
-    for run in (None, (first_query, first_key)):
-        module.zero_grad()
-        bias = module.biased(q, Places(queries, of_keys, run=run))[1]
-        if bias.requires_grad:
-            (bias * weight).sum().backward()
-        found.append([bias.detach(), *(p.grad.clone() for p in module.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 # --- in a decoder
 
 NAMES = [*ENCODINGS, "rope"]
@@ -204,12 +185,7 @@ def model(request):
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, encoding=request.param,
     )  # fmt: skip
-    model = rw.Decoder(config).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not name.endswith("threshold"):  # FIRE tells a shift beyond its threshold: these texts are shorter
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return wide(rw.Decoder(config))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
-from tests.layers.material import PROSE, data, smollm2
+from tests.layers.material import PROSE
 
 ODD = "héllo — 你好 🦜🎉 naïve ﬁ\u00a0x\u200d \r\n\t  ½ ² Ⅷ ١٢٣ we'll IT'S 1234567 \n\n\n   end  "
 TEXTS = (PROSE, ODD, "", " ", "def f(x):\n    return x**2  # 3.14159\n")
@@ -243,27 +243,3 @@ def test_gguf_tokenizers_that_are_refused(change: dict[str, Any], message: str, 
     """Nothing is guessed: what is not understood is named."""
     with pytest.raises(RopeError, match=message):
         tokenizer_from_metadata(byte_level_metadata(trained, "smollm") | change, "test")
-
-
-@pytest.mark.slow
-def test_smollm2_tokenizer_on_real_text() -> None:
-    """SmolLM2's GGUF on novels, code and odd Unicode: transformers' ids but for digits, which it forgets to split.
-
-    transformers' GGUF reader does not know `pre = smollm` and falls back to GPT-2's cut; SmolLM2's tokenizer.json, and
-    llama.cpp, split digits first. With that one step put back, the two agree on every text.
-    """
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    path = smollm2()
-    ours = TextTokenizer.from_gguf(path)
-    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
-    texts = [data(name).read_text(encoding="utf-8") for name in ("moby_dick.txt", "tinyshakespeare.txt")]
-    texts += [*TEXTS, "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>", Path(__file__).read_text(encoding="utf-8")]
-    assert theirs.encode(texts[1], add_special_tokens=False).ids == ours.encode(texts[1])  # Shakespeare: no such digits
-    theirs.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    for text in texts:
-        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
-        assert ours.decode(ours.encode(text)) == text
