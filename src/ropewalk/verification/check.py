@@ -272,30 +272,26 @@ class Check:
                 yield answers
 
     def _replicas(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Repeat the prompt that the expected rope misses most: answers that differ come from different replicas."""
-        name = self.first.name
-        missing = [(probe.misfit(name), question, probe) for question, probe in self.sent if name in probe.predictions]
-        error, question, probe = max(missing, key=lambda one: one[0], default=(0.0, None, None))
-        if question is None or probe is None or error <= self._allowed:
+        """Repeat the prompt that the expected rope misses most, if it explains others: do the answers differ?"""
+        name, allowed = self.first.name, self._allowed
+        sent = [(question, probe, probe.misfit(name)) for question, probe in self.sent if name in probe.predictions]
+        question, probe, error = max(sent, key=lambda one: one[2], default=(None, None, 0.0))
+        others = [probe for _, probe, error in sent if error > allowed]
+        if question is None or probe is None or error <= allowed or len(others) == len(sent):
             return outcome
+        answers = [probe]
         for number in range(REPEATED):
             self.progress.begin(f"repeating {probe.tokens:,} tokens, {number + 1} of {REPEATED}", 0)
             with suppress(NoAnswer, TooLong):
-                apart = self._probe(question).misfit_of(probe)
-                if apart > self._allowed:
-                    return self._named_replicas(apart)
-        return outcome
-
-    def _named_replicas(self, apart: float) -> EngineVerdict:
-        """Return the verdict about replicas that differ, with the hypothesis that explains those that are not right."""
-        name = self.first.name
-        others = [probe for _, probe in self.sent if probe.misfit(name) > self._allowed]
-        names = {one for probe in others for one in probe.predictions}
-        best = min(names, key=lambda one: misfit(others, one), default=None)
-        applied = () if best is None or misfit(others, best) > self._allowed else (best,)
+                answers.append(self._probe(question))
+        apart = sorted(one.misfit_of(other) for one, other in itertools.combinations(answers, 2))
+        if not apart or apart[-1] <= max(allowed, NOISE * apart[0]):  # two of three answers come from one replica
+            return outcome
+        best = min({one for other in others for one in other.predictions}, key=lambda one: misfit(others, one))
+        applied = (best,) if misfit(others, best) <= allowed else ()
         detail = (
-            f"{len(self.sent) - len(others)} of {len(self.sent)} answers follow {self.expected}, and the others "
-            f"{applied[0] if applied else 'do not'}. Answers to one prompt differ by {apart:.2g} nats."
+            f"{len(sent) - len(others)} of {len(sent)} answers follow {self.expected}, and the others "
+            f"{best if applied else 'do not'}. Answers to one prompt differ by up to {apart[-1]:.2g} nats."
         )
         return EngineVerdict("replicas", self.expected, self.up_to, applied=applied, detail=detail)
 

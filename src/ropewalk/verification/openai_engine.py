@@ -291,7 +291,7 @@ class OpenAIEngine:
                     return answer
                 pause = max(pause, answer.retry_after)
             now = time.monotonic()
-            if now >= deadline or now + pause > begun + self._wait:
+            if now >= deadline or not now + pause <= begun + self._wait:  # NaN waits for nothing
                 break
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
