@@ -30,7 +30,7 @@ CASES = [
 ]
 Q4_0, FLASH = 2, 1  # ggml_type and llama_flash_attn_type, which a cache of values in few bits needs
 CACHES = [
-    ({"cache_type_k": Q4_0}, "undecided", "its error after 2 to 8 tokens, such as 16-bit weights and a 16-bit cache"),
+    ({"cache_type_k": Q4_0}, "undecided", "nats, such as 16-bit weights and a 16-bit cache of keys and values."),
     ({"cache_type_k": Q4_0, "cache_type_v": Q4_0}, "undecided", "needs an engine with less noise than 0.1"),
     ({"cache_type_k": Q4_0, "cache_type_v": Q4_0, "rope_freq_base": 5e3}, "other", "Applies theta 5000"),
     ({"rope_freq_base": 1.12e4}, "none", "Neither plain RoPE"),

@@ -41,7 +41,7 @@ UNIT = 1e-3  # nats: log-probabilities are whole multiples
 LEAST = -32_767  # units: the smallest log-probability that is written
 CLOSE = 0.3  # nats from the expected prediction: hypotheses for which the longest prompts are computed
 NONE = -1  # the row of a hypothesis without a prediction
-Kind = Literal["single", "short", "round", "confirming", "decoding"]
+Kind = Literal["single", "shifted", "round", "confirming", "decoding"]
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,9 @@ class Golden:
             if len(question.input_ids) <= span[1]
         ]
 
-    def short(self, progress: Progress) -> list[RecordedPrompt]:
-        """Return short prompts."""
-        return self._of("short")
+    def shifted(self, progress: Progress) -> list[RecordedPrompt]:
+        """Return prompts, each followed by the same one without its first tokens."""
+        return self._of("shifted")
 
     def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[RecordedPrompt]:
         """Return prompts of at most `last` tokens that confirm a verdict."""
@@ -322,7 +322,8 @@ class _Writer:
             if number:  # a check ends before if an engine does not apply what is expected, or something similar
                 pairs = {n: [distance(q.predictions[first], q.predictions[n]) for q in questions] for n in names}
                 names = [name for name in names if np.mean(pairs[name]) < CLOSE]
-        yield from self._written("short", 0, side.short(progress))
+        for question in side.shifted(progress):
+            yield from self._written("shifted", 0, [question])
         yield from self._written("confirming", 0, side.confirming(side.up_to, progress, ends=True))
         yield from self._written("decoding", 0, side.decoding(progress))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,17 @@ def lean(questions: Sequence[Probe], one: str, other: str, *, comparisons: int) 
     half = math.sqrt(float(residuals @ residuals) * count / (count - 1)) / total
     explained = share * sum(along) / max(sum(errors), 1e-30)
     return Lean(share, t_quantile(count - 1, comparisons) * half, explained)
+
+
+def kept_error(groups: Sequence[Sequence[Probe]], name: str) -> float:
+    """Return the share of a hypothesis' squared error that answers of one group have in common; NaN without any."""
+    shared = total = 0.0
+    for one, other in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in groups):
+        tokens = [token for token in one.ids if token in other.answer]
+        errors = [np.array([x.answer[t] for t in tokens]) - x.predictions[name].of(tokens) for x in (one, other)]
+        shared += float(errors[0] @ errors[1])
+        total += float(errors[0] @ errors[0] + errors[1] @ errors[1]) / 2
+    return shared / total if total else math.nan
 
 
 Kind = Literal["as expected", "other", "none", "tokens", "replicas", "undecided"]

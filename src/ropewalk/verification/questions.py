@@ -13,7 +13,7 @@ from ropewalk.verification.outcome import Prediction
 HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
 QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 CONFIRMING = 4  # prompts of the length that a verdict covers
-SHORT = range(2, 9)  # tokens of prompts that few wrong ropes change
+SHIFTED, SHIFTS = 40, 3  # tokens of prompts that are sent again without their first tokens, and times of each
 ONE_TOKEN = 4  # prompts of a single token
 
 
@@ -105,8 +105,8 @@ class Side(Protocol):
     ) -> Sequence[PromptQuestion]:
         """Return the prompts of a round, of `span` tokens, at which the hypotheses differ most from the best."""
 
-    def short(self, progress: Progress) -> Sequence[PromptQuestion]:
-        """Return prompts of `SHORT` tokens, which few wrong ropes change, with the expected prediction."""
+    def shifted(self, progress: Progress) -> Sequence[PromptQuestion]:
+        """Return prompts, each followed by the same one without its first tokens, with the expected prediction."""
 
     def confirming(self, last: int, progress: Progress, *, ends: bool) -> Sequence[PromptQuestion]:
         """Return prompts of about `last` tokens with the expected prediction; with `ends` also those of their ends."""

@@ -37,10 +37,19 @@ from ropewalk.verification.hypotheses import (
 )
 from ropewalk.verification.outcome import Prediction, Verification
 from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
-from ropewalk.verification.questions import CONFIRMING, LATER_QUESTIONS, ONE_TOKEN, QUESTIONS, SHORT, PromptQuestion
+from ropewalk.verification.questions import (
+    CONFIRMING,
+    LATER_QUESTIONS,
+    ONE_TOKEN,
+    QUESTIONS,
+    SHIFTED,
+    SHIFTS,
+    PromptQuestion,
+)
 
 CHECKED = 2000  # characters of the text for which tokens are compared
 ENDS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of a prompt: what an engine that cuts prompts may keep
+PLACES = 4  # in the text, of prompts that are sent again without their first tokens
 DECODING = 6  # prompts after which tokens are generated
 STEPS = 4  # generated tokens, with an answer compared after each: the first follows from the prompt alone
 AFTER_CHUNKS = 3  # prompts longer than a chunk, after which one token is generated
@@ -227,10 +236,11 @@ class OurSide:
             PromptQuestion(ids[:length], {name: tops[length] for name, tops in predicted.items()}) for length in chosen
         ]
 
-    def short(self, progress: Progress) -> list[PromptQuestion]:
-        """Predict for short prompts, each from another place in the text."""
-        prompts = [self.prompt(length / (SHORT.stop + 1), length) for length in SHORT]
-        return [PromptQuestion(ids, {self.first.name: self._expected(ids)}) for ids in prompts]
+    def shifted(self, progress: Progress) -> list[PromptQuestion]:
+        """Predict for prompts from several places in the text, and without their first tokens."""
+        prompts = [self.prompt((place + 0.5) / PLACES, SHIFTED) for place in range(PLACES)]
+        later = [ids[start:] for ids in prompts for start in range(SHIFTS)]
+        return [PromptQuestion(ids, {self.first.name: self._expected(ids)}) for ids in later]
 
     def _expected(self, ids: Sequence[int]) -> Prediction:
         return self.predictions.of(self.first, ids, [len(ids)])[len(ids)]
