@@ -77,7 +77,7 @@ def test_a_run_without_a_verdict(answer, status, tmp_path, capsys):
     assert (verdict["kind"], verdict["exit_status"]) == ("failed", status)
     assert verdict["sentence"].startswith("No verdict: verify: the server ")
     assert "\n" not in verdict["sentence"]
-    assert "\nverify: the server " in capsys.readouterr().err
+    assert "verify: the server " in capsys.readouterr().err
 
 
 def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch):  # noqa: F811

@@ -72,7 +72,7 @@ def serving(
 def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Reply:
     """Answer as a sound server does."""
     if path == "/v1/models":
-        return 200, {"data": [{"id": "the-model"}]}
+        return 200, {"data": [{"id": "the-model", "owned_by": {"llama.cpp": "llamacpp"}.get(style, style)}]}
     if path == "/tokenize":
         return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
     assert path == "/v1/completions"

@@ -67,6 +67,7 @@ def test_a_cache_in_four_bits_is_noise(tiny, options, kind, words):
         found = rw.verify(model, engine, state=state)
     assert (found.outcome.kind, found.exit_status) == (kind, 3 if kind == "undecided" else 1), str(found)
     assert words in str(found)
+    assert ("--rope-freq-base" in str(found)) == (kind == "other"), "the flags of llama.cpp"
 
 
 YARN_2 = {"rope_scaling_type": 2, "rope_freq_scale": 0.5}

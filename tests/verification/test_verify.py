@@ -384,6 +384,9 @@ def test_over_http(small, verify):
     with serving(under(small, rope=YARN), style="vllm") as url:
         found = verify(small, url.replace("http", "HTTP"))
     assert found.outcome.applied == ("yarn 4",)
+    assert str(found).endswith(
+        "instead of plain RoPE (theta 10000). Compare --hf-overrides with those of `ropewalk serve-config`."
+    )
     assert found.tokenisation.startswith("the same")
     document = json.loads(json.dumps(found.to_json()))
     assert document["verdict"]["kind"] == "other"

@@ -43,7 +43,8 @@ LARGEST = 4 * 2**20  # bytes of one answer: 20 log-probabilities take 4 kB, the 
 PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds after a failed connection or one of these statuses, doubled each time
 RETRIED = (429, 502, 503, 504)  # a server that is still loading answers 503
 LOCAL = ("localhost", "127.0.0.1", "::1")  # never behind a proxy
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}  # `owned_by` in the list of models
+# `owned_by` of a listed model: `ModelCard` in openai/protocol.py of vLLM and of SGLang; that of llama.cpp was received
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 GREEDY: tuple[Mapping[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0})
 """What samples nothing, in the order of trying: some engines refuse temperature 0, and fields that are not OpenAI's."""
 _TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
@@ -146,7 +147,9 @@ class OpenAIEngine:
     @property
     def kind(self) -> str | None:
         """Return the engine's name in `ropewalk.serving.engines.ENGINES`; None if it is not known."""
-        return next((OWNERS[owner] for owner in self._listed("owned_by") if owner in OWNERS), None)
+        with suppress(RopeError):  # the server has stopped
+            return next((OWNERS[owner] for owner in self._listed("owned_by") if owner in OWNERS), None)
+        return None
 
     def token_ids(self, text: str) -> list[int] | None:
         """Return the ids from the server's `/tokenize` (llama.cpp, vLLM); None if it has none."""

@@ -85,9 +85,13 @@ class Probe:
         return np.array(list(self.answer.values()))
 
     def misfit_of(self, other: Probe) -> float:
-        """Return the mean absolute difference in nats from another answer to the same prompt."""
-        apart = [abs(value - other.answer[token]) for token, value in self.answer.items() if token in other.answer]
-        return float(np.mean(apart)) if apart else 0.0
+        """Return the mean absolute difference in nats from another answer to the same prompt.
+
+        A token that the other answer does not contain has at most the smallest of its values there.
+        """
+        least = min(other.answer.values())
+        apart = [abs(v - other.answer.get(token, min(v, least))) for token, v in self.answer.items()]
+        return float(np.mean(apart))
 
     def misfit(self, name: str) -> float:
         """Return the mean absolute difference in nats between the answer and a hypothesis."""
