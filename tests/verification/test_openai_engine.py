@@ -179,6 +179,15 @@ def test_a_malformed_log_probability(ours, entry):
         assert "malformed" in failing(url, ours, model="m")
 
 
+@pytest.mark.parametrize(("generated", "numbers", "kept"), [({}, 21, 20), ({"id": 3}, 6, 6), ({"id": 5}, 6, 5)])
+def test_only_the_likeliest_are_kept(ours, generated, numbers, kept):
+    """As many as were asked for, without the generated token where it is the last."""
+    content = chat(*({"id": token, "logprob": -float(token)} for token in reversed(range(numbers))))
+    content["choices"][0]["logprobs"]["content"][0] |= {"token": "a", **generated} if generated else {}
+    with serving(ours, lambda path, body, headers: (200, content)) as url:
+        assert set(OpenAIEngine(url, ours.reader.tokenizer, model="m").ask([1, 2, 3]).top) == set(range(kept))
+
+
 @pytest.mark.parametrize("usage", [None, [], 5, {}, {"prompt_tokens": "3"}, {"prompt_tokens": True}])
 def test_usage_that_is_not_reported(ours, usage):
     """Anything but a number of tokens is none."""
