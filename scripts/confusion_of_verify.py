@@ -60,10 +60,10 @@ from ropewalk.rope.scaling import YaRN  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
-from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noqa: E402
-from ropewalk.verification.predictions import Prediction  # noqa: E402
-from ropewalk.verification.questions import OurSide, different  # noqa: E402
-from ropewalk.verification.verify import our_side  # noqa: E402
+from ropewalk.verification.hypotheses import Hypothesis  # noqa: E402
+from ropewalk.verification.outcome import Prediction  # noqa: E402
+from ropewalk.verification.questions import different, first_difference  # noqa: E402
+from ropewalk.verification.verify import OurSide, our_side  # noqa: E402
 from tests.layers.material import gguf_of  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RopeError(ValueError):
-    """A broken rule, the facts that conflict, and the cure.
+    """A broken rule, the facts that conflict, and the cure. A command that raises it ends with `exit_status`.
 
     >>> import torch
     >>> raise RopeError("rotate: `x` must be floating point.", facts={"x": torch.zeros(2, 3).long()},
@@ -20,6 +20,8 @@ class RopeError(ValueError):
       x  int64[2, 3]
     Convert it first: x.float().
     """
+
+    exit_status = 2
 
     def __init__(self, rule: str, *, facts: Mapping[str, Any] | None = None, cure: str) -> None:
         self.rule, self.facts, self.cure = rule, dict(facts or {}), cure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,7 @@ class OurEngine:
         return None if self.reader.tokenizer is None else self.reader.tokenizer.encode(text)
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        return NextTokens(self.generate(input_ids, 1)[0].top, len(input_ids))
+        return dataclasses.replace(self.generate(input_ids, 1)[0], prompt_tokens=len(input_ids))
 
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         seq_len = len(input_ids) + tokens - 1

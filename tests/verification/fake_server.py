@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ropewalk.verification.engine import NextTokens
 from tests.checkpoints.prefixes import OurEngine
 
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
@@ -73,17 +72,12 @@ def serving(
 def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Reply:
     """Answer as a sound server does."""
     if path == "/v1/models":
-        return 200, {"data": [{"id": "the-model"}]}
+        return 200, {"data": [{"id": "the-model", "owned_by": {"llama.cpp": "llamacpp"}.get(style, style)}]}
     if path == "/tokenize":
         return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
     assert path == "/v1/completions"
     prompt, text = body["prompt"], engine.reader.tokenizer.decode
-    if body["max_tokens"] == 1:
-        top = engine.ask(prompt).top
-        steps = [NextTokens(top, token=max(top, key=lambda token: top[token]))]
-    else:
-        assert body["top_k"] == 1 or body["temperature"] == 0
-        steps = engine.generate(prompt, body["max_tokens"])
+    steps = [engine.ask(prompt)] if body["max_tokens"] == 1 else engine.generate(prompt, body["max_tokens"])
 
     def listed(top: Mapping[int, float]) -> list[dict[str, Any]]:
         return [{"id": token, "token": text([token]), "logprob": value} for token, value in top.items()]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.statistics import t_quantile
-from ropewalk.verification.outcome import Probe, lean
-from ropewalk.verification.predictions import Prediction
+from ropewalk.verification.outcome import Prediction, Probe, lean
 
 TOKENS = 20
 

@@ -14,8 +14,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
 from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.questions import STEPS
-from ropewalk.verification.verify import our_side
+from ropewalk.verification.verify import STEPS, our_side
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.conftest import model_of
 from tests.verification.test_verify import under
@@ -157,20 +156,17 @@ class Coarse(OurEngine):
 
 @pytest.mark.parametrize("levels", [127, 7])
 def test_a_quantised_cache_is_no_other_rope(levels, verify):
-    """8 bits and 4 bits: never another rope, and never a sentence without the reason."""
+    """8 bits are as expected; 4 bits may be undecided, with the noise as the reason."""
     model = rw.load("tiny").float()
     found = verify(model, Coarse(model, levels))
-    assert found.outcome.kind in ("as expected", "undecided", "none")
-    if found.outcome.kind == "none":
-        assert "A quantised cache of keys and values causes such errors, too" in str(found)
-    assert levels == 7 or found.outcome.kind != "none"
+    assert found.outcome.kind == "as expected" or (levels == 7 and "engine with less noise than" in str(found))
 
 
 # families that transformers computes
 
 transformers = pytest.importorskip("transformers")
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
-from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
+from ropewalk.verification.transformers_engine import TransformersEngine  # noqa: E402
 from tests.attachment.families import small_model  # noqa: E402
 
 MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256,

@@ -28,6 +28,13 @@ CASES = [
     ),
     ({"rope_freq_base": 1e5}, None, "other", "theta 100000"),
 ]
+Q4_0, FLASH = 2, 1  # ggml_type and llama_flash_attn_type, which a cache of values in few bits needs
+CACHES = [
+    ({"cache_type_k": Q4_0}, "undecided", "nats, such as 16-bit weights and a 16-bit cache of keys and values."),
+    ({"cache_type_k": Q4_0, "cache_type_v": Q4_0}, "undecided", "needs an engine with less noise than 0.1"),
+    ({"cache_type_k": Q4_0, "cache_type_v": Q4_0, "rope_freq_base": 5e3}, "other", "Applies theta 5000"),
+    ({"rope_freq_base": 1.12e4}, "none", "Neither plain RoPE"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,18 @@ def test_what_a_server_was_started_with(tiny, options, expect, kind, name):
     assert found.tokenisation.startswith("the same")
     assert found.noise < 2e-3, "float32 weights"
     assert found.standings[0].misfit < 5e-3
+
+
+@pytest.mark.parametrize(("options", "kind", "words"), CACHES)
+def test_a_cache_in_four_bits_is_noise(tiny, options, kind, words):
+    """Undecided because of its noise; a wrong rope with or without it is named, or none of the hypotheses."""
+    model, file, state = tiny
+    options = {"flash_attn_type": FLASH, **options}
+    with llama_cpp_server(file, model.tokenizer, context=512, threads=1, options=options) as engine:
+        found = rw.verify(model, engine, state=state)
+    assert (found.outcome.kind, found.exit_status) == (kind, 3 if kind == "undecided" else 1), str(found)
+    assert words in str(found)
+    assert ("--rope-freq-base" in str(found)) == (kind == "other"), "the flags of llama.cpp"
 
 
 YARN_2 = {"rope_scaling_type": 2, "rope_freq_scale": 0.5}

@@ -15,10 +15,10 @@ import pytest
 
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.verification.engine import Engine, NextTokens, TooLong
+from ropewalk.verification.engine import Engine, Loading, NextTokens, TooLong
 from ropewalk.verification.openai_engine import KEY, OpenAIEngine
 from tests.checkpoints.prefixes import OurEngine
-from tests.verification.fake_server import serving
+from tests.verification.fake_server import answer, serving
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +129,18 @@ def test_without_a_key_none_is_sent(ours, monkeypatch):
         assert KEY in failing(url, ours)
 
 
-def test_a_wrong_model_name(ours):
-    """The name and the way to find the right one."""
-    with serving(ours, lambda path, body, headers: (404, {"error": "no model m"})) as url:
-        message = failing(url, ours, model="m")
-    assert "'m'" in message
-    assert "--served-name" in message
+@pytest.mark.parametrize(
+    ("listed", "cure"),
+    [
+        ((404, "no such path"), "Check the path of the address"),
+        ((200, {"data": [{"id": "n"}, {"id": "o"}]}), "as --served-name: n, o."),
+        ((200, {"data": [{"id": "m"}]}), "Use a server with /v1/completions."),
+    ],
+)
+def test_what_a_server_does_not_find(ours, listed, cure):
+    """A wrong path, a wrong name, and a server of chat only have a cure each."""
+    with serving(ours, lambda path, body, headers: listed if "models" in path else (404, "no m")) as url:
+        assert cure in failing(url, ours, model="m")
 
 
 def chat(*entries):
@@ -171,6 +177,15 @@ def test_a_malformed_log_probability(ours, entry):
     """A value that is no finite number and a token that is no id are refused, whatever stands next to them."""
     with serving(ours, lambda path, body, headers: (200, chat(A, B, entry))) as url:
         assert "malformed" in failing(url, ours, model="m")
+
+
+@pytest.mark.parametrize(("generated", "numbers", "kept"), [({}, 21, 20), ({"id": 3}, 6, 6), ({"id": 5}, 6, 5)])
+def test_only_the_likeliest_are_kept(ours, generated, numbers, kept):
+    """As many as were asked for, without the generated token where it is the last."""
+    content = chat(*({"id": token, "logprob": -float(token)} for token in reversed(range(numbers))))
+    content["choices"][0]["logprobs"]["content"][0] |= {"token": "a", **generated} if generated else {}
+    with serving(ours, lambda path, body, headers: (200, content)) as url:
+        assert set(OpenAIEngine(url, ours.reader.tokenizer, model="m").ask([1, 2, 3]).top) == set(range(kept))
 
 
 @pytest.mark.parametrize("usage", [None, [], 5, {}, {"prompt_tokens": "3"}, {"prompt_tokens": True}])
@@ -250,20 +265,56 @@ def test_a_server_that_is_loading_is_asked_again(ours):
     with serving(ours, loading) as url:
         engine = OpenAIEngine(url, ours.reader.tokenizer, model="m")
         assert len(engine.ask([1, 2, 3]).top) == 20
-    assert len(seen) == 3
+        assert len(seen) == 3
+        seen[:] = []
+        with pytest.raises(Loading, match="still loading or busy after 0 seconds") as failed:
+            OpenAIEngine(url, ours.reader.tokenizer, model="m", wait=0.1).ask([1, 2, 3])
+        assert "--wait" in str(failed.value)
+        assert len(seen) == 1
 
 
-def test_fields_that_a_server_refuses_are_left_out(ours):
-    """vLLM's own field, and more log-probabilities than it gives."""
+@pytest.mark.parametrize(
+    ("refused", "left"),
+    [
+        ((), {"temperature": 0.0}),
+        (("temperature",), {"temperature": 1.0, "top_k": 1}),
+        (("temperature", "top_k"), {"temperature": 1.0}),
+    ],
+)
+def test_fields_that_a_server_refuses_are_left_out(ours, refused, left):
+    """vLLM's own field, more log-probabilities than it gives, and each way to sample nothing."""
+    asked = []
 
     def strict(path, body, headers):
-        for field in [name for name in body if name.startswith("return_")]:
-            return 400, {"error": f"unknown field {field}"}
+        asked.append(body)
+        values = {"temperature": 0.0, "top_k": 1}
+        wrong = [n for n in body if n.startswith("return_") or (n in refused and body[n] == values[n])]
+        if wrong:
+            return 422, {"error": f"{wrong[0]} is invalid"}
         return (400, {"error": "logprobs is at most 5"}) if body["logprobs"] > 5 else None
 
     with serving(ours, strict) as url:
         engine = OpenAIEngine(url, ours.reader.tokenizer, model="m")
-        assert len(engine.ask([1, 2, 3]).top) == 20
+        assert len(engine.ask([1, 2, 3]).top) == 5
+    assert {name: asked[-1][name] for name in ("temperature", "top_k") if name in asked[-1]} == left
+
+
+def test_a_proxy(ours, monkeypatch):
+    """HTTP_PROXY and NO_PROXY are honoured, with the proxy's password; https asks the proxy for a tunnel."""
+    seen = []
+
+    def proxy(path, body, headers):
+        seen.append(headers.get("Proxy-Authorization"))
+        return answer(ours, path.removeprefix("http://127.0.0.2:9"), body, "llama.cpp")
+
+    with serving(ours, proxy) as url:
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, url.replace("//", "//me:secret@"))
+        assert len(OpenAIEngine("http://127.0.0.2:9", ours.reader.tokenizer).ask([1, 2, 3]).top) == 20
+        assert seen == ["Basic bWU6c2VjcmV0"] * 2
+        assert "proxy" in failing("https://127.0.0.2:9", ours, model="m", wait=0.0)
+        monkeypatch.setenv("no_proxy", "127.0.0.2")
+        assert "proxy" not in failing("http://127.0.0.2:9", ours, model="m", wait=0.0)
 
 
 def test_a_prompt_that_is_too_long(ours):

@@ -10,9 +10,12 @@ import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
+from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.verification.outcome import Prediction
 from ropewalk.verification.predictions import Predictions
+from ropewalk.verification.questions import PromptQuestion
 from tests.checkpoints.prefixes import OurEngine
 
 IDS = list(range(40, 100))
@@ -101,3 +104,9 @@ def test_likeliest_first(small):
     missing = next((token for token in range(small.config.vocab_size) if token not in prediction.values), None)
     if missing is not None:
         assert prediction.of([missing])[0] == values[-1]
+
+
+def test_a_token_that_is_not_ours():
+    """One that no prediction contains counts only if the answer has more than each allows."""
+    question = PromptQuestion([0], {"a": Prediction([(1, -1.0), (2, -2.0)]), "b": Prediction([(1, -1.0), (3, -4.0)])})
+    assert question.aligned(NextTokens({1: -1.0, 3: -5.0, 7: -9.0, 8: -3.0}))[0] == {1: -1.0, 3: -5.0, 8: -3.0}

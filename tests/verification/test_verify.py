@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
+from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.faulty_positions import FaultyPositions
+from ropewalk.verification.golden import Golden
 from ropewalk.verification.hypotheses import expected_positions
-from ropewalk.verification.outcome import Probe
-from ropewalk.verification.predictions import Prediction
-from ropewalk.verification.questions import DECODING
-from ropewalk.verification.verify import Check, our_side
+from ropewalk.verification.outcome import Prediction, Probe
+from ropewalk.verification.verify import DECODING, our_side
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
@@ -113,26 +114,39 @@ def test_not_told_apart_for_want_of_length(small, verify):
     """Positions held at 256 cannot be seen in prompts of 200 tokens: never "as expected"."""
     found = verify(small, OurEngine(small), up_to=400, max_tokens=200)
     assert found.outcome.kind == "undecided"
-    assert found.exit_status == 2
+    assert found.exit_status == 3
     assert "positions held at 256" in found.outcome.candidates
     assert found.outcome.needs == 257 + 96
     assert "needs prompts of up to 353 tokens" in str(found)
     assert verify(small, OurEngine(small), up_to=400, max_tokens=353).exit_status == 0
+    assert verify(small, OurEngine(small), max_tokens=192).outcome.up_to == 192, "no longer prompt was sent"
     assert "--text" in dataclasses.replace(found.outcome, needs=None).sentence, "longer prompts would not help"
 
 
-@MORE
+class Short(OurEngine):
+    """An engine with a context of `longest` tokens."""
+
+    longest, counted = 200, True
+
+    def ask(self, input_ids):
+        if len(input_ids) > self.longest:
+            raise TooLong("too long", cure="-")
+        answer = super().ask(input_ids)
+        return answer if self.counted else NextTokens(answer.top)
+
+
 def test_a_context_that_ends_first(small, verify):
-    """The same where the engine's own context is short."""
-
-    class Short(OurEngine):
-        def ask(self, input_ids):
-            if len(input_ids) > 200:
-                raise TooLong("too long", cure="-")
-            return super().ask(input_ids)
-
-    found = verify(small, Short(small), up_to=400)
-    assert found.outcome.kind == "undecided"
+    """The same where the engine's own context is short; the verdict names it, also from a golden file."""
+    golden = Golden.of(our_side(small, up_to=400))
+    for found in (verify(small, Short(small), up_to=400), golden.check(Short(small))):
+        assert found.outcome.kind == "undecided"
+        assert re.search(r"needs an engine that accepts more than [23]\d\d tokens", str(found))
+        assert max(question.tokens for question in found.questions) > 150
+    engine = Short(small)
+    engine.longest = 10
+    for check in (lambda: verify(small, engine), lambda: golden.check(engine)):
+        with pytest.raises(TooLong):
+            check()
 
 
 class Silent(OurEngine):
@@ -290,21 +304,72 @@ def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_verdict_covers_the_longest_prompt(small, counted, verify):
     """An engine whose context is too short for the length of the verdict; it may also cut what it answers."""
-
-    class Short(OurEngine):
-        def ask(self, input_ids):
-            if len(input_ids) > 200:
-                raise TooLong("too long", cure="-")
-            answer = super().ask(input_ids)
-            return answer if counted else NextTokens(answer.top)
-
-    found = verify(small, Short(small))
+    engine = Short(small)
+    engine.counted = counted
+    found = verify(small, engine)
     assert max(question.tokens for question in found.questions) == 192
     if counted:
         assert found.outcome.sentence.startswith("As expected, for prompts of up to 192 tokens")
+        assert "The engine accepts at most 239 tokens." in str(found)
     else:
-        assert found.exit_status == 2
+        assert found.exit_status == 3
         assert "on the ends of prompts" in found.outcome.sentence
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 10])
+def test_replicas_that_differ(small, every, verify):
+    """Every n-th request is answered without the scaling: named, whether or not the mean error is small."""
+    right, wrong = under(small, rope=YARN), OurEngine(small)
+
+    class Balanced(OurEngine):
+        requests = 0
+
+        def ask(self, input_ids):
+            self.requests += 1
+            return (right if self.requests % every else wrong).ask(input_ids)
+
+    found = verify(small, Balanced(small), expect="yarn:4")
+    assert (found.outcome.kind, found.outcome.applied, found.exit_status) == ("replicas", ("no scaling",), 1)
+    assert re.match(
+        r"Replicas differ: \d+ of \d+ answers follow yarn \(factor 4.*, and the others no scaling\.", str(found)
+    )
+
+
+class Sampling(OurEngine):
+    """An engine that samples at temperature 1. `form` changes the likeliest tokens, given all and the sampled one."""
+
+    def __init__(self, model, form):
+        super().__init__(model)
+        self.form = form
+
+    def ask(self, input_ids):
+        [every] = self.reader.top_after(input_ids, [len(input_ids)], count=260, seq_len=len(input_ids))
+        sampled = every[15 + 37 * len(input_ids) % 200]
+        return NextTokens(dict(self.form(every, sampled)), len(input_ids), token=sampled[0])
+
+
+FORMS = {
+    "21": lambda every, sampled: [sampled, *every[:20]],
+    "20 unsorted": lambda every, sampled: every[19::-1],
+    "5": lambda every, sampled: [*every[:5], sampled],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_engine_that_samples(small, form, monkeypatch):
+    """It refuses temperature 0 and `top_k`, and adds its token, which may not be among ours, to the likeliest."""
+    monkeypatch.setattr("ropewalk.verification.predictions.KEPT", 30)
+    golden = Golden.of(our_side(small, up_to=192))
+
+    def refuse(path, body, headers):
+        return (400, "temperature") if body.get("temperature") == 0 or "top_k" in body else None
+
+    for rope, kind in (({}, "as expected"), (YARN, "other")):
+        engine = Sampling(under(small, rope=rope).reader, FORMS[form])
+        with serving(engine, refuse, style="vllm") as url:
+            for found in (rw.verify(small, url, up_to=192), golden.check(url)):
+                assert found.outcome.kind == kind, found.outcome.sentence
+                assert found.outcome.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
 
 
 def test_the_record_is_strict_json(small, verify):
@@ -319,6 +384,9 @@ def test_over_http(small, verify):
     with serving(under(small, rope=YARN), style="vllm") as url:
         found = verify(small, url.replace("http", "HTTP"))
     assert found.outcome.applied == ("yarn 4",)
+    assert str(found).endswith(
+        "instead of plain RoPE (theta 10000). Compare --hf-overrides with those of `ropewalk serve-config`."
+    )
     assert found.tokenisation.startswith("the same")
     document = json.loads(json.dumps(found.to_json()))
     assert document["verdict"]["kind"] == "other"
@@ -340,7 +408,8 @@ def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF")
-    from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
+    from ropewalk.verification.adapters import llama_cpp_server
+    from ropewalk.verification.transformers_engine import TransformersEngine
 
     with pytest.raises(RopeError, match="needs a Hugging Face folder"):
         TransformersEngine.load(file)

@@ -134,7 +134,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         with joined(), _short_warnings():
             build(_command(words))(args=words, prog_name="ropewalk")
     except RopeError as error:
-        return _fail(str(error)) if os.environ.get("RANK", "0") in ("0", "") else 2
+        if os.environ.get("RANK", "0") in ("0", ""):
+            _fail(str(error))
+        return error.exit_status
     except BrokenPipeError:
         raise
     except OSError as error:

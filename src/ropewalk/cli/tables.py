@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.audit.findings import Finding
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from ropewalk.audit.findings import Finding
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 

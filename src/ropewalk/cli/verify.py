@@ -57,6 +57,9 @@ def verify(
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 file for prompts [default: a novel].", rich_help_panel=PROMPTS)
     ] = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a server that is not reached yet, or that is loading.", min=0.0)
+    ] = 3.0,
     served_name: Annotated[
         str | None, typer.Option(help="The model's name on the server [default: the first in its list].")
     ] = None,
@@ -80,15 +83,18 @@ def verify(
     """Determine which rotary embedding an engine applies to a model.
 
     Sends a few prompts for one token each, and compares the log-probabilities with our own under each hypothesis. The
-    exit status is 0 as expected, 1 other than expected, 2 undecided. The variable OPENAI_API_KEY may contain a key.
+    exit status is 0 as expected, 1 other than expected, 2 invalid option or file, 3 undecided, 4 not reached, 5 refused
+    by the server, 6 still loading. The variable OPENAI_API_KEY may contain a key.
     --write only writes our predictions to a file; --golden checks engines with this file, without the weights.
     """
     from ropewalk.atomic_io import check_output, write_output
     from ropewalk.progress import plain_console, shown
     from ropewalk.verification.golden import Golden, write_golden
-    from ropewalk.verification.verify import verify as run
 
-    check_modes(model, engine, golden, write)
+    def record(document: dict[str, Any]) -> None:
+        if json_file is not None:
+            write_output(json_file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
     for file in (write, json_file):
         if file is not None:
             check_output(file)
@@ -96,16 +102,25 @@ def verify(
         "expect": expect, "up_to": up_to, "text": text, "trained_length": trained_length, "state": state or _cache(),
         "device_map": device_map,
     }  # fmt: skip
-    with shown("verify", lines=True) as progress:
-        asking: dict[str, Any] = {"served_name": served_name, "max_tokens": max_tokens, "progress": progress}
-        if write is not None:
-            begun = time.monotonic()
-            written = write_golden(str(model), write, progress=progress, **predicting)
-            seconds = time.monotonic() - begun
-        elif golden is not None:
-            verification = Golden.read(golden).check(engine, model=model, **asking)
-        else:
-            verification = run(model, engine, **predicting, **asking)
+    try:
+        check_modes(model, engine, golden, write)
+        with shown("verify", lines=True) as progress:
+            asking: dict[str, Any] = {
+                "served_name": served_name, "wait": wait, "max_tokens": max_tokens, "progress": progress,
+            }  # fmt: skip
+            if write is not None:
+                begun = time.monotonic()
+                written = write_golden(str(model), write, progress=progress, **predicting)
+                seconds = time.monotonic() - begun
+            elif golden is not None:
+                verification = Golden.read(golden).check(engine, model=model, **asking)
+            else:
+                from ropewalk.verification.verify import verify as run
+
+                verification = run(model, engine, **predicting, **asking)
+    except BaseException as error:
+        record(failed(error))  # else the record of an earlier run would be taken for this one's
+        raise
     if write is not None:
         plain_console().print(_written(written, write, seconds))
         return
@@ -113,10 +128,17 @@ def verify(
     if (needs := verification.outcome.needs) is not None:
         longer = {"up_to": needs} if golden is None and needs > verification.outcome.up_to else {}
         print(f"Next: {command_line(context, changed=longer | {'max_tokens': max(max_tokens, needs)})}")
-    if json_file is not None:
-        document = verification.to_json()
-        write_output(json_file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    record(verification.to_json())
     raise typer.Exit(verification.exit_status)
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """Return the record of a run without a verdict, in the form of `Verification.to_json`."""
+    sentence, status = f"No verdict: {type(error).__name__}.", None
+    if isinstance(error, RopeError):
+        sentence, status = f"No verdict: {error.rule} {error.cure}", error.exit_status
+    verdict = {"kind": "failed", "sentence": " ".join(sentence.split()), "exit_status": status}
+    return {"generator": "ropewalk", "kind": "verification", "verdict": verdict}
 
 
 def check_modes(model: str | None, engine: str | None, golden: Path | None, write: Path | None) -> None:

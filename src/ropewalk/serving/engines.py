@@ -39,6 +39,13 @@ READ = {
 }
 """The version and the function of each engine that applies a block, unless a deviation concerns it."""
 
+ROPE_FLAGS = {
+    "vllm": "--hf-overrides",
+    "sglang": "--json-model-override-args",
+    "llama.cpp": "--rope-scaling, --rope-scale, --rope-freq-base, --rope-freq-scale and --yarn-orig-ctx",
+}
+"""The flags of each engine that replace the model's own rope."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

@@ -11,6 +11,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
+WAIT = 3.0  # seconds for which a server that is still loading is asked again
 LEAST, MOST = -1e6, 1.0  # nats: vLLM writes -9999 for minus infinity; rounding and noise may lead above 0
 
 
@@ -36,7 +37,7 @@ class NextTokens:
         for token, value in self.top.items():
             sound = isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= MOST
             if not sound or not isinstance(token, int) or token < 0:
-                raise RopeError(
+                raise EngineError(
                     "verify: the engine's answer is malformed.",
                     facts={"log-probability": value if isinstance(value, float) else type(value).__name__},
                     cure="Use a version of the engine that returns finite log-probabilities by token ids or texts.",
@@ -100,9 +101,27 @@ class TokenizerTexts:
         return {text: token for text, token in ids.items() if text not in ambiguous}
 
 
-class TooLong(RopeError):
+class EngineError(RopeError):
+    """An engine refuses a request, or its answer cannot be used."""
+
+    exit_status = 5
+
+
+class Unreachable(EngineError):
+    """A server cannot be reached."""
+
+    exit_status = 4
+
+
+class Loading(EngineError):
+    """A server is still loading, or too busy to answer."""
+
+    exit_status = 6
+
+
+class TooLong(EngineError):
     """The prompt does not fit the engine's context."""
 
 
-class NoAnswer(RopeError):
+class NoAnswer(EngineError):
     """The engine returns no log-probabilities after this prompt, as llama.cpp does for half a character."""

@@ -1,4 +1,4 @@
-"""Golden predictions: our side of a check in a JSON file, to check engines without weights.
+"""Golden predictions: our side of a check in a JSON file, to check engines without weights and without torch.
 
 `golden.schema.json`, next to this module, describes the format.
 """
@@ -14,33 +14,34 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_output
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import NextTokens, TokenizerTexts
-from ropewalk.verification.hypotheses import HORIZON, Hypothesis
-from ropewalk.verification.outcome import Verification
-from ropewalk.verification.predictions import Prediction, distance
-from ropewalk.verification.questions import OurSide, PromptQuestion, different
-from ropewalk.verification.verify import MAX_TOKENS, Check, our_side
+from ropewalk.verification.check import MAX_TOKENS, Check
+from ropewalk.verification.engine import WAIT, NextTokens, TokenizerTexts
+from ropewalk.verification.outcome import Prediction, Verification, distance
+from ropewalk.verification.questions import HORIZON, Compared, PromptQuestion, different
 from ropewalk.version import __version__
 
-FORMAT, VERSION = "ropewalk golden predictions", 3
+if TYPE_CHECKING:
+    from ropewalk.verification.verify import OurSide
+
+FORMAT, VERSION = "ropewalk golden predictions", 4
 TOKENS = 24  # tokens of a question whose log-probabilities are written: the likeliest under each hypothesis
 OWN = 12  # of these, the likeliest under the expected hypothesis
 UNIT = 1e-3  # nats: log-probabilities are whole multiples
 LEAST = -32_767  # units: the smallest log-probability that is written
 CLOSE = 0.3  # nats from the expected prediction: hypotheses for which the longest prompts are computed
 NONE = -1  # the row of a hypothesis without a prediction
-Kind = Literal["single", "round", "confirming", "decoding"]
+Kind = Literal["single", "shifted", "round", "confirming", "decoding"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class RecordedHypothesis:
     name: str
     lengths: tuple[int, ...]
     groups: tuple[int, ...]
-    minor: bool = False
+    minor: bool
+    small: bool
 
     def at(self, length: int) -> tuple[object, ...]:
         """Return the group for prompts of `length` tokens; hypotheses in one group agree."""
@@ -144,6 +146,7 @@ class Golden:
                 lengths,
                 tuple(int(group) for _, group in zip(lengths, one["groups"], strict=True)),
                 bool(one["minor"]),
+                bool(one["small"]),
             )
             for one in document["hypotheses"]
         }
@@ -198,6 +201,7 @@ class Golden:
         *,
         model: str | Path | None = None,
         served_name: str | None = None,
+        wait: float = WAIT,
         max_tokens: int = MAX_TOKENS,
         progress: Progress | bool | None = None,
     ) -> Verification:
@@ -205,7 +209,7 @@ class Golden:
 
         **Arguments:**
         - `engine`: as for `verify`. "llama.cpp" and "transformers" start with `model`.
-        - `served_name`, `max_tokens`, `progress`: as for `verify`.
+        - `served_name`, `wait`, `max_tokens`, `progress`: as for `verify`.
 
         **Raises:** `RopeError` as `verify`.
         """
@@ -217,7 +221,7 @@ class Golden:
                 cure="Also pass the checkpoint, or pass the URL of a running server.",
             )
         with (
-            open_engine(engine, model or "", self, served_name=served_name) as opened,
+            open_engine(engine, model or "", self, served_name=served_name, wait=wait) as opened,
             shown("verify", progress) as bar,
         ):
             verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)
@@ -246,6 +250,10 @@ class Golden:
             for question in self._of("round", number=number)
             if len(question.input_ids) <= span[1]
         ]
+
+    def shifted(self, progress: Progress) -> list[RecordedPrompt]:
+        """Return prompts, each followed by the same one without its first tokens."""
+        return self._of("shifted")
 
     def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[RecordedPrompt]:
         """Return prompts of at most `last` tokens that confirm a verdict."""
@@ -282,14 +290,14 @@ class _Writer:
             "library": reader.library,
             "dtype": str(reader.dtype).removeprefix("torch."),
             "weights": reader.digest(),
-            "versions": {"ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": {"ropewalk": __version__, "torch": version("torch"), "python": platform.python_version()},
             "expected": side.expected,
             "trained_length": side.trained,
             "up_to": side.up_to,
             "tokenizer": {"prefix_ids": side.prefix_ids, "sample": {"text": text, "ids": ids}},
             "lengths": lengths,
             "hypotheses": [
-                {"name": one.name, "minor": one.minor, "groups": groups}
+                {"name": one.name, "minor": one.minor, "small": one.small, "groups": groups}
                 for one, groups in zip(side.all.values(), _groups(list(side.all.values()), lengths), strict=True)
             ],
             "left_out": list(side.left_out),
@@ -314,6 +322,8 @@ class _Writer:
             if number:  # a check ends before if an engine does not apply what is expected, or something similar
                 pairs = {n: [distance(q.predictions[first], q.predictions[n]) for q in questions] for n in names}
                 names = [name for name in names if np.mean(pairs[name]) < CLOSE]
+        for question in side.shifted(progress):
+            yield from self._written("shifted", 0, [question])
         yield from self._written("confirming", 0, side.confirming(side.up_to, progress, ends=True))
         yield from self._written("decoding", 0, side.decoding(progress))
 
@@ -358,7 +368,7 @@ class _Writer:
         return set(self.token_texts.by_text.values())
 
 
-def _groups(hypotheses: Sequence[Hypothesis], lengths: Sequence[int]) -> list[list[int]]:
+def _groups(hypotheses: Sequence[Compared], lengths: Sequence[int]) -> list[list[int]]:
     """Return a number for each hypothesis and length; hypotheses with equal numbers agree at this length."""
     rows: list[list[int]] = [[] for _ in hypotheses]
     for length in lengths:
@@ -400,6 +410,8 @@ def write_golden(
     >>> golden.check(open_reader("tiny").model).outcome.kind
     'as expected'
     """
+    from ropewalk.verification.verify import our_side
+
     check_output(path, new_folder=True)
     with shown("verify", progress) as bar:
         golden = Golden.of(our_side(model, **options), progress=bar)

@@ -20,6 +20,7 @@ from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.verification.faulty_positions import FaultyPositions, ScaledLogits
+from ropewalk.verification.questions import HORIZON, first_difference
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
 FACTORS = (2.0, 4.0, 8.0, 16.0)
@@ -27,7 +28,6 @@ THETAS = (1e4, 1e5, 5e5, 1e6)
 NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
 TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
-HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,15 @@ class Hypothesis:
     - `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
     - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
       and is not undecided if they exclude all other hypotheses.
+    - `small`: whether its effect is small by nature: positions off by one, a ramp, a rounding. If the engine's noise is
+      larger, a verdict only mentions it.
     """
 
     name: str
     positions: Positions
     unchanged_below: int = 0
     minor: bool = False
+    small: bool = False
 
     def at(self, length: int) -> tuple[object, ...]:
         """Return all values that determine the output for a prompt of `length` tokens, to compare hypotheses."""
@@ -81,19 +84,6 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
     )
 
 
-def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
-    """Return the length of the shortest prompt, next to a border of either, at which they differ; None if none does.
-
-    >>> from ropewalk.rope.scaling import DynamicNTK
-    >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
-    >>> ropes = rope, dataclasses.replace(rope, scaling=DynamicNTK(2.0))
-    >>> first_difference(*(Hypothesis("", Positions((rope,), (None,), (None,))) for rope in ropes))
-    65
-    """
-    lengths = {2, HORIZON, *(border + 1 for border in one.borders | other.borders)}
-    return next((length for length in sorted(lengths) if one.at(length) != other.at(length)), None)
-
-
 def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
     """Return the different hypotheses to compare answers with, the expected one first.
 
@@ -108,8 +98,10 @@ def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
     different = {_key(first): first}
     for hypothesis in _all(expected, trained):
         same = different.setdefault(_key(hypothesis), hypothesis)
-        if same is not hypothesis and same.name == "scaling twice":  # two factors of 2 equal one of 4
-            different[_key(same)] = dataclasses.replace(same, name=f"{same.name}, which is {hypothesis.name}")
+        if same is hypothesis or same is first:
+            continue
+        name = f"{same.name}, which is {hypothesis.name}" if same.name == "scaling twice" else same.name  # 2 x 2 is 4
+        different[_key(same)] = dataclasses.replace(same, name=name, small=same.small or hypothesis.small)
     return list(different.values())
 
 
@@ -139,9 +131,8 @@ def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
         yield Hypothesis(f"{without}the other pairing", swapped)
     yield Hypothesis("no rotation", dataclasses.replace(bare, ropes=(None,) * bare.num_layers))
     yield from _positions(expected, trained)
-    yield Hypothesis(
-        "inv_freq in bfloat16", _mapped(expected, _rounded), 0 if expected != bare else trained, minor=True
-    )
+    unchanged = 0 if expected != bare else trained
+    yield Hypothesis("inv_freq in bfloat16", _mapped(expected, _rounded), unchanged, minor=True, small=True)
 
 
 def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) -> Positions:
@@ -157,11 +148,12 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
     if not scaled:
         return
     rope, scaling = scaled[0], scaled[0].scaling
-    for name, change in _rules(rope):
-        positions = _mapped(expected, partial(_with_rule, change=change))
-        if positions != expected:
-            yield Hypothesis(name, positions)
     rule = scaling.rope_type if scaling else ""
+    for rules, small in ((_rules(rope), False), (_ramps(rule), True)):
+        for name, change in rules:
+            positions = _mapped(expected, partial(_with_rule, change=change))
+            if positions != expected:
+                yield Hypothesis(name, positions, small=small)
     for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
         extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
         if any(extensions):
@@ -189,14 +181,18 @@ def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change]]:
     for times in NEAR:
         if isinstance(factor, int | float) and factor * times > 1.0:
             yield f"{rule} with factor {factor * times:g}", partial(_times, field="factor", times=times)
+    yield f"{rule} by the paper's formula", partial(_replaced, variant="paper")
+    yield "the short factors at every length", lambda rope, rule: _replaced(rope, rule, long_factor=rule.short_factor)
+    yield "the long factors at every length", lambda rope, rule: _replaced(rope, rule, short_factor=rule.long_factor)
+
+
+def _ramps(rule: str) -> Iterator[tuple[str, Change]]:
+    """Yield the name of each rule with a different ramp between its frequencies, and the change that makes it."""
     yield f"{rule} with default betas", partial(_replaced, beta_fast=32.0, beta_slow=1.0)  # llama.cpp's, for most files
     for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
         for times in (0.5, 2.0):
             yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times)
-    yield f"{rule} by the paper's formula", partial(_replaced, variant="paper")
     yield f"{rule} without rounded bounds", partial(_replaced, truncate=False)
-    yield "the short factors at every length", lambda rope, rule: _replaced(rope, rule, long_factor=rule.short_factor)
-    yield "the long factors at every length", lambda rope, rule: _replaced(rope, rule, short_factor=rule.long_factor)
 
 
 def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
@@ -400,7 +396,13 @@ def _faulty(expected: Positions, *faults: tuple[str, FaultyPositions]) -> list[H
     """Return a hypothesis for each fault; none for models with sliding layers or extensions, or without a rope."""
     if any((*expected.sliding_windows, *expected.extensions)) or not expected.present_ropes:
         return []
-    return [Hypothesis(f"positions {name}", expected.with_extension(rule), rule.start) for name, rule in faults]
+    return [
+        Hypothesis(
+            f"positions {name}", expected.with_extension(rule), rule.start,
+            small=rule.fault == "rounded" or abs(rule.by) == 1,
+        )
+        for name, rule in faults
+    ]  # fmt: skip
 
 
 def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:

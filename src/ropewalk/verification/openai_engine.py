@@ -11,24 +11,42 @@ import socket
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
-from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, TokenizerTexts, TokenTexts, TooLong
+from ropewalk.verification.engine import (
+    TOP,
+    WAIT,
+    EngineError,
+    Loading,
+    NextTokens,
+    NoAnswer,
+    TokenizerTexts,
+    TokenTexts,
+    TooLong,
+    Unreachable,
+)
 from ropewalk.version import __version__
 
 KEY = "OPENAI_API_KEY"
-SECONDS = 120.0  # for one request, including its retries and the pauses between them
+SECONDS = 120.0  # for one answer
 CONNECTING = 10.0  # seconds for one attempt to connect
 LARGEST = 4 * 2**20  # bytes of one answer: 20 log-probabilities take 4 kB, the list of a hub's models 1 MB
-RETRIES, PAUSE = 3, 0.2  # after a failed connection or one of these statuses; seconds, doubled each time
+PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds after a failed connection or one of these statuses, doubled each time
 RETRIED = (429, 502, 503, 504)  # a server that is still loading answers 503
+LOCAL = ("localhost", "127.0.0.1", "::1")  # never behind a proxy
+# `owned_by` of a listed model: `ModelCard` in openai/protocol.py of vLLM and of SGLang; that of llama.cpp was received
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+GREEDY: tuple[Mapping[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0})
+"""What samples nothing, in the order of trying: some engines refuse temperature 0, and fields that are not OpenAI's."""
 _TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
 
 
@@ -56,7 +74,8 @@ class OpenAIEngine:
     - `url`: the server's address, with or without "/v1", without user and password.
     - `token_texts`: the texts of the model's tokens, or its tokenizer, for servers that return only text.
     - `model`: its name on the server. Defaults to the first of `/v1/models`.
-    - `timeout`: seconds for one request, including its retries.
+    - `timeout`: seconds for one answer.
+    - `wait`: seconds for which a server that is not reached, or that is loading, is asked again.
     - `name`: the name for reports. Defaults to the address.
     - `key`: a bearer token, never part of a message or a record. Defaults to the variable OPENAI_API_KEY.
 
@@ -70,14 +89,15 @@ class OpenAIEngine:
         *,
         model: str | None = None,
         timeout: float = SECONDS,
+        wait: float = WAIT,
         name: str | None = None,
         key: str | None = None,
     ) -> None:
         try:
             parts = urlsplit(url)
-            scheme, self._host, self._port = parts.scheme, parts.hostname, parts.port
+            scheme, self._host, self._port = parts.scheme, parts.hostname or "", parts.port
         except ValueError:  # an open bracket, a port beyond 65,535
-            scheme, self._host = "", None
+            scheme, self._host = "", ""
         if scheme not in ("http", "https") or not self._host or parts.username or parts.password:
             raise RopeError(
                 "verify: invalid address of a server.",
@@ -87,9 +107,9 @@ class OpenAIEngine:
         path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
         self._path = quote(path, safe="/%~:@!$&'()*+,;=")
-        self._connection = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        self._proxy = None if self._host in LOCAL or proxy_bypass(self._host) else getproxies().get(scheme)
         self.token_texts = TokenizerTexts(token_texts) if isinstance(token_texts, TextTokenizer) else token_texts
-        self._model, self._name, self._timeout = model, name, timeout
+        self._model, self._name, self._timeout, self._wait = model, name, timeout, wait
         self._key = (os.environ.get(KEY, "") if key is None else key).strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise RopeError(
@@ -97,7 +117,7 @@ class OpenAIEngine:
                 facts={"characters": len(self._key)},
                 cure="Set it to the key only.",
             )
-        self._top, self._wants_ids, self._takes_top_k = TOP, True, True
+        self._top, self._wants_ids, self._greedy = TOP, True, list(GREEDY)
         self._by_text = False
 
     @property
@@ -106,15 +126,30 @@ class OpenAIEngine:
         return self._name or self.root
 
     @cached_property
+    def _list(self) -> HttpAnswer:
+        """Return the server's list of models."""
+        return self._send("GET", "/v1/models")
+
+    def _listed(self, key: str) -> list[str]:
+        """Return the texts under a key of the listed models."""
+        content = self._list.content
+        models = content.get("data") if isinstance(content, Mapping) and self._list.status == 200 else None
+        fields = [model for model in models if isinstance(model, Mapping)] if isinstance(models, list) else []
+        return [model[key] for model in fields if isinstance(model.get(key), str)]
+
+    @cached_property
     def model(self) -> str:
         """Return the model's name on the server."""
-        if self._model is not None:
-            return self._model
-        answer = self._send("GET", "/v1/models")
-        match answer.content:
-            case {"data": [{"id": str() as name}, *_]} if answer.status == 200:
-                return name
-        raise self._refusal(answer, "verify: the server lists no model.")
+        for name in [self._model] if self._model is not None else self._listed("id"):
+            return name
+        raise self._refusal(self._list, "verify: the server lists no model.")
+
+    @property
+    def kind(self) -> str | None:
+        """Return the engine's name in `ropewalk.serving.engines.ENGINES`; None if it is not known."""
+        with suppress(RopeError):  # the server has stopped
+            return next((OWNERS[owner] for owner in self._listed("owned_by") if owner in OWNERS), None)
+        return None
 
     def token_ids(self, text: str) -> list[int] | None:
         """Return the ids from the server's `/tokenize` (llama.cpp, vLLM); None if it has none."""
@@ -148,20 +183,18 @@ class OpenAIEngine:
             "model": self.model,
             "prompt": list(input_ids),
             "max_tokens": tokens,
-            "temperature": 1.0,  # some engines divide log-probabilities by it
             "logprobs": self._top,
+            **self._greedy[0],
         }
         if self._wants_ids:
             body["return_tokens_as_token_ids"] = True  # vLLM's
-        if tokens > 1:
-            body |= {"top_k": 1} if self._takes_top_k else {"temperature": 0.0}
         answer = self._send("POST", "/v1/completions", body)
         if answer.status in (400, 422):
             if self._wants_ids and "return_tokens_as_token_ids" in answer.text:
                 self._wants_ids = False
                 return self._completion(input_ids, tokens)
-            if tokens > 1 and self._takes_top_k and "top_k" in answer.text:
-                self._takes_top_k = False
+            if len(self._greedy) > 1 and any(field in answer.text for field in self._greedy[0]):
+                del self._greedy[0]
                 return self._completion(input_ids, tokens)
             if "logprobs" in answer.text and self._top > 5:
                 self._top = 5
@@ -186,7 +219,8 @@ class OpenAIEngine:
     def _generated(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
         """Return each generated token and the checked numbers at its place, in the form of completions or of chat.
 
-        It ends at the first place with fewer than two numbers.
+        An engine that samples may add its token to the likeliest ones. The smallest number is left out if it is that of
+        the generated token, as are more numbers than were asked for. It ends at the first place with fewer than two.
         """
         generated: list[tuple[int | None, list[tuple[int | None, Any]]]] = []
         match content:
@@ -212,7 +246,10 @@ class OpenAIEngine:
         for chosen, entries in generated:
             for _, value in entries:  # check also those of tokens without an id
                 NextTokens({0: value})
-            top = {token: value for token, value in entries if token is not None}
+            likely = sorted(entries, key=lambda entry: entry[1], reverse=True)[: self._top]
+            if len(likely) > 2 and chosen is not None and likely[-1][0] == chosen:
+                del likely[-1]
+            top = {token: value for token, value in likely if token is not None}
             if len(top) < 2:
                 break
             steps.append((chosen, top))
@@ -231,21 +268,21 @@ class OpenAIEngine:
         return int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:
-        """Send a request until it is answered, or until its retries or its time are used up."""
-        deadline = time.monotonic() + self._timeout
-        for attempt in range(RETRIES + 1):
-            pause = PAUSE * 2**attempt
+        """Send a request until it is answered, its time is used up, or the time to wait for a loading server."""
+        begun, pause = time.monotonic(), PAUSE
+        while True:
             answer = failure = None
+            deadline = time.monotonic() + self._timeout
             try:
                 answer = self._exchange(method, path, body, deadline)
             except ssl.SSLCertVerificationError as error:
-                raise RopeError(
+                raise Unreachable(
                     "verify: the server's certificate is not trusted.",
                     facts={"server": self.root, "error": error.verify_message},
                     cure="Set SSL_CERT_FILE to a .pem file of it, and use the host name that it contains.",
                 ) from error
             except ssl.SSLError as error:
-                raise RopeError(
+                raise Unreachable(
                     "verify: the server does not answer in https.",
                     facts={"server": self.root, "error": error.reason},
                     cure="Check whether the address begins with http:// instead.",
@@ -256,17 +293,41 @@ class OpenAIEngine:
                 if answer.status not in RETRIED:
                     return answer
                 pause = max(pause, answer.retry_after)
-            if time.monotonic() + pause >= deadline:
+            now = time.monotonic()
+            if now >= deadline or not now + pause <= begun + self._wait:  # NaN waits for nothing
                 break
-            if attempt < RETRIES:
-                time.sleep(pause)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
         if answer is not None:
-            return answer
-        raise RopeError(
+            raise self._refusal(
+                answer, f"verify: the server is still loading or busy after {now - begun:,.0f} seconds."
+            )
+        raise Unreachable(
             "verify: the server cannot be reached.",
-            facts={"server": self.root, "error": failure},
-            cure=f"Check that it runs at this address and answers within {self._timeout:g} seconds.",
+            facts={"server": self.root, "error": failure}
+            | ({"proxy": urlsplit(self._proxy).hostname} if self._proxy else {}),
+            cure=f"Check that it runs at this address and answers within {self._timeout:g} seconds. "
+            "Pass --wait SECONDS for a server that is still starting.",
         )
+
+    def _connected(self, timeout: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+        """Return a connection, through the proxy if there is one, the beginning of paths on it, and its headers."""
+        https = self.root.startswith("https")
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        if not self._proxy:
+            connection, start, headers = kind(self._host, self._port, timeout=timeout), self._path, {}
+        else:
+            proxy = urlsplit(self._proxy if "//" in self._proxy else f"//{self._proxy}")
+            user = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
+            headers = {"Proxy-Authorization": f"Basic {b64encode(user).decode()}"} if proxy.username else {}
+            connection, start = kind(str(proxy.hostname), proxy.port, timeout=timeout), self._path
+            if https:
+                connection.set_tunnel(self._host, self._port, headers)
+                headers = {}
+            else:
+                start = urlunsplit((*urlsplit(self.root)[:2], self._path, "", ""))
+        connection.connect()
+        return connection, start, headers
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> HttpAnswer:
         """Send a request once. At the deadline its socket is shut down, whatever the server does."""
@@ -275,14 +336,13 @@ class OpenAIEngine:
         headers |= {} if body is None else {"Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         left = deadline - time.monotonic()
-        connection = self._connection(str(self._host), self._port, timeout=min(CONNECTING, left))
-        connection.connect()
+        connection, start, more = self._connected(min(CONNECTING, left))
         connection.sock.settimeout(left)
         watchdog = threading.Timer(deadline - time.monotonic(), _shut, [connection.sock])
         watchdog.daemon = True
         watchdog.start()
         try:
-            connection.request(method, self._path + path, data, headers)
+            connection.request(method, start + path, data, headers | more)
             with connection.getresponse() as response:
                 content = response.read(LARGEST + 1)
         finally:
@@ -292,7 +352,7 @@ class OpenAIEngine:
             raise TimeoutError
         encoding = response.getheader("Content-Encoding", "identity")
         if len(content) > LARGEST or encoding.lower() != "identity":
-            raise RopeError(
+            raise EngineError(
                 "verify: the server's answer is too large or compressed.",
                 facts={"server": self.root, "bytes, at least": len(content), "encoding": self._shown(encoding)},
                 cure=f"Check the address. An answer must be uncompressed and at most {LARGEST >> 20} MiB.",
@@ -322,14 +382,23 @@ class OpenAIEngine:
             422: "Use an engine that accepts token ids as a prompt (llama.cpp, vLLM, SGLang).",
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
-            404: "Pass the model's name on this server as --served-name; its /v1/models lists them. A server that only "
-            "chats applies a template: use one with /v1/completions.",
         } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
-        cure = cures.get(answer.status, "See the server's own log.")
-        if answer.status in RETRIED and answer.retry_after:
-            cure = f"Rerun the command in {answer.retry_after:,.0f} seconds, the pause requested by the server."
+        cure = self._cure_of_404() if answer.status == 404 else cures.get(answer.status, "See the server's own log.")
+        if answer.status in RETRIED:
+            requested = f" The server asks for {answer.retry_after:,.0f} seconds." if answer.retry_after else ""
+            cure = f"Pass --wait SECONDS to wait longer.{requested}"
         facts = {"server": self.root, "model": self._model, "status": answer.status}
-        return RopeError(rule, facts=facts | {"answer": self._shown(answer.text)}, cure=cure)
+        error = Loading if answer.status in RETRIED else EngineError
+        return error(rule, facts=facts | {"answer": self._shown(answer.text)}, cure=cure)
+
+    def _cure_of_404(self) -> str:
+        """Return what to change if the server does not know a path or a model."""
+        names = self._listed("id")
+        if self._list.status != 200:
+            return "Check the path of the address: this one has no /v1/models."
+        if self._model is not None and self._model not in names:
+            return f"Pass the model's name on this server as --served-name: {self._shown(', '.join(names))}."
+        return "Use a server with /v1/completions. One that only chats applies a template."
 
 
 def _bare(text: str) -> str:

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ropewalk.atomic_io import finite
 from ropewalk.statistics import t_quantile
-from ropewalk.verification.predictions import Prediction, Values
 
+DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
 SAME = 1e-3  # nats: the largest difference in float32 of predictions that are the same
+
+
+Values = npt.NDArray[np.float64]
+
+
+class Prediction:
+    """The log-probabilities of the likeliest next tokens, in nats.
+
+    `least`: the value of every other token; None: the smallest of `top`.
+    """
+
+    def __init__(self, top: Sequence[tuple[int, float]], least: float | None = None) -> None:
+        self.values = dict(top)
+        self.least = min(self.values.values()) if least is None else least
+
+    @property
+    def likeliest(self) -> list[int]:
+        """Return the tokens, the likeliest first."""
+        return list(self.values)
+
+    @property
+    def lead(self) -> float:
+        """Return the distance in nats from the likeliest token to the next one."""
+        first, second = list(self.values.values())[:2]
+        return first - second
+
+    def of(self, tokens: Sequence[int]) -> Values:
+        """Return the log-probability of each of these tokens."""
+        return np.array([self.values.get(token, self.least) for token in tokens])
+
+
+def distance(one: Prediction, other: Prediction) -> float:
+    """Return the mean absolute difference in nats, over the likeliest tokens of `one`."""
+    tokens = one.likeliest[:DESIGN_TOP]
+    return float(np.abs(one.of(tokens) - other.of(tokens)).mean())
 
 
 @dataclass(frozen=True)
@@ -48,9 +85,13 @@ class Probe:
         return np.array(list(self.answer.values()))
 
     def misfit_of(self, other: Probe) -> float:
-        """Return the mean absolute difference in nats from another answer to the same prompt."""
-        apart = [abs(value - other.answer[token]) for token, value in self.answer.items() if token in other.answer]
-        return float(np.mean(apart)) if apart else 0.0
+        """Return the mean absolute difference in nats from another answer to the same prompt.
+
+        A token that the other answer does not contain has at most the smallest of its values there.
+        """
+        least = min(other.answer.values())
+        apart = [abs(v - other.answer.get(token, min(v, least))) for token, v in self.answer.items()]
+        return float(np.mean(apart))
 
     def misfit(self, name: str) -> float:
         """Return the mean absolute difference in nats between the answer and a hypothesis."""
@@ -120,9 +161,19 @@ def lean(questions: Sequence[Probe], one: str, other: str, *, comparisons: int) 
     return Lean(share, t_quantile(count - 1, comparisons) * half, explained)
 
 
-Kind = Literal["as expected", "other", "none", "tokens", "undecided"]
-"""As expected, another hypothesis, none of the hypotheses, other tokens, not distinguished."""
-STATUS: dict[Kind, int] = {"as expected": 0, "other": 1, "none": 1, "tokens": 1, "undecided": 2}
+def kept_error(groups: Sequence[Sequence[Probe]], name: str) -> float:
+    """Return the share of a hypothesis' squared error that answers of one group have in common; NaN without any."""
+    shared = total = 0.0
+    for one, other in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in groups):
+        tokens = [token for token in one.ids if token in other.answer]
+        errors = [np.array([x.answer[t] for t in tokens]) - x.predictions[name].of(tokens) for x in (one, other)]
+        shared += float(errors[0] @ errors[1])
+        total += float(errors[0] @ errors[0] + errors[1] @ errors[1]) / 2
+    return shared / total if total else math.nan
+
+
+Kind = Literal["as expected", "other", "none", "tokens", "replicas", "undecided"]
+"""As expected, another hypothesis, none of the hypotheses, other tokens, replicas that differ, not distinguished."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +222,8 @@ class EngineVerdict:
 
     @property
     def exit_status(self) -> int:
-        """Return 0 as expected, 1 other than expected, 2 undecided."""
-        return STATUS[self.kind]
+        """Return 0 as expected, 1 other than expected, 3 undecided."""
+        return {"as expected": 0, "undecided": 3}.get(self.kind, 1)
 
     @property
     def sentence(self) -> str:
@@ -187,9 +238,11 @@ class EngineVerdict:
             covered = f"for prompts of up to {self.up_to:,} tokens{decoding}"
             return f"As expected, {covered}: {self.expected}. {self.detail}".rstrip() + hidden
         if self.kind == "other":
-            return f"Applies {_either(self.applied)} instead of {self.expected}."
+            return f"Applies {_either(self.applied)} instead of {self.expected}. {self.detail}".rstrip()
         if self.kind == "none":
             return f"Neither {self.expected} nor any other hypothesis explains the answers. {self.detail}"
+        if self.kind == "replicas":
+            return f"Replicas differ: {self.detail}"
         if self.kind == "tokens":
             return f"Different tokenizer: {self.detail}"
         cure = (
@@ -255,7 +308,7 @@ class Verification:
 
     @property
     def exit_status(self) -> int:
-        """Return 0 as expected, 1 other than expected, 2 undecided."""
+        """Return 0 as expected, 1 other than expected, 3 undecided."""
         return self.outcome.exit_status
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
@@ -18,40 +17,13 @@ from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.rope.extensions import Positions
 from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.verification.outcome import Prediction, distance
 from ropewalk.version import __version__
 
 if TYPE_CHECKING:
     from ropewalk.checkpoints.live_model import Top
 
 KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
-DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
-Values = npt.NDArray[np.float64]
-
-
-class Prediction:
-    """The log-probabilities of the likeliest next tokens, in nats.
-
-    `least`: the value of every other token; None: the smallest of `top`.
-    """
-
-    def __init__(self, top: Sequence[tuple[int, float]], least: float | None = None) -> None:
-        self.values = dict(top)
-        self.least = min(self.values.values()) if least is None else least
-
-    @property
-    def likeliest(self) -> list[int]:
-        """Return the tokens, the likeliest first."""
-        return list(self.values)
-
-    @property
-    def lead(self) -> float:
-        """Return the distance in nats from the likeliest token to the next one."""
-        first, second = list(self.values.values())[:2]
-        return first - second
-
-    def of(self, tokens: Sequence[int]) -> Values:
-        """Return the log-probability of each of these tokens."""
-        return np.array([self.values.get(token, self.least) for token in tokens])
 
 
 class Predictions:
@@ -133,12 +105,6 @@ def _unpacked(text: str) -> Top:
     data = base64.b64decode(text)
     ids, nats = np.frombuffer(data[: len(data) // 2], "<i4"), np.frombuffer(data[len(data) // 2 :], "<f4")
     return list(zip(ids.tolist(), nats.tolist(), strict=True))
-
-
-def distance(one: Prediction, other: Prediction) -> float:
-    """Return the mean absolute difference in nats, over the likeliest tokens of `one`."""
-    tokens = one.likeliest[:DESIGN_TOP]
-    return float(np.abs(one.of(tokens) - other.of(tokens)).mean())
 
 
 def candidates(first: int, last: int, count: int = 8) -> list[int]:

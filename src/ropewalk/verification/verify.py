@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path
@@ -20,44 +18,42 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
-from ropewalk.progress import Progress, SilentProgress, say, shown
+from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.progress import Progress, say, shown
+from ropewalk.progress import expect as begin_stage
 from ropewalk.rope.extensions import Positions
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.engine import Engine, Generates, NextTokens, NoAnswer, TokenizerTexts, TooLong
-from ropewalk.verification.hypotheses import expected_positions, first_difference
-from ropewalk.verification.outcome import (
-    Effect,
-    EngineVerdict,
-    HypothesisFit,
-    Kind,
-    Lean,
-    Probe,
-    Verification,
-    lean,
-    misfit,
+from ropewalk.verification.check import MAX_TOKENS, Check
+from ropewalk.verification.engine import WAIT, TokenizerTexts
+from ropewalk.verification.hypotheses import (
+    CHUNKS,
+    Hypothesis,
+    described,
+    expected_positions,
+    hypotheses,
+    in_decoding,
+    length_to_verify,
 )
-from ropewalk.verification.predictions import Predictions
+from ropewalk.verification.outcome import Prediction, Verification
+from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
 from ropewalk.verification.questions import (
     CONFIRMING,
     LATER_QUESTIONS,
     ONE_TOKEN,
     QUESTIONS,
-    OurSide,
+    SHIFTED,
+    SHIFTS,
     PromptQuestion,
-    Side,
-    different,
 )
 
-MAX_TOKENS = 4096  # the longest prompt by default
-FIRST, GROWTH = 192, 3  # tokens of the first round's prompts, and their growth in each further round
-ROUNDS = 4
-NOISE = 3.0  # the largest misfit of a right hypothesis, in units of the error on single tokens
-LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
-OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
-EXACT = 1e-3  # nats: a smaller misfit is rounding
-SMALL = re.compile("one too (far|few)|bfloat16|beta_|_freq_factor|rounded bounds")  # effects that noise may hide
-TWICE = 2.0  # times the best misfit: a hypothesis with a larger one is refuted
+CHECKED = 2000  # characters of the text for which tokens are compared
+ENDS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of a prompt: what an engine that cuts prompts may keep
+PLACES = 4  # in the text, of prompts that are sent again without their first tokens
+DECODING = 6  # prompts after which tokens are generated
+STEPS = 4  # generated tokens, with an answer compared after each: the first follows from the prompt alone
+AFTER_CHUNKS = 3  # prompts longer than a chunk, after which one token is generated
+SURE, NEXT_SURE = 0.7, 0.3  # nats by which the likeliest token must lead, so that an engine generates it; later ones
 
 
 def verify(
@@ -69,6 +65,7 @@ def verify(
     max_tokens: int = MAX_TOKENS,
     text: str | Path | None = None,
     served_name: str | None = None,
+    wait: float = WAIT,
     trained_length: int | None = None,
     state: str | Path | None = None,
     device_map: str | None = None,
@@ -89,13 +86,15 @@ def verify(
     - `max_tokens`: the longest prompt to send, in tokens.
     - `text`: a UTF-8 file for prompts. Defaults to the packaged novel.
     - `served_name`: the model's name on the server. Defaults to the first in the server's list.
+    - `wait`: seconds for which a server that is not reached, or that is loading, is asked again.
     - `trained_length`: in tokens, if the config does not contain it.
     - `state`: a folder to save our own predictions for the next run. Defaults to none.
     - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.checkpoints.opening.open_reader`.
     - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
 
-    **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 undecided), `.to_json()`.
-    **Raises:** `RopeError` if the engine cannot be reached, or returns an error or no valid log-probabilities.
+    **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 3 undecided), `.to_json()`.
+    **Raises:** `RopeError` for invalid arguments; `Unreachable`, `Loading` or `EngineError` (all `RopeError`s, in
+    `ropewalk.verification.engine`) if the server cannot be reached, is still loading, or refuses what is asked.
     **Numerics:** the answers are projected onto the line from the best hypothesis to each other one. The other one is
     refuted if Student's interval over prompts is nearer to the best. The error is estimated from the answers, so 4-bit
     engines work.
@@ -111,7 +110,10 @@ def verify(
     )
     source = model if isinstance(model, str | Path) else side.model
     token_texts = TokenizerTexts(side.tokenizer)
-    with open_engine(engine, source, token_texts, served_name=served_name) as opened, shown("verify", progress) as bar:
+    with (
+        open_engine(engine, source, token_texts, served_name=served_name, wait=wait) as opened,
+        shown("verify", progress) as bar,
+    ):
         verification = Check(side, max_tokens=max_tokens, progress=bar).run(opened)
     return dataclasses.replace(verification, seconds=time.monotonic() - begun)
 
@@ -160,384 +162,158 @@ def our_side(
     return OurSide(predictions, tokenizer, contents, expected, trained, up_to)
 
 
-class Check:
-    """One run of `verify`, with resolved arguments: the answers, and the remaining hypotheses."""
+@dataclass
+class OurSide:
+    """Predictions of our own model.
 
-    engine: Engine
+    **Arguments:**
+    - `predictions`: of the model.
+    - `tokenizer`: of the model. `text`: the source of prompts.
+    - `positions`: the positions the engine should apply.
+    - `trained`: the trained length in tokens.
+    - `longest`: the longest prompt of the verdict, in tokens; None: chosen from the positions.
+    """
 
-    def __init__(self, side: Side, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None) -> None:
-        self.progress, self.side = progress or SilentProgress(), side
-        self.expected, self.trained, self.up_to = side.expected, side.trained, side.up_to
-        self.all = side.all
-        self.first = next(iter(self.all.values()))
-        self.alive = different(self.all, self.up_to)
-        self.questions: list[Probe] = []
-        self.requests = 0
-        self.counted = True  # whether the engine reports the number of tokens that it processed
-        self.noise: float | None = None
-        self.repeated: float | None = None
-        self.limit = max_tokens
+    predictions: Predictions
+    tokenizer: TextTokenizer
+    text: str
+    positions: Positions
+    trained: int
+    longest: int | None = None
+    rounds: Sequence[tuple[int, int]] | None = field(default=None, init=False)
 
-    def run(self, engine: Engine) -> Verification:
-        """Send prompts until the expected rope is distinguished from all others, or refuted."""
-        self.engine = engine
-        few = QUESTIONS + ONE_TOKEN + 2  # the tokens, and a repeated request
-        most = few + (ROUNDS - 1) * LATER_QUESTIONS + CONFIRMING
-        known = "" if self.side.rounds is not None else f", {few} to {most} requests"  # without generated tokens
-        say(self.progress, f"verify: {len(self.alive)} hypotheses{known}")
-        tokenisation, wrong = self._tokenisation()
-        if wrong:
-            return self._result(EngineVerdict("tokens", self.expected, self.up_to, detail=wrong), tokenisation)
-        self.noise = self._one_token()
-        if self.noise > OTHER_WEIGHTS:
-            detail = (
-                f"After a single token, where no rope matters, they differ by {self.noise:.2f} nats: other weights?"
-            )
-            return self._result(EngineVerdict("none", self.expected, self.up_to, detail=detail), tokenisation)
-        for number, (first, last) in enumerate(self.rounds()):
-            asked = self._ask(number, first, last)
-            if not asked or not self._open() or (number and self.first.name not in self.alive):
-                break
-        outcome = self._outcome()
-        if outcome.kind == "as expected":
-            outcome = self._confirmed(outcome)
-        if outcome.kind == "as expected":
-            outcome = self._decoded(outcome)
-        return self._result(outcome, tokenisation)
+    def __post_init__(self) -> None:
+        self.model = self.predictions.reader.name
+        self.expected = described(self.positions)
+        every = {hypothesis.name: hypothesis for hypothesis in hypotheses(self.positions, trained=self.trained)}
+        self.first = next(iter(every.values()))
+        self.left_out = tuple(name for name, one in every.items() if one is not self.first and not self._supports(one))
+        self.all = {name: hypothesis for name, hypothesis in every.items() if name not in self.left_out}
+        self.up_to = length_to_verify(self.positions, self.trained) if self.longest is None else self.longest
 
-    # questions
-
-    def rounds(self) -> Iterator[tuple[int, int]]:
-        """Yield the shortest and the longest prompt of each round in tokens, no longer than a decision requires."""
-        if self.side.rounds is not None:
-            yield from ((first, min(last, self.limit)) for first, last in self.side.rounds if first <= self.limit)
-            return
-        first, last, longest = FIRST // 4, FIRST, max(self.up_to, self.trained)
-        for _ in range(ROUNDS):
-            last = min(last, max(longest, first + FIRST // 3), self.limit)
-            if first > last:
-                return
-            yield first, last
-            if last >= self.up_to and all(self._hidden(name, self._best()) for name in self._open()):
-                return  # longer prompts are not what the verdict covers
-            needed = min(self._needs(name) for name in self._open())
-            if needed > last:  # shorter prompts cannot decide
-                first, last = needed, _longest(needed)
-            else:
-                last = max(last, min(GROWTH * last, self.up_to if last < self.up_to else longest))
-                first = last // 4
-
-    def _needs(self, name: str) -> int:
-        """Return the shortest prompt, in tokens, for which a hypothesis and the best one differ."""
-        return first_difference(self.all[self._best()], self.all[name]) or 2
-
-    def _ask(self, number: int, first: int, last: int) -> bool:
-        """Run a round: send the prompts that distinguish the remaining hypotheses best."""
-        questions = self.side.questions(number, (first, last), self.alive, self._best(), self.progress)
-        for index, question in enumerate(questions):
-            length = len(question.input_ids)
-            self.progress.begin(f"request {index + 1} of {len(questions)} to {self.engine.name}: {length:,} tokens", 0)
-            try:
-                answer = self._answer(question.input_ids)
-            except NoAnswer:
-                continue
-            except TooLong:
-                self.limit = min(self.limit, length - 1)
-                if not self.questions:
-                    raise
-                return False
-            self.questions.append(Probe(length, *question.aligned(answer)))
-            if self.repeated is None:
-                again = Probe(length, *question.aligned(self._answer(question.input_ids)))
-                self.repeated = again.misfit_of(self.questions[-1])
-        self._refute()
+    def _supports(self, hypothesis: Hypothesis) -> bool:
+        """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
+        try:
+            self.predictions.under(hypothesis.positions)
+        except RopeError:
+            return False
         return True
 
-    def _refute(self) -> None:
-        """Keep the hypotheses that the answers do not refute."""
-        best = self._best()
-        keep = {name for name in self.alive if name == best or not self._refuted(best, name)}
-        self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
-
-    def _answer(self, ids: Sequence[int]) -> NextTokens:
-        """Send a prompt and return the answer; raise `RopeError` if its length changed on the way."""
-        answer = self.engine.ask(ids)
-        self.requests += 1
-        self.counted = self.counted and answer.prompt_tokens is not None
-        if answer.prompt_tokens is not None and answer.prompt_tokens != len(ids):
-            raise RopeError(
-                "verify: the engine processed a different number of tokens than `verify` sent.",
-                facts={"engine": self.engine.name, "sent": len(ids), "processed": answer.prompt_tokens},
-                cure="Disable the chat template and cutting of prompts, or use an engine that keeps token ids.",
-            )
-        return answer
-
-    def _confirmed(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Send prompts of the verdict's length, and return the verdict with the confirmed length.
-
-        An engine that does not report its number of tokens may keep only the end of a prompt. Our predictions for the
-        ends of each prompt (`ENDS`) show which ends the answers exclude.
-        """
-        name, shorter, last = self.first.name, self._longest, min(self.up_to, self.limit)
-        if self.counted and shorter >= last:
-            return outcome
-        with_ends, probes = not self.counted, list[Probe]()
-        for question in self.side.confirming(last, self.progress, ends=with_ends):
-            length = len(question.input_ids)
-            self.progress.begin(f"confirming at {length:,} tokens", 0)
-            try:
-                probes.append(Probe(length, *question.aligned(self._answer(question.input_ids))))
-            except (NoAnswer, TooLong):
-                continue
-        if not with_ends and not self.counted:  # it has just stopped reporting
-            return self._confirmed(outcome)
-        ends = sorted({int(end) for probe in probes for end in probe.predictions if end != name}) if with_ends else []
-        self.questions += [Probe(probe.tokens, probe.answer, {name: probe.predictions[name]}) for probe in probes]
-        leans = {end: lean(probes, name, str(end), comparisons=len(ends)) for end in ends}
-        error = misfit(probes, name)
-        if error > self._allowed or (error > EXACT and any(one.leaves for one in leans.values())):
-            detail = (
-                f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
-                f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average. Check whether the engine "
-                "cuts its prompts."
-            )
-            return EngineVerdict("none", self.expected, self.up_to, applied=outcome.applied, detail=detail)
-        shown = min(self._longest, self.up_to)
-        excluded = list(itertools.takewhile(lambda end: leans[end].refuted, ends))
-        if with_ends and not excluded:
-            cut = (f"{self.expected} on the ends of prompts",)
-            return dataclasses.replace(outcome, kind="undecided", candidates=cut)
-        if ends:
-            detail = "The engine does not report the number of tokens, so it may cut longer prompts."
-            return dataclasses.replace(outcome, up_to=min(shown, excluded[-1]), detail=detail)
-        return dataclasses.replace(outcome, up_to=shown)
-
-    def _decoded(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Let the engine generate tokens, and return the verdict updated by the answers after them.
-
-        Positions may be right in prompts and wrong after the first generated token, which is processed separately.
-        """
-        engine = self.engine
-        if not isinstance(engine, Generates):
-            return outcome
-        questions = [
-            one for one in self.side.decoding(self.progress) if len(one.input_ids) + len(one.generated) <= self.limit
-        ]
-        longer = [question for question in questions if len(question.predictions) == 1]
-        agrees, name = None, self.first.name
-        for asked, where in (
-            ([question for question in questions if question not in longer], "generated tokens"),
-            (longer, "tokens generated after long prompts"),
-        ):
-            rows = list(self._generated(engine, asked))
-            probes = [Probe.joined(row) for row in rows]
-            names = [name, *sorted({fault for probe in probes for fault in probe.predictions} - {name})]
-            if len(probes) < 3:
-                continue
-            leans = [lean(probes, name, other, comparisons=len(names)) for other in names[1:]]
-            best = min(names, key=lambda one: misfit(probes, one))
-            if best != name and lean(probes, best, name, comparisons=len(names)).refuted:
-                return dataclasses.replace(outcome, kind="other", applied=(best,), detail="")
-            # an error may begin late, so each number of generated tokens counts
-            after = ([row[count] for row in rows if len(row) > count] for count in range(max(map(len, rows))))
-            error = max(misfit(each, name) for each in after if len(each) >= 3)
-            if error > max(self._allowed, 2 * misfit(self.questions, name)):
-                detail = (
-                    f"{self.expected} explains {len(self.questions)} prompts, but misses the answers after {where} by "
-                    f"{error:.3f} nats on average."
-                )
-                return dataclasses.replace(outcome, kind="none", detail=detail)
-            if leans:
-                agrees = agrees is not False and all(one.refuted for one in leans)
-        return dataclasses.replace(outcome, decoding=agrees)
-
-    def _generated(self, engine: Generates, questions: Sequence[PromptQuestion]) -> Iterator[list[Probe]]:
-        """Yield the answers of each request after each generated token, as long as these are the expected ones."""
-        for _, steps_of_one in itertools.groupby(questions, key=lambda question: list(question.input_ids)):
-            each = list(steps_of_one)
-            ids = each[0].input_ids
-            self.progress.begin(f"generating after {len(ids):,} tokens", 0)
-            try:
-                steps = engine.generate(ids, len(each[-1].generated) + 1)
-            except (NoAnswer, TooLong):
-                continue
-            self.requests += 1
-            tokens = [step.token for step in steps]
-            answers = [
-                Probe(len(ids) + count, *one.aligned(steps[count]))
-                for one in each
-                if (count := len(one.generated)) < len(steps) and tokens[:count] == list(one.generated)
-            ]
-            if answers:
-                yield answers
+    @cached_property
+    def prefix_ids(self) -> list[int]:
+        """Return the ids that the checkpoint puts before every text."""
+        return self.tokenizer.prefix_ids
 
     @property
-    def _longest(self) -> int:
-        """Return the longest answered prompt, in tokens."""
-        return max((question.tokens for question in self.questions), default=1)
+    def sample(self) -> tuple[str, list[int]]:
+        """Return a part of the text, and its ids."""
+        words = self.text[len(self.text) // 3 :][:CHECKED]
+        return words, self.tokenizer.encode(words)
 
-    def _tokenisation(self) -> tuple[str, str]:
-        """Compare tokens; return a description of the comparison, and of the difference (empty if there is none)."""
-        words, ours = self.side.sample
-        theirs = self.engine.token_ids(words)
-        if theirs is None:
-            return "not checked: the engine does not report its tokens", ""
-        self.requests += 1
-        if theirs == ours or theirs == [*self.side.prefix_ids, *ours]:
-            return f"the same {len(ours)} tokens for {len(words)} characters", ""
-        at = next(
-            (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours))
-        )
-        return (
-            "different",
-            f"{len(theirs)} tokens instead of {len(ours)} for {len(words)} characters, from token {at} on.",
-        )
+    def single(self, progress: Progress) -> list[PromptQuestion]:
+        """Return prompts of one token."""
+        ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
+        return [PromptQuestion([token], {"": self._expected([token])}) for token in ids]
 
-    def _one_token(self) -> float:
-        """Return the engine's error in nats on prompts of a single token, for which the rope does not matter."""
-        errors, refused = [], None
-        for question in self.side.single(self.progress):
-            self.progress.begin(f"request to {self.engine.name}: a single token", 0)
-            try:
-                answer = self._answer(question.input_ids)
-            except NoAnswer as error:
-                refused = error
-                continue
-            errors.append(Probe(1, *question.aligned(answer)).misfit(""))
-        if refused is not None and not errors:
-            raise refused
-        return float(np.median(errors))
-
-    # conclusions
-
-    def _best(self) -> str:
-        """Return the remaining hypothesis with the smallest misfit; before any answer, the expected one."""
-        if not self.questions:
-            return self.first.name
-        best = min(self.alive, key=lambda name: misfit(self.questions, name))
-        same = (self._same(self.first.name, best, question.tokens) for question in self.questions)
-        return self.first.name if self.first.name in self.alive and all(same) else best
-
-    def _lean(self, one: str, other: str) -> Lean:
-        """Return the lean of the answers to the questions for which the two hypotheses differ."""
-        return lean(self._telling(one, other), one, other, comparisons=max(1, len(self.all) - 1))
-
-    def _refuted(self, best: str, name: str) -> bool:
-        """Return whether the answers lie nearer to the best, or the other misses them by at least twice as much."""
-        telling = self._telling(best, name)
-        theirs, ours = misfit(telling, name), misfit(telling, best)
-        twice = len(telling) >= QUESTIONS and theirs > max(TWICE * ours, EXACT)
-        return twice or self._lean(best, name).refuted
-
-    def _telling(self, one: str, other: str) -> list[Probe]:
-        """Return the answers with predictions of two hypotheses that differ there."""
+    def questions(
+        self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
+    ) -> list[PromptQuestion]:
+        """Predict under the remaining hypotheses, and choose the prompts that distinguish them best."""
+        first, last = span
+        ids, lengths = self.prompt(0.1 + 0.2 * number, last), candidates(first, last, 24 if number else 8)
+        begin_stage(progress, last * len(alive))
+        predicted: dict[str, Mapping[int, Prediction]] = {}
+        begun = time.monotonic()
+        for index, name in enumerate(alive):
+            progress.begin(f"our prediction {index + 1} of {len(alive)} for {last:,} tokens: {name}", last)
+            predicted[name] = self.predictions.of(self.all[name], ids, lengths)
+            progress.advance(last)
+            if not index:
+                seconds = (time.monotonic() - begun) * len(alive)
+                say(progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
+        chosen = choose(predicted, best, lengths, LATER_QUESTIONS if number else QUESTIONS)
         return [
-            question
-            for question in self.questions
-            if {one, other} <= question.predictions.keys() and not self._same(one, other, question.tokens)
+            PromptQuestion(ids[:length], {name: tops[length] for name, tops in predicted.items()}) for length in chosen
         ]
 
-    def _effect(self, name: str, best: str) -> Effect:
-        """Return the effect of a hypothesis in place of `best`, and the engine's noise where it acts."""
-        telling = self._telling(best, name)
-        apart = [np.abs(np.subtract(*(one.predictions[n].of(one.ids) for n in (best, name)))).mean() for one in telling]
-        noise = max(misfit(telling, best), self.repeated or 0.0)
-        return Effect(name, float(np.mean(apart)) if len(apart) >= 3 else math.nan, noise)
+    def shifted(self, progress: Progress) -> list[PromptQuestion]:
+        """Predict for prompts from several places in the text, and without their first tokens."""
+        prompts = [self.prompt((place + 0.5) / PLACES, SHIFTED) for place in range(PLACES)]
+        later = [ids[start:] for ids in prompts for start in range(SHIFTS)]
+        return [PromptQuestion(ids, {self.first.name: self._expected(ids)}) for ids in later]
 
-    def _hidden(self, name: str, best: str) -> bool:
-        """Return whether the noise hides a hypothesis whose effect is small by nature: a verdict only names it."""
-        return SMALL.search(name) is not None and self._effect(name, best).hidden
+    def _expected(self, ids: Sequence[int]) -> Prediction:
+        return self.predictions.of(self.first, ids, [len(ids)])[len(ids)]
 
-    def _same(self, one: str, other: str, tokens: int) -> bool:
-        return self.all[one].at(tokens) == self.all[other].at(tokens)
+    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[PromptQuestion]:
+        """Predict for prompts of about `last` tokens, and for their ends, by length."""
+        ids, lengths = self.prompt(0.9, last), candidates(last - last // 16, last, CONFIRMING)
+        kept = sorted({max(1, int(share * last)) for share in ENDS}) if ends else []
+        begin_stage(progress, last + sum(kept) * len(lengths))
+        progress.begin(f"our prediction for {last:,} tokens", last)
+        ours, questions = self.predictions.of(self.first, ids, lengths), []
+        progress.advance(last)
+        for length in lengths:
+            predicted = {self.first.name: ours[length]}
+            for end in kept:
+                progress.begin(f"our prediction for the last {end:,} of {length:,} tokens", end)
+                predicted[str(end)] = self._expected(ids[length - end : length])
+                progress.advance(end)
+            questions.append(PromptQuestion(ids[:length], predicted))
+        return questions
 
-    def _open(self) -> set[str]:
-        """Return the hypotheses not yet distinguished from the best, without minor ones."""
-        return {name for name in self.alive if not self.all[name].minor} - {self._best()}
+    def decoding(self, progress: Progress) -> list[PromptQuestion]:
+        """Predict after each generated token of some prompts, chosen because their likeliest tokens lead clearly."""
+        questions, prompts = list[PromptQuestion](), 0
+        last = min(64, self.up_to - STEPS)
+        if last < 8 or not in_decoding(self.positions, 8):
+            return questions
+        for index in range(3 * DECODING):
+            ids = self.prompt(index / (3 * DECODING + 1), last - 5 * index % (last // 2))
+            progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
+            generated = self._generated(ids, STEPS)
+            progress.advance(len(ids))
+            if len(generated) < 2:
+                continue
+            try:
+                questions += self._after(ids, generated, [self.first, *in_decoding(self.positions, len(ids))])
+            except RopeError:  # this reader does not support the extension
+                return []
+            prompts += 1
+            if prompts == DECODING:
+                break
+        if self.up_to > CHUNKS[0] + 1 and not self.positions.needs_seq_len:
+            last = min(self.up_to - 1, CHUNKS[0] + 128)
+            ids, lengths = self.prompt(0.5, last), candidates(CHUNKS[0] + 1, last, 24)
+            tops = self.predictions.of(self.first, ids, lengths)
+            for length in sorted(lengths, key=lambda length: tops[length].lead)[-AFTER_CHUNKS:]:
+                progress.begin(f"our prediction of a generated token after {length:,} tokens", length)
+                questions += self._after(ids[:length], self._generated(ids[:length], 1), [self.first])
+        return questions
 
-    @property
-    def _allowed(self) -> float:
-        """Return the largest misfit in nats of a right hypothesis."""
-        if self.noise is not None and self.noise < EXACT:  # float32, in which errors do not grow much
-            return LEAST_NOISE
-        return NOISE * max(self.noise or 0.0, LEAST_NOISE)
+    def _generated(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return the tokens that follow a prompt, as long as the likeliest one leads clearly."""
+        generated: list[int] = []
+        while len(generated) < most:
+            prediction = self._expected([*ids, *generated])
+            if (
+                prediction.lead < (NEXT_SURE if generated else SURE)
+                or prediction.likeliest[0] in self.tokenizer.eos_ids
+            ):
+                break
+            generated.append(prediction.likeliest[0])
+        return generated
 
-    def _outcome(self) -> EngineVerdict:
-        """Return the conclusion from the answers so far."""
-        best, left = self._best(), self._open()
-        if self.first.name in left and (self.all[best].minor or self._effect(self.first.name, best).hidden):
-            left = left - {self.first.name} | {best}
-            best = self.first.name
-        hidden = {name for name in left if self.all[name].minor or self._hidden(name, best)}
-        applied = (best, *sorted(left, key=lambda name: misfit(self.questions, name)))
-        named = tuple(self.expected if name == self.first.name else name for name in applied)
+    def _after(self, ids: Sequence[int], generated: Sequence[int], under: Sequence[Hypothesis]) -> list[PromptQuestion]:
+        """Predict after each generated token."""
+        whole = [*ids, *generated]
+        lengths = range(len(ids) + 1, len(whole) + 1)
+        tops = {one.name: self.predictions.of(one, whole, lengths) for one in under}
+        return [
+            PromptQuestion(ids, {name: top[length] for name, top in tops.items()}, whole[len(ids) : length])
+            for length in lengths
+        ]
 
-        def outcome(kind: Kind, **more: Any) -> EngineVerdict:
-            return EngineVerdict(kind, self.expected, self.up_to, **{"applied": named, **more})
-
-        error, allowed = misfit(self.questions, best), self._allowed
-        moved = error > EXACT and any(self._lean(best, name).leaves for name in self.all if name != best)
-        if error > allowed or moved:
-            way = "" if error > allowed else ", mostly in one direction"
-            detail = (
-                f"The closest, {named[0]}, misses them by {error:.3f} nats on average{way}; "
-                f"the engine's own error, after a single token, is {self.noise or 0.0:.3f}."
-            )
-            if best == self.first.name and not moved:
-                detail += " A quantised cache of keys and values causes such errors, too. Repeat the check without it."
-            return outcome("none", detail=detail)
-        if self.first.name not in applied:
-            return outcome("other")
-        longest = self._longest if self.questions else FIRST
-        further = [needed for needed in map(self._needs, left - hidden) if needed > longest]
-        grown = min(GROWTH * longest, max(self.up_to, self.trained)) if self.side.rounds is None else 0
-        length = _longest(max(further)) if further else grown if grown > longest else None
-        if best == self.first.name and left <= hidden:
-            hidden |= {name for name in self.alive if self.all[name].minor}
-            grows = any(getattr(self.all[name], "by_frequencies", False) for name in hidden)
-            effects = tuple(self._effect(name, best) for name in self.alive if name in hidden)
-            return outcome(
-                "as expected", hidden=effects, needs=length if grows and (length or 0) > self.up_to else None
-            )
-        noise = max((one.noise for name in left - hidden if (one := self._effect(name, best)).hidden), default=None)
-        less = "" if noise is None else f"an engine with less noise than {noise:.2g} nats, such as 16-bit weights"
-        return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length, detail=less)
-
-    def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
-        """Return the result with the fit of every hypothesis, the likeliest first."""
-        best = self._best()
-        standings = sorted((self._standing(name, best) for name in self.all), key=lambda one: one.ratio or math.inf)
-        return Verification(
-            model=self.side.model,
-            engine=self.engine.name,
-            outcome=outcome,
-            standings=tuple(standings),
-            questions=tuple(self.questions),
-            noise=self.noise,
-            residual=misfit(self.questions, best) if self.questions else None,
-            repeated=self.repeated,
-            tokenisation=tokenisation,
-            left_out=self.side.left_out,
-            requests=self.requests,
-            seconds=0.0,
-        )
-
-    def _standing(self, name: str, best: str) -> HypothesisFit:
-        """Return the fit of one hypothesis, compared with the best."""
-        predicted = [question for question in self.questions if name in question.predictions]
-        leaning = self._lean(best, name) if predicted and name != best else None
-        ratio = max(misfit(predicted, name), 1e-9) / max(misfit(predicted, best), 1e-9) if predicted else None
-        return HypothesisFit(
-            name=name,
-            misfit=misfit(self.questions, name) if predicted else None,
-            ratio=ratio,
-            lean=None if leaning is None else leaning.share,
-            lean_half=None if leaning is None else leaning.half,
-            questions=len(predicted),
-            differs_from=None if name == best else first_difference(self.all[best], self.all[name]),
-        )
-
-
-def _longest(needed: int) -> int:
-    """Return the longest prompt, in tokens, of a round whose shortest has `needed` tokens."""
-    return needed + max(FIRST // 2, needed // 8)
+    def prompt(self, place: float, length: int) -> list[int]:
+        """Return a prompt of `length` tokens from a place in the text."""
+        return [*self.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, length)][:length]
