@@ -311,12 +311,16 @@ class Check:
         for number, question in enumerate(self.side.shifted(self.progress)):
             with suppress(NoAnswer, TooLong):
                 groups.setdefault(number // SHIFTS, []).append(self._probe(question))
-        if not kept_error(list(groups.values()), name) < KEPT:
-            return outcome
         noise = misfit(self.questions, name)
+        changes = kept_error(list(groups.values()), name) < KEPT
+        if not changes or noise > NOISE * misfit([probe for group in groups.values() for probe in group], name):
+            return outcome
         ways = "such as 16-bit weights and a 16-bit cache of keys and values"
         detail = f"an engine with less noise than {noise:.2g} nats, {ways}"
-        return dataclasses.replace(outcome, kind="undecided", candidates=("a different rope",), detail=detail)
+        others = (*outcome.applied[1:], "a different rope")
+        return dataclasses.replace(
+            outcome, kind="undecided", applied=outcome.applied[:1], candidates=others, detail=detail
+        )
 
     @property
     def _longest(self) -> int:
