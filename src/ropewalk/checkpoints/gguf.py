@@ -549,6 +549,13 @@ def _complete(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
             raise _unknown_key(file, {key: value, "model_type": config.model_type})
 
 
+def _over(present: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's block over the class's own, whose numbers stay only if both have one rule."""
+    same = present.get("rope_type", "default") == block["rope_type"]
+    kept = ("rope_theta", "partial_rotary_factor", "mrope_section")
+    return {**{key: value for key, value in present.items() if same or key in kept}, **block}
+
+
 def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     """Add the file's rope to the config; llama.cpp's files of Gemma 3 and 4 scale only layers of full attention."""
     fields, local = vars(config), own.pop("rope.freq_base_swa", None)
@@ -561,7 +568,7 @@ def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     present = config.rope_parameters or {}
     nested = {key: dict(one) for key, one in present.items() if isinstance(one, dict)}
     if nested:
-        nested["full_attention"] = {**nested["full_attention"], **block}
+        nested["full_attention"] = _over(nested["full_attention"], block)
         if local is not None:
             nested["sliding_attention"]["rope_theta"] = float(local)
         config.rope_parameters = nested
@@ -570,7 +577,7 @@ def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
             raise file.error("the file has two thetas, but this family has one.", facts={"rope.freq_base_swa": local})
         if width != head_dim or "partial_rotary_factor" in present:
             block["partial_rotary_factor"] = fraction_of(width, head_dim)
-        config.rope_parameters = {**present, **block}
+        config.rope_parameters = _over(present, block)
     if block.get("original_max_position_embeddings") and "original_max_position_embeddings" in fields:
         config.original_max_position_embeddings = block["original_max_position_embeddings"]
     try:
