@@ -66,15 +66,19 @@ class LearnedFrequencies(nn.Module):
     def forward(
         self,
         q: Float[Tensor, "*q_shape head_dim"],
-        k: Float[Tensor, "*k_shape key_dim"],
-        position_ids: Real[Tensor, "*positions"],
+        k: Float[Tensor, "*k_shape key_dim"] | None = None,
+        position_ids: Real[Tensor, "*positions"] | None = None,
         *,
         layout: Layout = "bshd",
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys as `RotaryEmbedding` does, by the learned frequencies.
 
-        With a matrix for each head, `q` and `k` have `num_heads` heads each. Raises `RopeError` as `rotate_qk` does.
+        With a matrix for each head, `q` and `k` have `num_heads` heads each. Raises `RopeError` as `rotate_qk` does,
+        and without keys or positions.
         """
+        if k is None or position_ids is None:
+            cure = "Pass learned(q, k, position_ids). For cos and sin call learned.cos_sin(position_ids)."
+            raise RopeError("LearnedFrequencies: keys or positions are missing.", facts={"q": q}, cure=cure)
         cos, sin = self.cos_sin(position_ids)
         if layout == "thd":
             cos, sin = cos[0], sin[0]
