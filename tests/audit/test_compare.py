@@ -154,6 +154,12 @@ def test_layers_are_grouped(tmp_path: Path) -> None:
     found = compare(one, opened(tmp_path, {**gemma, "layer_types": [*types["layer_types"][:-1], "sliding_attention"]}))
     assert [(each.code, each.layer_type) for each in found] == [("frequencies", "layer 11"), ("window", "layer 11")]
     assert [each.tokens for each in found][1] == 512
+    unseen = changed(tmp_path, "mistral_7b_v0_1", sliding_window=131_072)
+    assert [each.severity for each in unseen if each.code == "window"] == ["error"]
+    for window, severity in ((32_767, "error"), (32_768, "note")):  # no text of a stated length is longer
+        found = compare(opened(tmp_path, {**gemma, **types, "sliding_window": window}, "a.json"),
+                        opened(tmp_path, {**gemma, **types, "sliding_window": 65_536}))  # fmt: skip
+        assert [each.severity for each in found if each.code == "window"] == [severity]
     assert {each.layer_type for each in changed(tmp_path, "gemma_3_1b", rope_theta=1e5)} == {"full_attention"}
 
 

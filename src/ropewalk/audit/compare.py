@@ -136,9 +136,11 @@ def _compare_layer(one: Layer, other: Layer) -> list[Difference]:
         told = f"A states a length of {length:,} tokens, B of {its_length:,}; engines stop there."
         found.append(_differs("length", "warning", min(length, its_length), told))
     if window != its_window:
-        seen = [f"{tokens:,}" if tokens else "all" for tokens in (window, its_window)]
-        told = f"layers of A attend to {seen[0]} tokens, those of B to {seen[1]}."
-        found.append(_differs("window", "error", min(filter(None, (window, its_window))), told))
+        windows, lengths = (window, its_window), [one for one in (length, its_length) if one]
+        seen = [f"{tokens:,}" if tokens else "all" for tokens in windows]
+        told, tokens = f"layers of A attend to {seen[0]} tokens, those of B to {seen[1]}.", min(filter(None, windows))
+        late = " That is beyond the longest stated length." if tokens >= max(lengths, default=tokens + 1) else ""
+        found.append(_differs("window", "note" if late else "error", tokens, told + late))
     if (first.head_dim, first.pairs) != (second.head_dim, second.pairs):
         sizes = [f"{2 * rope.pairs} of {rope.head_dim} features of a head" for rope in (first, second)]
         found.append(_differs("width", "error", 1, f"A rotates {sizes[0]}, B {sizes[1]}."))
