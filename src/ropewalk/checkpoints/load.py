@@ -30,7 +30,7 @@ from ropewalk.imports import need
 from ropewalk.layers.classifier import TextClassifier
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.precision import is_slow, memory_for, name_of
+from ropewalk.layers.precision import is_slow, memory_for, name_of, warn_if_slow
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rotation.backends.widened import slow_dtype
@@ -49,7 +49,8 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     - `source`: a folder in Llama's layout (config.json and model.safetensors, single or sharded), a folder that `save`
       wrote, a model of the hub as OWNER/NAME, or the built-in "tiny". transformers loads all others.
     - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several), except that float32
-      replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both.
+      replaces bfloat16 and float16 if this CPU multiplies them slowly; a warning names both. A slow dtype that you
+      name is kept, with a warning.
 
     Weights are half-split as in Hugging Face's files. They are memory-mapped by safetensors: a tensor that needs no
     conversion is never copied, and others are converted one by one. Do not overwrite a file in place while it is
@@ -79,11 +80,13 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     else:
         config = config_from_hf(content, str(file))
         build, layers = (lambda: Decoder(config)), config.num_hidden_layers
-    dtype = fast_dtype_or_warn(path, "load") if dtype is None else dtype
+    chosen = fast_dtype_or_warn(path, "load") if dtype is None else dtype
     stored = stored_tensors(file.parent)
     if content.get("tie_word_embeddings") and "lm_head.weight" in stored:
         _remove_tied_head(stored, str(path))
-    model = _filled(build, layers, stored, dtype, str(path))
+    model = _filled(build, layers, stored, chosen, str(path))
+    if dtype is not None:
+        warn_if_slow(model, "load")
     if (file.parent / "tokenizer.json").is_file():
         model.tokenizer = TextTokenizer.from_folder(file.parent)
     return model
