@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.docs.seeds import SEEDS, bound, cells, definitions, exercise, parses, ran, seed, slides
+from tests.docs.seeds import SEEDS, apart, bound, cells, definitions, drawn, exercise, parses, ran, seed, slides
 
 ROOT = Path(__file__).parents[2]
 PAGE, LESSON = ROOT / "docs" / "from-tutorials.md", ROOT / "docs" / "lesson"
@@ -68,15 +68,6 @@ def theirs() -> Iterator[Any]:
         yield found
 
 
-def drawn(figure: Any) -> list[np.ndarray]:
-    """Return the lines' values and the images of a figure, in the order of its axes."""
-    return [
-        np.asarray(values)
-        for axes in figure.axes
-        for values in (*(line.get_ydata() for line in axes.lines), *(image.get_array() for image in axes.images))
-    ]
-
-
 # --- the page's names, and comparisons
 
 
@@ -111,11 +102,6 @@ def equal(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
         arrays = [np.asarray(one.detach() if isinstance(one, Tensor) else one) for one in pair]
         np.testing.assert_allclose(*arrays, rtol=0, atol=tolerance)
         assert arrays[0].shape == arrays[1].shape
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference."""
-    return float((one - other).abs().max().detach())
 
 
 ORDER = [3, 1, 9, 0, 4, 2, 8, 5, 7, 6]
