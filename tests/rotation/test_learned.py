@@ -130,7 +130,7 @@ def test_called_like_a_rope(layout):
     for got, wanted in zip(learned(q, k, ids, layout=layout), rope(q, k, ids, layout=layout), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)  # the parameter itself is float32
     with pytest.raises(rw.RopeError, match="keys or positions are missing"):
-        learned(ids)
+        learned(q)
 
 
 class Model(torch.nn.Module):
