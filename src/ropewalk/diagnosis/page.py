@@ -37,7 +37,7 @@ CONFIDENCE = 0.95  # of the lines in the figure of facts
 def found_by_distance(diagnosis: Any, method: str) -> list[tuple[float, int, int]]:
     """Return the mean distance, the facts found and the facts asked of each bin, the nearest first."""
     pairs = sorted(
-        (diagnosis.asked_at - fact.end, choice(row) == fact.right)
+        (diagnosis.target - fact.start, choice(row) == fact.right)
         for window, one in zip(diagnosis.windows, diagnosis.readings[method], strict=False)
         if one.answers
         for fact, row in zip(window.facts, one.answers, strict=True)

@@ -51,10 +51,10 @@ from ropewalk.serving.served import Served
 from ropewalk.statistics import counted
 
 KIND = "windows"  # of the ledger
-JOB_FORMAT = 7  # of a result and of how it is measured: a change of either takes the next number
+JOB_FORMAT = 8  # of a result and of how it is measured: a change of either takes the next number
 BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
-DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
-QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
+COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
+MOST_COMPARED = 3  # at most so many of them
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 CLEAR = 0.8  # of the facts: the kind is clear enough
@@ -88,8 +88,8 @@ def doctor(
     - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
       overrides the config and the table of families.
     - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
-    - `methods`: names, or "all", which includes methods in attention; None: yarn, then llama3, ntk and dca until
-      one works, as far as the engine runs them. plain and crop are always measured.
+    - `methods`: names, or "all", which includes methods in attention; None: the first three of yarn, llama3, dca and
+      ntk that the engine runs, fewer if the minutes are too few. plain and crop are always measured.
     - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". The best
       method that it runs is recommended. None: the best of all, and the best for engines if that runs in Python only.
     - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
@@ -170,39 +170,41 @@ def prepare(
         minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
     notes = [] if isinstance(model, str | Path) or dtype_choice is None else [dtype_choice]
 
-    def plan_for(target: int) -> Planned:
+    def plan_for(target: int, most: int = MOST_COMPARED) -> Planned:
         whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
-        return _planned(model, source, reader, settings, whole, trained, target, teller, vocabulary)
+        return _planned(model, source, reader, settings, whole, trained, target, teller, vocabulary, most)
 
-    if settings.target is not None:
-        chosen = plan_for(settings.target)
-    else:
-        least, most = teller.least(trained), max(trained, _longest(texts))
-        targets = [round(times * trained) for times in TIMES if least <= times * trained <= most] or [most]
-        chosen = plan_for(targets[0])
+    targets = [settings.target or max(trained, _longest(texts))]
+    if settings.target is None:
+        least = teller.least(trained)
+        targets = [round(times * trained) for times in TIMES if least <= times * trained <= targets[0]] or targets
+    chosen = plan_for(targets[0])
     workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
     pace = try_out(reader, torch.from_numpy(chosen.filled[0].ids), workers=workers, clock=clock)
 
-    def first_answer(planned: Planned) -> float:
+    def needed_by(planned: Planned) -> float:
         seconds = [pace.of_job(job) for job in _first_jobs(planned)]
         return float(from_first(SAFETY * seconds_at_once(seconds, workers)))
 
-    needed, longest = first_answer(chosen), chosen.layout.target
-    over = clock() - began + needed > 60 * minutes
-    for target in [] if settings.target is not None or not over else targets[1:]:
+    asked, needed = chosen, needed_by(chosen)
+    fewer = range(MOST_COMPARED, 0 if settings.target else 1, -1) if not settings.method_names else [MOST_COMPARED]
+    tries = [(target, most) for target in targets for most in fewer]
+    while over := clock() - began + needed_by(chosen) > 60 * minutes:
+        tries = tries[1:]
+        if not tries:
+            break
         try:
-            chosen = plan_for(target)
+            chosen = plan_for(*tries[0])
         except RopeError:  # too short for facts
             break
-        over = clock() - began + first_answer(chosen) > 60 * minutes
-        if not over:
-            notes.append(
-                f"With {longest:,} tokens, the first answer takes about {duration(needed)}, more than --minutes "
-                f"{minutes:g}; the target is {target:,} tokens instead."
-            )
-            break
+    if chosen is not asked and not over:
+        notes.append(
+            f"With {asked.layout.target:,} tokens and {', '.join(asked.plan.distinct)}, the first answer takes about "
+            f"{duration(needed)}, more than --minutes {minutes:g}. Measured is {', '.join(chosen.plan.distinct)} with "
+            f"{chosen.layout.target:,} tokens."
+        )
     if over:
-        raise _too_long(model, settings, kept, minutes, needed + clock() - began, longest)
+        raise _too_long(model, settings, kept, minutes, needed + clock() - began, asked.layout.target)
     short = _short_text(chosen, texts)
     notes += [short] if short else []
     design = chosen.plan.design
@@ -224,12 +226,12 @@ def prepare(
 
 def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     """Return the jobs of the first answer."""
-    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, planned.filled[0].asked)
+    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.plan.distinct, planned.filled[0].asked)
 
 
 def _planned(
     model: object, source: Checkpoint, reader: Reader, settings: DoctorSettings, texts: tuple[Text, ...],
-    trained: int, target: int, teller: Teller, vocabulary: int,
+    trained: int, target: int, teller: Teller, vocabulary: int, most_compared: int,
 ) -> Planned:  # fmt: skip
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
     if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
@@ -237,26 +239,22 @@ def _planned(
     room = sum(most_windows(len(text.tokens), target) for text in texts)
     most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, room))  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
-    names, queued = list(settings.method_names), False
-    if not names and design.extends:
-        queued = not _is_built_in(source)
-        names = list(QUEUE if queued else DECIDING)
+    names, chosen = list(settings.method_names), not settings.method_names and design.extends
+    if chosen:
         usual = default_methods(reader.positions, Reach(trained, target))
-        names = [name for name in names if name in usual or METHODS[name].in_attention]
+        names = [name for name in COMPARED if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
     engines = _engines(model, source, reader, plan)
     runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
-    if queued:  # what the engine cannot run is measured only if it is named
-        names = [name for name in names if runs.get(name, False) or METHODS[name].keeps_own]
+    if chosen:  # what the engine cannot run is measured only if it is named
+        able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
+        names = [name for name in names if name in able[:most_compared] or METHODS[name].keeps_own]
         plan = make_plan(reader, design, names or [PLAIN])
     place = {name: number for number, name in enumerate(names)}
     last = len(place)
     order = sorted(plan.positions, key=lambda x: (x != PLAIN, x == CROP, not runs.get(x, True), place.get(x, last)))
     plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
-    candidates = [name for name in plan.distinct if METHODS[name].extends]
-    at_once = (PLAIN, CROP, *candidates[:1])
-    first = [name for name in plan.distinct if not queued or name in at_once or METHODS[name].keeps_own]
     layout = teller.layout(trained, target)
     places = design.places([len(text.tokens) for text in texts])
     filled = tuple(
@@ -264,9 +262,7 @@ def _planned(
         for number, (text, start) in enumerate(places)
     )
     windows = _windows(design, texts, places, filled, vocabulary)
-    return Planned(
-        plan=plan, texts=texts, layout=layout, filled=filled, windows=windows, engines=engines, first=tuple(first)
-    )
+    return Planned(plan=plan, texts=texts, layout=layout, filled=filled, windows=windows, engines=engines)
 
 
 def _windows(
