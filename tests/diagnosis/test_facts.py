@@ -118,6 +118,26 @@ def test_the_seed_decides() -> None:
     assert [fact.value for fact in one.facts] != [fact.value for fact in other.facts]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pair_returns(kind: str) -> None:
+    """Nor may one under another assignment of a group's values, which would make the distribution by chance inexact."""
+    teller = Teller(KINDS[kind], encode, decode)
+    layout, told = teller.layout(1200, 4000), set[tuple[str, str]]()
+    for number in range(8):
+        window = teller.fill(layout, encode(STORY), seed=(number,), told=told)
+        assert not {(fact.name, value) for fact in window.facts for value in fact.choices} & told
+        told |= {(fact.name, fact.value) for fact in window.facts}
+
+
+def test_other_texts_have_other_facts() -> None:
+    teller = Teller(NUMBERS, encode, decode)
+    layout = teller.layout(1200, 4000)
+    windows = [teller.fill(layout, encode(STORY)[start:], seed=(0,)) for start in (0, 5000)]
+    one, other = ({(fact.name, fact.value) for fact in window.facts} for window in windows)
+    assert not one & other
+    assert windows[0].facts[0].start != windows[1].facts[0].start
+
+
 def test_names_of_the_text_are_not_used() -> None:
     teller = Teller(WORDS, encode, decode)
     layout = teller.layout(1200, 4000)

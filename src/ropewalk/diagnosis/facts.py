@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
+from ropewalk.ledger import fingerprint
 from ropewalk.statistics import binomial_interval
 
 GROUP = 4  # facts that share their values: the choices of a question
@@ -70,7 +71,7 @@ class Kind:
     values: tuple[str, ...]
 
 
-NUMBERS = Kind("numbers", " The number of {name} is", tuple(str(value) for value in range(1000, 10_000, 7)))
+NUMBERS = Kind("numbers", " The number of {name} is", tuple(map(str, range(1000, 10_000))))
 WORDS = Kind("words", " {name}", tuple(dict.fromkeys(_WORDS.split())))
 KINDS = {kind.name: kind for kind in (NUMBERS, WORDS)}
 
@@ -220,16 +221,28 @@ class Teller:
         most = GROUP * (min(len(self._asks), len(self._alike)) // GROUP)
         return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - most))
 
-    def fill(self, layout: Layout, body: Sequence[int], *, seed: Sequence[int]) -> Filled:
+    def fill(
+        self, layout: Layout, body: Sequence[int], *, seed: Sequence[object], told: Collection[tuple[str, str]] = ()
+    ) -> Filled:
         """Return a window of `layout.target` tokens: the beginning of `body` with facts between its sentences.
 
-        - `body`: token ids, at least as many as the window. `seed`: of names, values and places.
+        - `body`: token ids, at least as many as the window. Names, values and places are drawn from them and `seed`.
+        - `told`: names and values of earlier facts. A group has none of these pairs under any of its assignments, as
+          long as the names and values suffice, so the distribution by chance stays exact.
         """
-        random = np.random.default_rng([*seed, 11])
+        body = list(body[: layout.target])
+        random = np.random.default_rng(int(fingerprint(tuple(seed), np.array(body, dtype=np.int64).tobytes()), 16))
         ranges = layout.ranges()
-        known = set(_WORD.findall(self._decode(list(body[: layout.target]))))
+        known = set(_WORD.findall(self._decode(body)))
         names = _drawn(list(self._asks), known, len(ranges), random)
-        values = _drawn(self._alike, known, len(ranges), random)
+        random.shuffle(names)
+        pool = _drawn(self._alike, known | {value for _, value in told}, GROUP * len(ranges), random)
+        values: list[str] = []
+        for start in range(0, len(names), GROUP):
+            group = names[start : start + GROUP]
+            pool.sort(key=lambda value, group=group: any((name, value) in told for name in group))  # type: ignore[misc]
+            values += [pool[number] for number in random.permutation(GROUP)]
+            del pool[:GROUP]
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         rest = iter(body)
@@ -261,10 +274,9 @@ class Teller:
 
 
 def _drawn(words: Sequence[str], known: set[str], count: int, random: np.random.Generator) -> list[str]:
-    """Return distinct words in random order; those that the text contains come last."""
+    """Return distinct words, at most `count`, in random order, known ones last."""
     order = [words[number] for number in random.permutation(len(words))]
-    chosen = sorted(order, key=lambda word: word in known)[:count]
-    return [chosen[number] for number in random.permutation(count)]
+    return sorted(order, key=lambda word: word in known)[:count]
 
 
 @dataclass(frozen=True)

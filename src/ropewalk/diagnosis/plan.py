@@ -98,12 +98,11 @@ class Design:
     def places(self, tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return the text and the first token of each window, in rounds over the texts, in random order in each text.
 
-        - `tokens`: of each text. Windows of a text are disjoint, with random gaps, if it is long enough; else they are
-          spread evenly and overlap by at most a half. Texts shorter than a window are left out.
+        - `tokens`: of each text. Windows of a text are disjoint, with random gaps. Shorter texts are left out.
 
         Raises `RopeError` if the texts are too short for the windows.
         """
-        room = [most_windows(length, self.target) for length in tokens]
+        room = [length // self.target for length in tokens]
         if sum(room) < self.windows:
             raise RopeError(
                 "doctor: the texts are too short for the windows.",
@@ -122,21 +121,9 @@ class Design:
     def _starts(self, tokens: int, windows: int, text: int) -> list[int]:
         """Return the first tokens of a text's windows, in random order."""
         random, spare = np.random.default_rng([self.seed, text]), tokens - windows * self.target
-        if spare >= 0:
-            gaps = np.sort(random.integers(0, spare + 1, windows))
-            starts = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
-        else:
-            starts = [round(value) for value in np.linspace(0, tokens - self.target, windows).tolist()]
+        gaps = np.sort(random.integers(0, spare + 1, windows))
+        starts = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
         return [starts[number] for number in random.permutation(windows)]
-
-
-def most_windows(tokens: int, target: int) -> int:
-    """Return the number of windows in a text of `tokens` tokens if they overlap by at most a half.
-
-    >>> most_windows(100, 40), most_windows(79, 40), most_windows(39, 40)
-    (4, 2, 0)
-    """
-    return 0 if tokens < target else 2 * tokens // target - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

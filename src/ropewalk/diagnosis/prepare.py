@@ -20,8 +20,8 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
-from ropewalk.diagnosis.evidence import Window, choice
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Layout, Teller
+from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Window, groups_of
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller
 from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
@@ -31,7 +31,6 @@ from ropewalk.diagnosis.plan import (
     Plan,
     Text,
     make_plan,
-    most_windows,
 )
 from ropewalk.diagnosis.reading import Clock, duration, fitting_workers, seconds_at_once, try_out
 from ropewalk.diagnosis.record import Diagnosis
@@ -57,7 +56,7 @@ COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names n
 MOST_COMPARED = 3  # at most so many of them
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
-CLEAR = 0.8  # of the facts: the kind is clear enough
+ASKED, CLEAR = 32, 0.8  # facts of a kind; with such a share of half of them found, no other kind is tried
 
 
 def doctor(
@@ -236,7 +235,7 @@ def _planned(
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
     if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
         raise _too_short(texts, settings, trained, teller)
-    room = sum(most_windows(len(text.tokens), target) for text in texts)
+    room = sum(len(text.tokens) // target for text in texts)
     most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, room))  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
     names, chosen = list(settings.method_names), not settings.method_names and design.extends
@@ -257,12 +256,14 @@ def _planned(
     plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
     layout = teller.layout(trained, target)
     places = design.places([len(text.tokens) for text in texts])
-    filled = tuple(
-        teller.fill(layout, texts[text].tokens[start : start + target], seed=(settings.seed, number))
-        for number, (text, start) in enumerate(places)
-    )
+    filled, told = list[Filled](), set[tuple[str, str]]()
+    digests = [fingerprint(text.contents) for text in texts]
+    for text, start in places:
+        seed = (settings.seed, digests[text], start)
+        filled.append(teller.fill(layout, texts[text].tokens[start : start + target], seed=seed, told=told))
+        told |= {(fact.name, fact.value) for fact in filled[-1].facts}
     windows = _windows(design, texts, places, filled, vocabulary)
-    return Planned(plan=plan, texts=texts, layout=layout, filled=filled, windows=windows, engines=engines)
+    return Planned(plan=plan, texts=texts, layout=layout, filled=tuple(filled), windows=windows, engines=engines)
 
 
 def _windows(
@@ -354,7 +355,10 @@ def _too_long(
 def _teller(
     reader: Reader, tokenizer: TextTokenizer, texts: Sequence[Text], trained: int, settings: DoctorSettings
 ) -> Teller:
-    """Return the teller of numbers if the model finds most of them in a short window, else of what it finds best."""
+    """Return the teller of the first kind of facts, unless another serves and it does not, or another is shown better.
+
+    A kind serves if the unchanged model finds more of its facts in short windows than chance explains.
+    """
     text, most = max((text.tokens for text in texts), key=len), min(TRIED, trained)
     best, errors = None, list[RopeError]()
     for kind in KINDS.values():
@@ -363,13 +367,15 @@ def _teller(
         except RopeError as error:
             errors.append(error)
             continue
-        share = _share_found(reader, teller, text[:most], settings.seed)
-        best = (share, teller) if best is None or share > best[0] else best
-        if share >= CLEAR:
+        found = _found_nearby(reader, teller, text, most, settings.seed)
+        serves = found.exceeds_chance(LEVEL)
+        if best is None or (serves and not best[0].exceeds_chance(LEVEL)) or found.low > best[0].high:
+            best = (found, teller)
+        if found.share >= CLEAR:
             break
     if best is None:
         raise errors[0]
-    if best[0] < 0:
+    if not best[0].asked:
         if len(text) < most:
             raise _too_short(texts, settings, trained, best[1])
         raise RopeError(
@@ -380,17 +386,25 @@ def _teller(
     return best[1]
 
 
-def _share_found(reader: Reader, teller: Teller, text: Sequence[int], seed: int) -> float:
-    """Return the share of up to 16 facts that are found in a short text; -1 if it has no room for them."""
-    length = len(text)
+def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int, seed: int) -> Found:
+    """Return how many facts are found in up to four windows of `most` tokens, until 32 are asked or the share is clear.
+
+    None is asked if a window has no room for four.
+    """
+    length, groups = min(most, len(text)), list[list[int]]()
     count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
-    if count < GROUP:
-        return -1.0
-    layout = Layout(length, length, length - teller.question, 0, count, teller.size)
-    filled, rows = teller.fill(layout, text, seed=(seed, 99)), list[list[float]]()
-    asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(filled.questions))}
-    reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
-    return float(np.mean([choice(row) == fact.right for row, fact in zip(rows, filled.facts, strict=True)]))
+    windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
+    found = Found.of(groups, confidence=LOOK_CONFIDENCE)
+    for start in np.linspace(0, len(text) - length, windows).astype(int).tolist():
+        layout = Layout(length, length, length - teller.question, 0, count, teller.size)
+        filled, rows = teller.fill(layout, text[start : start + length], seed=(seed,)), list[list[float]]()
+        asking = {layout.asked_at: lambda prefix, rows=rows, filled=filled: rows.extend(prefix.ask(filled.questions))}
+        reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
+        groups += groups_of(filled.facts, dict(enumerate(rows)))
+        found = Found.of(groups, confidence=LOOK_CONFIDENCE)
+        if found.asked >= ASKED // 2 and found.share >= CLEAR:
+            break
+    return found
 
 
 def _engines(model: object, opened: Checkpoint, reader: Reader, work: Plan) -> dict[str, tuple[str, ...]]:
