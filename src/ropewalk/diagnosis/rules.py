@@ -204,9 +204,10 @@ def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -
     said += f"(chance {CHANCE * count.asked:g})"
     if half is None:
         return f"{said}."
-    if half.tokens is None or half.high is None:
+    if half.tokens is None:
         return f"{said}, to the end of windows of {target:,} tokens (interval from {_round(half.low):,})."
-    return f"{said}, up to about {_round(half.tokens):,} tokens back ({_round(half.low):,} to {_round(half.high):,})."
+    high = "the end" if half.high is None else f"{_round(half.high):,}"
+    return f"{said}, up to about {_round(half.tokens):,} tokens back ({_round(half.low):,} to {high})."
 
 
 def _round(tokens: int) -> int:
