@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ropewalk.checkpoints.texts import default_texts
 from ropewalk.diagnosis.facts import (
     AFTER,
     GROUP,
@@ -20,6 +21,7 @@ from ropewalk.diagnosis.facts import (
     Found,
     Layout,
     Teller,
+    Wording,
     chance_of,
     ids_after,
 )
@@ -145,6 +147,74 @@ def test_names_of_the_text_are_not_used() -> None:
     window = teller.fill(layout, encode(body), seed=(0,))
     assert not {fact.name for fact in window.facts} & {"Lisbon", "Oslo"}
     assert not {fact.value for fact in window.facts} & {"apple", "river"}
+
+
+TURN = "<|im_start|>user\nWhy did the old man go out again?<|im_end|>\n<|im_start|>assistant\nTo fish.<|im_end|>\n"
+TEXTS = {
+    "english": (STORY, ".!?"),
+    "german": ("Der alte Mann ist nicht auf dem Meer, und die Fische sind mit sich allein. " * 900, "."),
+    "french": ("Le vieil homme est dans la barque et les poissons ne viennent pas. " * 900, "."),
+    "spanish": ("El viejo y los peces del mar se van con las olas, pero una no. " * 900, "."),
+    "chinese": ("老人又去海边了。他没有运气。他也这样说。" * 3000, "。"),
+    "code": ("def fish(sea):\n    return [one for one in sea if one.size > 3]\n\n\n" * 900, ")]:\n3"),
+    "chat": (TURN * 600, "\n"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("language", TEXTS)
+def test_facts_are_put_as_the_text_is(language: str, kind: str) -> None:
+    """In its language, between its sentences, lines or turns; asked as they are told, or in a turn of the user."""
+    story, ends = TEXTS[language]
+    wording = Wording.of(story)
+    assert wording.language == (language if language != "chat" else "english")
+    assert (wording.chat is not None) == (language == "chat")
+    teller = Teller(KINDS[kind], encode, decode, (Wording(), wording))
+    layout = teller.layout(2000, 9000)
+    window = teller.fill(layout, encode(story), seed=(0,), wording=wording)
+    text, places = decode(window.ids.tolist()), 0
+    assert len(window.facts) == len({fact.name for fact in window.facts}) == layout.far + layout.near
+    for fact, (question, choices) in zip(window.facts, window.questions, strict=True):
+        said, asked = text[fact.start : fact.end], decode(question)
+        assert fact.told == said.strip()
+        assert fact.value in decode(choices[fact.right])
+        assert len(question) + max(map(len, choices)) <= layout.target - layout.asked_at
+        assert len({len(choice) for choice in choices}) == 1
+        if language == "chat":
+            assert said.startswith("<|im_start|>user\n")
+            assert said.endswith(".<|im_end|>\n")
+            assert asked.startswith("<|im_start|>user\nW")
+            assert "?<|im_end|>\n<|im_start|>assistant\n" in asked
+        else:
+            assert said.startswith(asked)
+        assert fact.name in asked
+        places += text[fact.start - 1] in ends
+    assert places >= 0.8 * len(window.facts)
+    if language in ("german", "french", "spanish", "chinese"):
+        english = Teller(KINDS[kind], encode, decode).fill(layout, encode(story), seed=(0,))
+        assert len({fact.name for fact in window.facts} & {fact.name for fact in english.facts}) < 20
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("De oude man is niet op zee, en het is een mooie dag van de week. " * 50, "english"),  # Dutch
+        (
+            "Quel ramo del lago di Como, che volge a mezzogiorno, tra due catene non interrotte di monti, " * 50,
+            "english",
+        ),
+        (
+            "Uma noite destas, vindo da cidade, encontrei um rapaz aqui do bairro, que eu conheço de vista. " * 50,
+            "english",
+        ),
+        ("En un lloc de la Manxa, el nom del qual no vull recordar, vivia un gentilhome de llança. " * 50, "english"),
+        ("吾輩は猫である。名前はまだ無い。" * 50, "english"),  # Japanese
+        ("", "english"),
+        *((text, "code" if "python" in name else "english") for name, text in default_texts()),
+    ],
+)
+def test_other_languages_get_english(text: str, language: str) -> None:
+    assert Wording.of(text) == (language, None)
 
 
 def test_facts_known_at_the_trained_length() -> None:

@@ -21,7 +21,7 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Window, groups_of
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Wording
 from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
@@ -261,8 +261,9 @@ def _planned(
     filled, told = list[Filled](), set[tuple[str, str]]()
     digests = [fingerprint(text.contents) for text in texts]
     for text, start in places:
-        seed = (settings.seed, digests[text], start)
-        filled.append(teller.fill(layout, texts[text].tokens[start : start + target], seed=seed, told=told))
+        of, seed = texts[text], (settings.seed, digests[text], start)
+        body, wording = of.tokens[start : start + target], Wording.of(of.contents)
+        filled.append(teller.fill(layout, body, seed=seed, told=told, wording=wording))
         told |= {(fact.name, fact.value) for fact in filled[-1].facts}
     windows = _windows(design, texts, places, filled, vocabulary)
     return Planned(
@@ -369,11 +370,12 @@ def _teller(
 
     A kind serves if the unchanged model finds more of its facts in short windows than chance explains.
     """
-    text, most = max((text.tokens for text in texts), key=len), min(TRIED, trained)
+    longest, most = max(texts, key=lambda text: len(text.tokens)), min(TRIED, trained)
+    text, wordings = longest.tokens, [Wording.of(text.contents) for text in (longest, *texts)]
     best, errors = None, list[RopeError]()
     for kind in KINDS.values():
         try:
-            teller = Teller(kind, tokenizer.encode, tokenizer.decode)
+            teller = Teller(kind, tokenizer.encode, tokenizer.decode, wordings)
         except RopeError as error:
             errors.append(error)
             continue
