@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.checkpoints.texts import default_texts
+from ropewalk.checkpoints.texts import default_texts, novel
 from ropewalk.diagnosis.facts import (
     AFTER,
     GROUP,
@@ -19,12 +20,15 @@ from ropewalk.diagnosis.facts import (
     WORDS,
     Filled,
     Found,
+    Kind,
     Layout,
     Teller,
     Wording,
     chance_of,
     ids_after,
 )
+from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.statistics import binomial_interval
 
@@ -131,13 +135,34 @@ def test_no_pair_returns(kind: str) -> None:
         told |= {(fact.name, fact.value) for fact in window.facts}
 
 
-def test_other_texts_have_other_facts() -> None:
-    teller = Teller(NUMBERS, encode, decode)
-    layout = teller.layout(1200, 4000)
-    windows = [teller.fill(layout, encode(STORY)[start:], seed=(0,)) for start in (0, 5000)]
-    one, other = ({(fact.name, fact.value) for fact in window.facts} for window in windows)
-    assert not one & other
-    assert windows[0].facts[0].start != windows[1].facts[0].start
+def test_the_facts_of_runs(tmp_path: Path) -> None:
+    """The same command has the same; another text or seed has others. No pair returns, and no window overlaps."""
+    parts = [novel(start, 16_000) for start in (100_000, 100_000, 130_000)]
+
+    def facts_of(part: str, seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
+        settings = DoctorSettings(target=512, text=[("part", part)], state=tmp_path, seed=seed)
+        run = prepare("tiny", settings, progress=False)
+        starts = sorted(window.start for window in run.windows)
+        return [(fact.name, fact.value) for one in run.filled for fact in one.facts], starts
+
+    (one, starts), (same, _), (other, _) = map(facts_of, parts)
+    seeded, _ = facts_of(parts[0], seed=1)
+    assert len(starts) == 8
+    assert all(later - first >= 512 for first, later in itertools.pairwise(starts))
+    assert one == same
+    assert len({*one}) == len(one)
+    assert len({*one} & {*other}) <= 0.05 * len(one)
+    assert len({*one} & {*seeded}) <= 0.05 * len(one)
+
+
+def test_texts_of_several_languages(tmp_path: Path) -> None:
+    """Each window is told in its text's language, under one layout."""
+    texts = [("story", STORY[:20_000]), ("Geschichte", TEXTS["german"][0][:20_000])]
+    run = prepare("tiny", DoctorSettings(target=1024, text=texts, state=tmp_path), progress=False)
+    names = [{*Kind.of(run.kind, language).names} for language in ("english", "german")]
+    for window in run.windows:
+        assert {fact.name for fact in window.facts} <= names[window.text]
+        assert len(window.facts) == run.layout.far + run.layout.near
 
 
 def test_names_of_the_text_are_not_used() -> None:

@@ -56,7 +56,7 @@ DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model w
 QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
-ASKED, CLEAR = 32, 0.8  # facts of a kind; with such a share of half of them found, no other kind is tried
+ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
 
 
 def doctor(
@@ -405,10 +405,10 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     """
     length, groups = min(most, len(text)), list[list[int]]()
     count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
+    layout = Layout(length, length, length - teller.question, 0, count, teller.size)
     windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
     found = Found.of(groups, confidence=LOOK_CONFIDENCE)
-    for start in np.linspace(0, len(text) - length, windows).astype(int).tolist():
-        layout = Layout(length, length, length - teller.question, 0, count, teller.size)
+    for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
         filled, rows = teller.fill(layout, text[start : start + length], seed=(seed,)), list[list[float]]()
         asking = {layout.asked_at: lambda prefix, rows=rows, filled=filled: rows.extend(prefix.ask(filled.questions))}
         reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
