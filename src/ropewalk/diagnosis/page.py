@@ -15,7 +15,7 @@ import numpy as np
 from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.diagnosis.evidence import LOOK_CONFIDENCE, Floats, Mean, choice
-from ropewalk.diagnosis.facts import CHANCE, KINDS
+from ropewalk.diagnosis.facts import CHANCE
 from ropewalk.diagnosis.plan import CROP
 from ropewalk.errors import RopeError
 from ropewalk.figures.inline import inline_svg, night_colors
@@ -205,8 +205,7 @@ def how_measured(diagnosis: Any) -> str:
     """Return how the measurement was made, in a few sentences."""
     window = diagnosis.windows[0]
     far, near = (sum(fact.far == part for fact in window.facts) for part in (True, False))
-    fact = window.facts[0]
-    example = f"{KINDS[diagnosis.kind].asks.format(name=fact.name).strip()} {fact.value}."
+    example = window.facts[0].told
     control = diagnosis.evidence.control
     said = [
         f"Between the sentences of the text stand {far} far and {near} near facts in each window, such as “{example}” "

@@ -21,7 +21,7 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Window, groups_of
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Wording
 from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
@@ -56,7 +56,7 @@ COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names n
 MOST_COMPARED = 3  # at most so many of them
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
-ASKED, CLEAR = 32, 0.8  # facts of a kind; with such a share of half of them found, no other kind is tried
+ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
 
 
 def doctor(
@@ -259,8 +259,9 @@ def _planned(
     filled, told = list[Filled](), set[tuple[str, str]]()
     digests = [fingerprint(text.contents) for text in texts]
     for text, start in places:
-        seed = (settings.seed, digests[text], start)
-        filled.append(teller.fill(layout, texts[text].tokens[start : start + target], seed=seed, told=told))
+        of, seed = texts[text], (settings.seed, digests[text], start)
+        body, wording = of.tokens[start : start + target], Wording.of(of.contents)
+        filled.append(teller.fill(layout, body, seed=seed, told=told, wording=wording))
         told |= {(fact.name, fact.value) for fact in filled[-1].facts}
     windows = _windows(design, texts, places, filled, vocabulary)
     return Planned(plan=plan, texts=texts, layout=layout, filled=tuple(filled), windows=windows, engines=engines)
@@ -359,11 +360,12 @@ def _teller(
 
     A kind serves if the unchanged model finds more of its facts in short windows than chance explains.
     """
-    text, most = max((text.tokens for text in texts), key=len), min(TRIED, trained)
+    longest, most = max(texts, key=lambda text: len(text.tokens)), min(TRIED, trained)
+    text, wordings = longest.tokens, [Wording.of(text.contents) for text in (longest, *texts)]
     best, errors = None, list[RopeError]()
     for kind in KINDS.values():
         try:
-            teller = Teller(kind, tokenizer.encode, tokenizer.decode)
+            teller = Teller(kind, tokenizer.encode, tokenizer.decode, wordings)
         except RopeError as error:
             errors.append(error)
             continue
@@ -393,10 +395,10 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     """
     length, groups = min(most, len(text)), list[list[int]]()
     count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
+    layout = Layout(length, length, length - teller.question, 0, count, teller.size)
     windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
     found = Found.of(groups, confidence=LOOK_CONFIDENCE)
-    for start in np.linspace(0, len(text) - length, windows).astype(int).tolist():
-        layout = Layout(length, length, length - teller.question, 0, count, teller.size)
+    for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
         filled, rows = teller.fill(layout, text[start : start + length], seed=(seed,)), list[list[float]]()
         asking = {layout.asked_at: lambda prefix, rows=rows, filled=filled: rows.extend(prefix.ask(filled.questions))}
         reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
