@@ -158,7 +158,7 @@ def _with_defaults(kind: Callable[..., Any], **known: Any) -> Any:
     return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind) if field.name in known})
 
 
-def _called(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def called(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Call a function with those of the named arguments that it takes."""
     taken = inspect.signature(function).parameters
     return function(*given, **{name: value for name, value in named.items() if name in taken})
@@ -182,7 +182,7 @@ def restored_essentials(run: Record) -> tuple[list[Window], dict[str, list[Windo
         method: [
             WindowReading(loss=tuple(one["loss"]), answers=tuple(row(int(digit)) for digit in one["choices"]),
                           control={int(number): row(chosen) for number, chosen in one["control"].items()},
-                          stopped=one["stopped"], seconds=one["seconds"])
+                          stopped=one["stopped"], seconds=one.get("seconds", 0.0))
             for one in of]
         for method, of in run["readings"].items()
     }  # fmt: skip
@@ -194,10 +194,10 @@ def concluded(run: Record, count: int, method: str = "plain") -> tuple[Decision,
     windows, readings = restored_essentials(run)
     lengths = {"trained": run["trained_length"], "target": run["target"]}
     design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
-    evidence = _called(
+    evidence = called(
         gather, windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
         trained_length=design.trained_length, target=design.target, asked_at=run["asked_at"],
     )  # fmt: skip
     standing = evidence.standings[method]
     reached = next((value for value in vars(standing).values() if hasattr(value, "tokens")), None)
-    return _called(decide, evidence, **lengths), reached
+    return called(decide, evidence, **lengths), reached
