@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from records import RESULTS, add_again, concluded, environment, essentials, excerpt, started
+from rule_again import Rule
 
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import load_live
@@ -123,6 +124,9 @@ def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for count in LOOKS:
         decision, reached = concluded(run, count, METHOD[name])
+        again = Rule(run, count).decide()
+        if again != (decision.action, decision.method, decision.length):
+            print(f"{name}, {run['window']}, seed {run['seed']}, {count} windows: rule_again.py says {again}")
         found[str(count)] = {"action": decision.action, "method": decision.method, "length": decision.length,
                              **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")}}  # fmt: skip
     return found

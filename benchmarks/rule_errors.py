@@ -2,15 +2,12 @@
 
     python benchmarks/rule_errors.py [--small] [--again] [--runs 200]
 
-Each cell states a truth: of plain and of some methods the share of facts that they know (what they find, corrected for
-guessing) within and beyond the trained length, the distance at which this falls to half and how steeply, the variance
-of a group of four facts over that of independent ones (a beta-binomial for each window and group), and the losses.
-Windows are laid out as the doctor's. `gather` and `decide` conclude after 1, 2, 4 and 8 windows, and "run" is the first
-settled one of them, as the doctor stops. Runs are compared in pairs.
-
-`Rule` is the whole rule once more, written from its description and from nothing else, without what is said at a limit
-and whether the answer is settled. Cases in which action, method or length differ are counted. About ten minutes on one
-core; each cell is saved when it is done.
+A cell states the truth about plain and some methods: the share of far facts that they know (corrected for guessing),
+the distance at which this falls to half and how steeply, the losses, and the variance of a group of four facts over
+that of independent ones (a beta-binomial for each window and group). `gather` and `decide` conclude after 1, 2, 4 and 8
+windows; "run" is the first settled one of them, as the doctor stops. Runs are compared in pairs. Cases are counted in
+which action, method or length differ from those of `rule_again.py`, which was written from the rule's description.
+About ten minutes on one core; each cell is saved.
 """
 
 from __future__ import annotations
@@ -18,34 +15,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 from records import RESULTS, add_again, concluded, environment, started
-from scipy import special, stats
+from rule_again import C, Rule
+from scipy import special
 
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.facts import Layout
 from ropewalk.diagnosis.plan import Design
 from ropewalk.methods import METHODS
 
-C, CONFIDENCE, LEVEL, LOSS, COST = 0.25, 0.995, 0.0025, 0.10, 0.05
-SIZE = 12  # tokens of a fact, and of a question
-KNOWN = np.linspace(0.02, 0.98, 49)  # the control's knowledge
+SIZE, KNOWS = 12, 0.7  # tokens of a fact, and of a question; the knowledge of near facts
 MANY = [name for name, one in METHODS.items() if one.extends and not one.forgets]
-Answer = tuple[str, str | None, int | None]
 
 
 @dataclass(frozen=True)
 class Truth:
-    """A method's knowledge: `near` of facts within the trained length; `far` beyond, up to `half` (in targets)."""
+    """A method knows 0.7 of near facts, as the control, and `far` of others, up to `half` (in targets, as `width`)."""
 
-    near: float = 0.7
     far: float = 0.7
     half: float = 9.0
     width: float = 1 / 32
@@ -55,20 +48,14 @@ class Truth:
 
 @dataclass(frozen=True)
 class Cell:
-    """A truth to draw. `over`: the variance of a group over that of independent facts. `control`: knowledge nearby."""
+    """A truth to draw. `over`: the variance of a group over that of independent facts."""
 
     name: str
     methods: Mapping[str, Truth]
     over: float = 1.0
     trained: int = 1024
     target: int = 4096
-    control: float = 0.7
     looks: tuple[int, ...] = (1, 2, 4, 8)
-
-    @property
-    def key(self) -> str:
-        """Its name in the record."""
-        return f"{self.name}; {self.trained} to {self.target}, over {self.over:g}"
 
 
 def draw(cell: Cell, random: np.random.Generator) -> dict[str, Any]:
@@ -88,11 +75,11 @@ def draw(cell: Cell, random: np.random.Generator) -> dict[str, Any]:
         hit = random.random(grouped.shape) < grouped
         return ((np.arange(4) + np.where(hit, 0, random.integers(1, 4, hit.shape))) % 4).reshape(count, -1)
 
-    control = chosen(np.full(len(early), C + (1 - C) * cell.control))
+    control = chosen(np.full(len(early), C + (1 - C) * KNOWS))
     base, readings = 3 + 0.5 * random.standard_normal((count, len(inside))), dict[str, list[Any]]()
     for name, one in cell.methods.items():
         fall = special.expit((one.half - (cell.target - starts) / cell.target) / one.width)
-        answers = chosen(C + (1 - C) * np.where(far, one.far, one.near) * fall)
+        answers = chosen(C + (1 - C) * np.where(far, one.far, KNOWS) * fall)
         losses = base + np.where(inside, one.cost, one.loss)
         losses += 0.05 * random.standard_normal(base.shape) * (name != "plain")
         readings[name] = [
@@ -112,163 +99,15 @@ def draw(cell: Cell, random: np.random.Generator) -> dict[str, Any]:
             "windows": [window] * count, "readings": readings}  # fmt: skip
 
 
-# The rule, once more
-
-
-@cache
-def by_chance(group: tuple[int, ...]) -> np.ndarray:
-    """Return the probability of 0 to 4 right answers of a group, over all assignments."""
-    right = [sum(a == b for a, b in zip(group, order, strict=True)) for order in itertools.permutations(range(4))]
-    return np.bincount(right, minlength=5) / 24
-
-
-def chance(groups: np.ndarray, found: int) -> float:
-    """Return the probability of so many right answers or more by chance; `groups` `[groups, 4]`."""
-    total = np.ones(1)
-    for group in groups.tolist():
-        total = np.convolve(total, by_chance(tuple(group)))
-    return float(total[found:].sum())
-
-
-def knowledge(share: float) -> float:
-    return (share - C) / (1 - C)
-
-
-def ends(right: int, of: int) -> tuple[float, float]:
-    """Return the knowledge at the ends of Clopper's and Pearson's interval."""
-    tail = (1 - CONFIDENCE) / 2
-    low = stats.beta.ppf(tail, right, of - right + 1) if right else 0.0
-    return knowledge(low), knowledge(stats.beta.ppf(1 - tail, right + 1, of - right) if right < of else 1.0)
-
-
-@lru_cache(maxsize=64)
-def curves(target: int, starts: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return the curves' shares `[curves, facts]`, their logarithms and those of the rest."""
-    half, width, level = (a.ravel()[:, None] for a in grid(target))
-    share = C + (level - C) * special.expit((half - (target - np.array(starts))) / width)
-    return share, np.log(share), np.log1p(-share)
-
-
-@cache
-def grid(target: int) -> list[np.ndarray]:
-    return np.meshgrid(np.linspace(0, 1.25 * target, 126), target / np.array([64, 32, 16, 8]),
-                       np.linspace(0.25, 0.99, 25), indexing="ij")  # fmt: skip
-
-
-@cache
-def reaches(target: int) -> np.ndarray:
-    """Return the distance at which the knowledge of each curve falls to half of each control's, `[curves, K]`."""
-    half, width, level = (a.ravel()[:, None] for a in grid(target))
-    rise = 2 * knowledge(level) / KNOWN - 1  # exp((half - reach) / width) turned round
-    return np.where(rise > 0, np.maximum(half + width * np.log(np.maximum(rise, 1e-12)), 0.0), 0.0)
-
-
-class Rule:
-    """The evidence of a run's first windows, in the form of `records.essentials`, and the decision."""
-
-    def __init__(self, run: Mapping[str, Any], count: int) -> None:
-        self.trained, self.target, self.step = run["trained_length"], run["target"], max(1, run["trained_length"] // 8)
-        self.windows, self.readings = run["windows"][:count], {k: of[:count] for k, of in run["readings"].items()}
-        self.blocks = Design(trained_length=self.trained, target=self.target, windows=1).blocks
-        self.choices = {name: np.array([[int(c) for c in one["choices"]] for one in of]).reshape(count, -1, 4)
-                        for name, of in self.readings.items() if all(one["choices"] for one in of)}  # fmt: skip
-        self.far = self.windows[0]["far"] // 4
-        control = [list(one["control"].values()) for one in self.readings["plain"]]
-        self.control = np.concatenate([np.array(one, dtype=int).reshape(-1, 4) for one in control])
-        self.found, self.asked = int((self.control == np.arange(4)).sum()), self.control.size
-        self.names = [name for name in self.readings if METHODS[name].extends and not METHODS[name].forgets]
-        self.length = cache(self._length)
-
-    def far_hits(self, name: str) -> np.ndarray:
-        return (self.choices[name] == np.arange(4))[:, : self.far].ravel()
-
-    def _length(self, name: str) -> int:
-        hits = (self.choices[name] == np.arange(4)).reshape(len(self.windows), -1)
-        each = [curves(self.target, tuple(start for start, _ in one["spans"])) for one in self.windows]
-        of_curves = sum(np.where(hit, right, wrong).sum(-1) for (_, right, wrong), hit in zip(each, hits, strict=True))
-        share = C + (1 - C) * KNOWN
-        whole = of_curves[:, None] + self.found * np.log(share) + (self.asked - self.found) * np.log1p(-share)
-        curve, place = np.unravel_index(int(whole.argmax()), whole.shape)
-        expected = np.concatenate([of[0][curve].reshape(-1, 4) for of in each])
-        apart = hits.reshape(expected.shape).sum(-1) - expected.sum(-1)
-        phi = max(1.0, float((apart**2 / (expected * (1 - expected)).sum(-1)).sum()) / (len(expected) - 3))
-        reach, farthest = (
-            reaches(self.target),
-            self.target - min(start for one in self.windows for start, _ in one["spans"]),
-        )
-        sure = float(reach[2 * (whole.max() - whole) / phi <= 1.642].min())
-        if reach[curve, place] >= farthest and sure >= self.target - self.step:
-            return int(self.target)
-        return int(min(self.target, max(self.trained, sure // self.step * self.step)))
-
-    def mean(self, name: str, other: str, inside: bool) -> tuple[float, float, float]:
-        """Return the mean difference of losses and its interval."""
-        part = np.array([(end <= self.trained) == inside for _, end in self.blocks])
-        one, two = (np.array([of["loss"] for of in self.readings[n]], dtype=float)[:, part] for n in (name, other))
-        weight = np.array([window["counted"] for window in self.windows])[:, part] * np.isfinite(one - two)
-        mean = float(np.nansum((one - two) * weight) / weight.sum())
-        left = [((a - mean) * w)[w > 0] for a, w in zip(one - two, weight, strict=True)]
-        n = sum(map(len, left))
-        squares = sum((a**2).sum() for a in left) + 2 * max(0.0, sum((a[1:] * a[:-1]).sum() for a in left))
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * math.sqrt(squares / weight.sum() ** 2 * n / (n - 1))
-        return mean, mean - half, mean + half
-
-    def limits(self, name: str) -> list[tuple[tuple[float, float, float], float]]:
-        cost = [] if name == "plain" else [(self.mean(name, "plain", True), COST)]
-        return [(self.mean(name, "crop", False), LOSS), *cost]
-
-    def works(self, name: str) -> bool:
-        if name not in self.choices or any(mean > limit for (mean, _, _), limit in self.limits(name)):
-            return False
-        p = chance(self.choices[name][:, : self.far].reshape(-1, 4), int(self.far_hits(name).sum()))
-        return p <= LEVEL / (1 if name == "plain" else max(1, len(self.names))) and self.length(name) > self.trained
-
-    def fails(self, name: str) -> bool:
-        if name not in self.choices or any(low > limit for (_, low, _), limit in self.limits(name)):
-            return True
-        high = ends(int(self.far_hits(name).sum()), self.far_hits(name).size)[1]
-        few = high < ends(self.found, self.asked)[0] / 2 and self.length(name) == self.trained
-        return few or high < knowledge(0.40)
-
-    def more(self, name: str, other: str, comparisons: int = 1) -> bool:
-        """Return whether a method is shown to find more."""
-        apart = self.far_hits(name) * 1.0 - self.far_hits(other)
-        n, squares = len(apart), float(((apart - apart.mean()) ** 2).sum())
-        limit = stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * math.sqrt((squares + 0.5) / (n - 1) / n)
-        return bool(apart.mean() > limit)
-
-    def decide(self) -> Answer:
-        """Return the action, the method and the length."""
-        if chance(self.control, self.found) > LEVEL:
-            return ("unfit" if ends(self.found, self.asked)[1] < knowledge(0.40) else "undecided"), None, None
-        lost = self.fails("plain")
-
-        def preferred(name: str) -> bool:
-            longer = not lost and self.length(name) > self.length("plain")
-            return lost or (longer and self.more(name, "plain", len(self.names)))
-
-        working = [name for name in self.names if self.works(name) and preferred(name)]
-        if working:
-            share: Callable[[str], float] = lambda name: float(self.far_hits(name).mean())  # noqa: E731
-            best = max(working, key=share)
-            equal = [name for name in working if name == best or not self.more(best, name, len(self.names))]
-            chosen = min(equal, key=lambda name: (METHODS[name].in_attention, -share(name)))
-            return "extend", chosen, self.length(chosen)
-        if self.works("plain") and not lost:
-            return "keep", None, self.length("plain")
-        return ("cut" if lost and all(map(self.fails, self.names)) else "undecided"), None, None
-
-
 # The cells, and what is counted
 
 
 def cells() -> list[Cell]:
     """Return all truths that are drawn."""
-    lost, known = Truth(far=0.0, half=0.25, loss=0.5), Truth()  # plain that ends at a quarter of the target
-    found: list[Cell] = []
+    lost, found = Truth(far=0.0, half=0.25, loss=0.5), list[Cell]()  # plain that ends at a quarter of the target
     for over in (1.0, 2.0):
         for half, of in itertools.product((9.0, 0.75), (("yarn",), ("yarn", "llama3", "dca"))):
-            truth = {"plain": replace(known, half=half), **dict.fromkeys(of, Truth(half=half, cost=0.02))}
+            truth = {"plain": Truth(half=half), **dict.fromkeys(of, Truth(half=half, cost=0.02))}
             found.append(Cell(f"plain and {len(of)} equal, half {half:g}", truth, over))
         for share in (0.0, 0.08, 0.12, 0.3, 0.5):
             found.append(Cell(f"yarn knows {share:.0%}", {"plain": lost, "yarn": Truth(far=share)}, over))
@@ -287,23 +126,22 @@ def cells() -> list[Cell]:
 def tallied(cell: Cell, runs: list[dict[str, Any]], look: str) -> dict[str, Any]:
     """Return the counts of a cell at a look; `runs` hold (action, method, length, tokens, low, high) by look."""
     truth, step, of = list(cell.methods.values())[-1], cell.trained // 8, [run[look] for run in runs]
-    reach = cell.target * truth.half if truth.far >= cell.control / 2 else cell.trained
+    reach = cell.target * truth.half if truth.far >= KNOWS / 2 else cell.trained
     same = [(a[2], b[2]) for a, b in zip(of[::2], of[1::2], strict=False) if a[:2] == b[:2]]
     both = [abs(a - b) <= step for a, b in same if a is not None]
     lengths = [length for _, _, length, *_ in of if length is not None]
     spans = [one[4:] for one in of if one[4] is not None]
     return {
-        "windows": look, "actions": {action: sum(one[0] == action for one in of) for action in {one[0]: 0 for one in of}},
+        "windows": look, "actions": Counter(one[0] for one in of),
         "promised_more": [sum(length > reach for length in lengths), len(lengths)],
-        "promised_an_eighth_more": [sum(length > reach + step for length in lengths), len(lengths)],
         "covered": [sum(low <= reach and (high is None or high >= reach) for low, high in spans), len(spans)],
         "same_answer": [len(same), len(of) // 2], "same_length": [sum(both), len(both)],
     }  # fmt: skip
 
 
-def measure(cell: Cell, runs: int) -> dict[str, Any]:
+def measure(key: str, cell: Cell, runs: int) -> dict[str, Any]:
     """Return the counts of a cell at each look, and the cases in which the two rules differ."""
-    random, found, differ = np.random.default_rng(zlib.crc32(cell.key.encode())), [], []
+    random, found, differ = np.random.default_rng(zlib.crc32(key.encode())), [], []
     for _ in range(runs):
         run, of = draw(cell, random), dict[str, Any]()
         for count in cell.looks:
@@ -330,9 +168,10 @@ def main() -> None:
     record = {} if given.small else started(given)
     done = record.setdefault("cells", {})
     for cell in cells()[:: 9 if given.small else 1]:
-        if cell.key not in done:
-            one = done[cell.key] = measure(cell, 2 if given.small else given.runs)
-            print(cell.key, json.dumps(one["looks"][-1]), one["differ"], one["differences"][:1], flush=True)
+        key = f"{cell.name}; {cell.trained} to {cell.target}, over {cell.over:g}"
+        if key not in done:
+            one = done[key] = measure(key, cell, 2 if given.small else given.runs)
+            print(key, json.dumps(one["looks"][-1]), one["differ"], one["differences"][:1], flush=True)
             if not given.small:
                 write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()})
     print(sum(one["differ"] for one in done.values()), "of", sum(one["compared"] for one in done.values()), "differ")
