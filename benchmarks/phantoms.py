@@ -125,11 +125,9 @@ def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for count in LOOKS:
         decision, reached = concluded(run, count, METHOD[name])
-        again = Rule(run, count).decide()
-        if again != (decision.action, decision.method, decision.length):
-            print(f"{name}, {run['window']}, seed {run['seed']}, {count} windows: rule_again.py says {again}")
         found[str(count)] = {"action": decision.action, "method": decision.method, "length": decision.length,
-                             **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")}}  # fmt: skip
+                             **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")},
+                             "again": Rule(run, count).decide()}  # fmt: skip
     return found
 
 
@@ -157,6 +155,8 @@ def summed_up(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str
             "covered": _share(look["low"] <= window and (look["high"] is None or window <= look["high"])
                               for window, look in each if look["low"] is not None),
             "promised_more": _share(look["length"] > window for window, look in each if look["length"] is not None),
+            "differ": _share(tuple(look["again"]) != (look["action"], look["method"], look["length"])
+                             for _, look in each),
             "decided": _share(look["action"] == ("keep" if name == "smollm2" else "extend") for _, look in each),
             "same_answer": _share((a["action"], a["method"]) == (b["action"], b["method"]) for a, b in pairs),
             "same_length": _share(abs(a - b) <= step for a, b in both),
@@ -179,11 +179,12 @@ def main() -> None:
 
     def save() -> None:
         for name, runs in record.get("runs", {}).items():
-            for run in runs.values():
-                run["looks"] = looks(name, run)
             record.setdefault("result", {})[name] = summed_up(name, runs)
         write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
 
+    for name, old in record.get("runs", {}).items() if given.evaluate else ():
+        for run in old.values():
+            run["looks"] = looks(name, run)
     for name in [] if given.evaluate else [given.only] if given.only else list(TRAINED):
         runs = record.setdefault("runs", {}).setdefault(name, {})
         source = given.model if name == "smollm2" else "tiny"
@@ -198,8 +199,9 @@ def main() -> None:
             novels, characters = NOVELS[TRAINED[name]], CHARACTERS[TRAINED[name]]
             novel, place = novels[number % len(novels)], number // len(novels)
             text, origin = excerpt(given.texts, novel, 20_000 + place * characters, characters)
-            runs[f"{window} {seed}"] = {"window": window, "seed": seed, "text": origin,
-                                        **read(name, model, tokenizer, (novel, text), window, seed)}  # fmt: skip
+            run = {"window": window, "seed": seed, "text": origin,
+                   **read(name, model, tokenizer, (novel, text), window, seed)}  # fmt: skip
+            runs[f"{window} {seed}"] = {**run, "looks": looks(name, run)}
             left -= 1
             save()
             print(name, window, seed, runs[f"{window} {seed}"]["looks"], flush=True)

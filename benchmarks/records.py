@@ -111,9 +111,12 @@ def add_again(parser: argparse.ArgumentParser, record: Path) -> None:
     parser.add_argument("--again", action="store_true", help="measure everything again, not only what the record lacks")
 
 
-def started(given: argparse.Namespace) -> Record:
-    """Return the record to go on with: what is saved, or nothing under --again."""
-    return {} if given.again or not given.record.exists() else json.loads(given.record.read_text(encoding="utf-8"))
+def started(given: argparse.Namespace, *parts: str) -> Record:
+    """Return the record to go on with: what is saved; under --again without these parts, or nothing."""
+    if not given.record.exists() or (given.again and not parts):
+        return {}
+    saved: Record = json.loads(given.record.read_text(encoding="utf-8"))
+    return {name: part for name, part in saved.items() if not (given.again and name in parts)}
 
 
 def excerpt(folder: Path, name: str, first: int, characters: int | None = None) -> tuple[str, Record]:
@@ -198,6 +201,9 @@ def concluded(run: Record, count: int, method: str = "plain") -> tuple[Decision,
         gather, windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
         trained_length=design.trained_length, target=design.target, asked_at=run["asked_at"],
     )  # fmt: skip
-    standing = evidence.standings[method]
-    reached = next((value for value in vars(standing).values() if hasattr(value, "tokens")), None)
-    return called(decide, evidence, **lengths), reached
+    return called(decide, evidence, **lengths), reached_of(evidence.standings[method])
+
+
+def reached_of(standing: Any) -> Any:
+    """Return how far a method is measured to reach, or None."""
+    return next((value for value in vars(standing).values() if hasattr(value, "tokens")), None)

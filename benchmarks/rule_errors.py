@@ -109,6 +109,9 @@ def cells() -> list[Cell]:
         for half, of in itertools.product((9.0, 0.75), (("yarn",), ("yarn", "llama3", "dca"))):
             truth = {"plain": Truth(half=half), **dict.fromkeys(of, Truth(half=half, cost=0.02))}
             found.append(Cell(f"plain and {len(of)} equal, half {half:g}", truth, over))
+        for share, trained in itertools.product((0.45, 0.6), (1024, 4096)):
+            truth = {"plain": Truth(far=share), "yarn": Truth(far=share, cost=0.02)}
+            found.append(Cell(f"plain and 1 equal know {share:.0%}", truth, over, trained, max(4096, 2 * trained)))
         for share in (0.0, 0.08, 0.12, 0.3, 0.5):
             found.append(Cell(f"yarn knows {share:.0%}", {"plain": lost, "yarn": Truth(far=share)}, over))
         for half, width in itertools.product((0.375, 0.5, 0.625, 0.75, 0.875), (1 / 64, 1 / 8)):
