@@ -11,6 +11,7 @@ last checkpoint.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -104,7 +105,8 @@ def main(arguments: list[str] | None = None) -> list[float]:
         trainer.save_model()  # of adapters in several processes: the adapters
     if trainer.is_world_process_zero():
         readings = [{"step": one.step, **one.metrics()} for callback in callbacks for one in callback.readings]
-        record = {"method": given.method, "target": given.target, "window": window, "loss": losses,
+        texts = {Path(path).name: hashlib.sha256(read_text(path)[1].encode()).hexdigest() for path in given.text}
+        record = {"method": given.method, "target": given.target, "window": window, "texts": texts, "loss": losses,
                   "doctor": readings}  # fmt: skip
         (given.out / "tuning.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} updates; wrote {given.out}")

@@ -140,19 +140,49 @@ def answers() -> str:
     return table(["text", "answer", "seconds", "processor seconds"], rows)
 
 
-def power() -> str:
-    """Return the share of simulated runs that show a method."""
-    of_kind: dict[tuple[float, int], list[Record]] = {}
-    for one in document("facts.json")["power"]:
-        of_kind.setdefault((one["share"], one["far_facts"]), []).append(one)
-    windows = [one["windows"] for one in next(iter(of_kind.values()))]
-    rows = [
-        [f"{100 * share:.0f} %", str(facts), *(f"{one['shown']:.2f}" for one in runs),
-         f"{runs[-1]['told_from_15_points_less']:.2f}"]
-        for (share, facts), runs in of_kind.items()
-    ]  # fmt: skip
-    heads = ["the method finds", "far facts in a window", *(f"shown after {count}" for count in windows)]
-    return table([*heads, f"distinguished after {windows[-1]}"], rows)
+def share(counts: Sequence[int]) -> str:
+    """Return a part of a whole in percent; nothing of nothing."""
+    return f"{100 * counts[0] / counts[1]:.0f} %" if counts[1] else "-"
+
+
+def rule_errors() -> str:
+    """Return how often runs with a known truth end in each answer, without and with twice the variance in groups."""
+    record = document("rule-errors.json")
+    truths: dict[str, list[Record]] = {}
+    for name, one in record["cells"].items():
+        truths.setdefault(name.rpartition(",")[0], []).append(one)
+    rows = []
+    for truth, cells in truths.items():
+        runs = [one["looks"][-1] for one in cells]
+        answers = [[share((run["actions"].get(action, 0), one["runs"])) for run, one in zip(runs, cells, strict=True)]
+                   for action in ("extend", "keep")]  # fmt: skip
+        first = [share((one["looks"][0]["actions"].get("extend", 0), one["runs"])) for one in cells]
+        keys = ("promised_more", "covered", "same_answer", "same_length")
+        counts = [[share(run[key]) for run in runs] for key in keys]
+        rows.append([truth, *(", ".join(of) for of in (first, *answers, *counts))])
+    heads = ["truth", "extend after 1 window", "extend", "keep", "promises more", "interval holds",
+             "pairs: same answer", "within an eighth"]  # fmt: skip
+    every = record["cells"].values()
+    differ, compared = (sum(one[key] for one in every) for key in ("differ", "compared"))
+    said = f"Another implementation of the rule differs in {differ} of {compared:,} cases."
+    return f"{table(heads, rows)}\n\n{said} Commit {record['environment']['commit']}."
+
+
+def phantoms() -> str:
+    """Return what the doctor concludes about models whose reach is known, by model, reach and windows."""
+    record, rows = document("phantoms.json"), []
+    for name, of in record["result"].items():
+        for one in of:
+            if one["windows_read"] < 4 and one["window"] is not None:
+                continue
+            found = sorted(tokens for tokens in one["estimates"] if tokens is not None)
+            estimates = f"{found[0]:,} to {found[-1]:,}" if found and one["window"] is not None else ""
+            keys = ("decided", "covered", "promised_more", "same_answer", "same_length")
+            reach = "all" if one["window"] is None else f"{one['window']:,}"
+            rows.append([name, reach, str(one["windows_read"]), estimates, *(share(one[key]) for key in keys)])
+    heads = ["model", "reach", "windows", "estimates", "right answer", "interval holds", "promises more",
+             "pairs: same answer", "within an eighth"]  # fmt: skip
+    return f"{table(heads, rows)}\n\n{where(record['environment'])}, commit {record['environment']['commit']}."
 
 
 def measured_on(runs: dict[str, list[Record]]) -> str:
@@ -384,7 +414,8 @@ def verify_faults() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "agreement": agreement, "answers": answers, "power": power,
+    "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
+    "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
