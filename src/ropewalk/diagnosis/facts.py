@@ -96,7 +96,8 @@ class Kind:
         """Return the kind of this name in a language."""
         table = _TABLE["languages"][language]
         values = tuple(map(str, range(1000, 10_000))) if name == "numbers" else tuple(table["nouns"].split())
-        return cls(name, *table[name], names=tuple(table["names"].split()), values=values)
+        asks, question, value, stop = table[name]
+        return cls(name, asks, question, value, stop, tuple(table["names"].split()), values)
 
 
 NUMBERS, WORDS = Kind.of("numbers"), Kind.of("words")
@@ -290,9 +291,9 @@ class Teller:
         random.shuffle(names)
         pool = said.pool(_drawn(said.kind.values, known | {value for _, value in told}, random), GROUP * len(names))
         values: list[str] = []
-        for start in range(0, len(names), GROUP):
-            group = names[start : start + GROUP]
-            pool.sort(key=lambda value, group=group: any((name, value) in told for name in group))  # type: ignore[misc]
+        for place in range(0, len(names), GROUP):
+            four = names[place : place + GROUP]
+            pool.sort(key=lambda value, four=four: any((name, value) in told for name in four))  # type: ignore[misc]
             values += [pool[number] for number in random.permutation(GROUP)]
             del pool[:GROUP]
         ids: list[int] = []
