@@ -22,6 +22,7 @@ from ropewalk.atomic_io import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+LESSON = DOCS / "lesson"
 LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(
     r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?",

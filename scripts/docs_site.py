@@ -1,16 +1,20 @@
-"""Hooks of MkDocs: the reference from docstrings and commands, tables and figures of records, the explorer."""
+"""Hooks of MkDocs: the reference of Python and of commands, tables of records, notebooks of the lesson, the explorer."""
 
 from __future__ import annotations
 
+import base64
 import inspect
 import re
-import runpy
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from docs_outputs import BLOCK, LESSON
+from docs_records import RESULTS, with_tables
 from mkdocs.structure.files import File
+from nbformat import v4
 
 import ropewalk as rw
 from ropewalk import encodings, processes, scaling
@@ -21,13 +25,11 @@ from ropewalk.figures.explorer_model import packed_model
 from ropewalk.rope.extensions import Extension
 
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-SCRIPTS = Path(__file__).parent
-WITH_TABLES = runpy.run_path(str(SCRIPTS / "docs_records.py"))["with_tables"]
-NOTEBOOKS = runpy.run_path(str(SCRIPTS / "docs_notebooks.py"))
-WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
+COMMANDS = re.compile(r"^<!-- every command --> \*.*\*$", re.MULTILINE)
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
+PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
+PAGE = re.compile(r"\]\(((?:\.\./)*[\w./-]+\.md)(#[\w-]+)?\)")
 BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
@@ -39,8 +41,8 @@ def on_files(files: Any, *, config: Any) -> Any:
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
     files.append(File.generated(config, "explorer/clocks.html", content=explorer_page({"only": "clocks"})))
-    for lesson in NOTEBOOKS["pages"]():
-        made = nbformat.writes(NOTEBOOKS["notebook"](lesson))
+    for lesson in sorted(LESSON.glob("*.md")):
+        made = nbformat.writes(notebook(lesson))
         files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))
     return files
 
@@ -50,7 +52,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("lesson/"):
         head, rest = markdown.split("\n", 1)
         markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
-    markdown = WITH_COMMANDS(WITH_TABLES(markdown))
+    markdown = COMMANDS.sub(lambda _: "\n\n".join(commands()), with_tables(markdown))
     markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
     markdown = FRONT.sub(_by_scheme, markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
@@ -115,3 +117,85 @@ def public_names() -> list[tuple[str, Any]]:
 
 def _is_rule(thing: object) -> bool:
     return inspect.isclass(thing) and issubclass(thing, scaling.Scaling) and thing is not scaling.Scaling
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """Yield heading, text, usage and options of each command and subcommand."""
+    import typer
+
+    from ropewalk.cli.app import COMMANDS, build
+
+    for name in COMMANDS:
+        application = typer.main.get_command(build(name))
+        with application.make_context("ropewalk", [], resilient_parsing=True) as context:
+            yield from _described(application.commands[name], name, context, 2)
+
+
+def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
+    with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        yield f"{'#' * level} {context.command_path}"
+        yield "\n\n".join(_plain(part) for part in inspect.cleandoc(command.help or "").split("\n\n"))
+        yield f"```console\n$ {usage}\n```"
+        rows = []
+        for parameter in command.get_params(context):
+            record = parameter.get_help_record(context)  # None: hidden
+            if parameter.name != "help" and record is not None:
+                rows.append(record)
+        if rows:
+            lines = [f"| `{what.strip()}` | {_plain(text)} |" for what, text in rows]
+            yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
+                "`  ", "`"
+            )
+        for other, inner in getattr(command, "commands", {}).items():
+            yield from _described(inner, other, context, level + 1)
+
+
+def _plain(text: str) -> str:
+    """Return a help text with Markdown and HTML characters escaped."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+# -- notebooks ------------------------------------------------------------------------------------------------------
+
+
+def notebook(page: Path) -> nbformat.NotebookNode:
+    """Return the notebook of one page, valid by nbformat's schema; equal pages give equal notebooks."""
+    cells = list(_cells(page))
+    for number, cell in enumerate(cells):
+        cell["id"] = f"{page.stem[:2]}-{number}"
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    made = v4.new_notebook(cells=cells, metadata=metadata)
+    nbformat.validate(made)
+    return made
+
+
+def _cells(page: Path) -> Iterator[nbformat.NotebookNode]:
+    text, done = page.read_text(encoding="utf-8"), 0
+    for number, found in enumerate(BLOCK.finditer(text), 1):
+        yield from _prose(text[done : found.start()], page)
+        done = found.end()
+        outputs = [v4.new_output("stream", name="stdout", text=found["output"])] if found["output"] else []
+        yield v4.new_code_cell(found["code"].rstrip("\n"), outputs=outputs, execution_count=number)
+    yield from _prose(text[done:], page)
+
+
+def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
+    if not text.strip():
+        return
+    pictures: dict[str, Any] = {}
+
+    def inside(found: re.Match[str]) -> str:
+        file = (page.parent / found[2]).resolve()
+        pictures[file.name] = {"image/png": base64.b64encode(file.read_bytes()).decode("ascii")}
+        return f"![{found[1]}](attachment:{file.name})"
+
+    text = PICTURE.sub(inside, text.strip())
+    text = PAGE.sub(lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text)  # as in the site
+    yield v4.new_markdown_cell(text, **({"attachments": pictures} if pictures else {}))
