@@ -51,7 +51,6 @@ INTERLEAVED = "ropewalk, given output, interleaved"
 REFERENCE, BY_HAND = "ropewalk, without kernels", "by hand"
 FORWARD, BACKWARD = "ropewalk, forward", "ropewalk, backward"
 FUSED, SEPARATE = "ropewalk, qk_norm_rotate", "ropewalk, norm then rotate"
-SEPARATE_IN_PLACE = "ropewalk, norm then rotate in place"
 NORM_EPS = 1e-6
 NORM_ROUNDINGS = 8.0  # eps of the dtype: the norm's own, and one more to 16 bits if it is a step of its own
 
@@ -168,7 +167,7 @@ def _turn(tensors: Tensors, work: Work, *, inplace: bool = False) -> Sequence[Te
     return (rw.rotate(tensors[0], work.cos, work.sin, **options),)
 
 
-def separate(work: Work, *, inplace: bool = False) -> Contender:
+def separate(work: Work) -> Contender:
     """Norm queries, norm keys, then rotate both, as `Attention` does without the fused call."""
     norms = []
     for _ in work.inputs[0]:
@@ -178,9 +177,9 @@ def separate(work: Work, *, inplace: bool = False) -> Contender:
 
     def make(i: int) -> Call:
         q, k = work.inputs[i]
-        return lambda: _turn((q_norm(q), k_norm(k)), work, inplace=inplace)
+        return lambda: _turn((q_norm(q), k_norm(k)), work)
 
-    return _normed(SEPARATE_IN_PLACE if inplace else SEPARATE, work, make)
+    return _normed(SEPARATE, work, make)
 
 
 def fused(work: Work) -> Contender:
@@ -250,7 +249,7 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
     swept: Builds = {"floors": floors, IN_PLACE: in_place, GIVEN: given, NEW: new}
     one: Builds = {"floors": lambda work: floors(work, clone=True), IN_PLACE: in_place, GIVEN: given, NEW: new,
                    INTERLEAVED: interleaved_too, "gradients": gradients}  # fmt: skip
-    normed: Builds = {FUSED: fused, SEPARATE: separate, SEPARATE_IN_PLACE: lambda work: separate(work, inplace=True)}
+    normed: Builds = {FUSED: fused, SEPARATE: separate}
     groups = []
     for dtype in DTYPES:
         rivals = ("onnxruntime",) if dtype == torch.float32 else ("transformers", "torch.compile")
@@ -319,7 +318,7 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
 
 @dataclass(frozen=True)
 class Bound:
-    """`contender` takes at most `at_most` of the time of the fastest of `against`, in each group of its kind and dtype."""
+    """`contender` takes at most `at_most` of the time of the fastest of `against`, in groups of its kind and dtype."""
 
     kind: str
     dtype: str

@@ -354,49 +354,6 @@ def verify_servers() -> str:
     return f"{table(heads, list(map(cells, record['servers'])))}\n\n{where(record)}."
 
 
-FAULTS = {
-    "no scaling": "scaling ignored", "no rotation": "no rotation", "the other pairing": "the other pairing",
-    "partial factor": "rotary width", "theta's exponents": "exponents over the whole head", "theta": "another theta",
-    "the full layers": "ropes of the wrong layers", "the sliding layers": "ropes of the wrong layers",
-    "the ropes": "ropes of the wrong layers", "scaling on": "scaling on the wrong layers",
-    "scaling twice": "scaling twice", "yarn without its attention": "attention factor ignored",
-    "yarn with its attention": "attention factor twice", "yarn with original": "original length wrong",
-    "yarn with factor": "factor near the right one", "yarn with beta": "another ramp",
-    "yarn by the paper": "another formula", "yarn without rounded": "another formula",
-    "inv_freq in": "inv_freq in bfloat16", "positions": "positions that stop, restart or shift",
-    "rerope": "another method in attention", "self-extend": "another method in attention",
-    "unknown": "a fault that is no hypothesis",
-}  # fmt: skip
-
-
-def verify_faults() -> str:
-    """Return what tells each kind of fault from its neighbours: prompts, requests, and the nearest other hypothesis."""
-    record = document("verify-confusion.json")
-    groups: dict[str, list[Record]] = {}
-    for run in record["each"]:
-        if run["kind"] == "ours" and run["truth"] != "as expected":
-            kind = next(
-                (label for start, label in FAULTS.items() if run["applied"].startswith(start)), "another scaling"
-            )
-            groups.setdefault(kind, []).append(run)
-
-    def median(runs: Sequence[Record], key: str, noise: float) -> str:
-        values = sorted(run[key] for run in runs if run["noise"] == noise)
-        return str(values[len(values) // 2]) if values else "-"
-
-    rows = []
-    for kind, runs in sorted(groups.items(), key=lambda item: item[0]):
-        near = Counter(run["neighbour"] for run in runs if run["verdict"] == "other").most_common(1)
-        found = sum(run["verdict"] in ("other", "none") for run in runs)
-        rows.append([
-            kind, f"{found} of {len(runs)}", median(runs, "longest_prompt", 0.0), median(runs, "requests", 0.0),
-            median(runs, "longest_prompt", 0.1), median(runs, "requests", 0.1), near[0][0] if near else "",
-        ])  # fmt: skip
-    heads = ["the engine applies", "found", "longest prompt, exact", "requests, exact", "longest prompt, 0.1 nats",
-             "requests, 0.1 nats", "most often its neighbour"]  # fmt: skip
-    return f"{table(heads, rows)}\n\nMedians over models and faults; errors of 0 and 0.1 nats on each log-probability."
-
-
 # -- methods and engines --------------------------------------------------------------------------------------------
 
 TITLES = {
@@ -544,7 +501,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
-    "models": models, "verify": verify, "verify-servers": verify_servers, "verify-faults": verify_faults,
+    "models": models, "verify": verify, "verify-servers": verify_servers,
     "methods": methods, "status": status, "gpu": gpu,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the reference of Python and of commands, tables of records, notebooks of the lesson, the explorer."""
+"""Hooks of MkDocs: the reference of Python and commands, tables of records, notebooks of the lesson, the explorer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import griffe
 import nbformat
 from docs_outputs import BLOCK, LESSON
 from docs_records import RESULTS, with_tables
@@ -199,3 +200,40 @@ def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
     text = PICTURE.sub(inside, text.strip())
     text = PAGE.sub(lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text)  # as in the site
     yield v4.new_markdown_cell(text, **({"attachments": pictures} if pictures else {}))
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+
+
+class Examples(griffe.Extension):
+    """Griffe extension that fences every `>>>` example; the rest of our docstrings is Markdown."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Convert the docstring of each loaded object."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+def as_markdown(docstring: str) -> str:
+    """Return a docstring with examples as blocks of code and an empty line before its first list.
+
+    >>> print(as_markdown("Adds.\\n\\n>>> 1 + 1\\n2").replace("`" * 3, "~~~"))
+    Adds.
+    <BLANKLINE>
+    <BLANKLINE>
+    ~~~pycon
+    >>> 1 + 1
+    2
+    ~~~
+    """
+    lines, out, inside = docstring.splitlines(), [], False
+    for index, line in enumerate(lines):
+        if line.startswith(">>>") and not inside:
+            out += ["", "```pycon"]
+            inside = True
+        if inside and not line.strip() and not any(later.startswith(">>>") for later in lines[index + 1 : index + 2]):
+            out.append("```")
+            inside = False
+        out.append(line)
+    text = "\n".join([*out, "```"] if inside else out)
+    return re.sub(r"([^\n])\n(- )", lambda found: f"{found[1]}\n\n{found[2]}", text, count=1)

@@ -267,7 +267,7 @@ def _exact(inv_freq: Array, positions: Array) -> tuple[Tensor, Tensor]:
 
 
 TABLE = Path(__file__).with_name("learned_table.npz")
-"""The learned table of positions `[256, 128]` that scripts/make_learned_table.py trains."""
+"""A learned table of positions `[256, 128]`, with the settings of its training."""
 
 
 def clocks_numbers(
@@ -319,7 +319,7 @@ def tables_numbers(rope: rw.RopeConfig) -> dict[str, Any]:
 
 
 def learned_table() -> tuple[Array, str]:
-    """Return the learned table that `scripts/make_learned_table.py` trains, and its origin in words."""
+    """Return the learned table of positions, and its origin in words."""
     with np.load(TABLE, allow_pickle=False) as stored:
         made = json.loads(str(stored["provenance"]))
         text = f"trained on {made['tokens']:,} tokens of Moby-Dick, {made['parameters'] / 1e6:.1f}M parameters"
