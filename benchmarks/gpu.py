@@ -9,13 +9,12 @@ Records go to benchmarks/results/gpu-STEP.jsonl (with --small to build/gpu), and
 a `status`: "done", "wrong" (the check before the timing failed), "failed" (an exception), "crashed" (its process
 ended), "skipped" (something is missing) or "stopped" (out of time). On SIGINT and SIGTERM finished results stay.
 
-To resume, rerun the command: what has a result is left out, and what failed runs again when the code has changed.
+To resume, rerun the command: what has a result is left out, and all else runs again.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -76,22 +75,11 @@ class Records:
         """Return key and place of the job whose process has ended."""
         return json.loads(self.running.read_text()) if self.running.is_file() else None
 
-    def pending(self, jobs: Iterable[Job], device: str, run: str, source: str) -> list[Job]:
-        """Return the jobs that have no result: none yet, or a bad one of another run and another source.
-
-        A job that was skipped, or stopped for want of time, is pending in every other run.
-        """
-        last = {one["key"]: one for one in self.all() if one["place"] == device}
-
-        def is_pending(job: Job) -> bool:
-            one = last.get(job.key)
-            if one is None:
-                return True
-            if one["status"] == "done" or one["run"] == run:
-                return False
-            return one["status"] in ("stopped", "skipped") or one["source"] != source
-
-        return [job for job in jobs if is_pending(job)]
+    def pending(self, jobs: Iterable[Job], device: str, run: str) -> list[Job]:
+        """Return the jobs that have no result: none yet, or a bad one of another run."""
+        here = (one for one in self.all() if one["place"] == device)
+        done = {one["key"] for one in here if one["status"] == "done" or one["run"] == run}
+        return [job for job in jobs if job.key not in done]
 
 
 def main() -> int:
@@ -150,7 +138,7 @@ def supervise(step: str, options: argparse.Namespace, seconds: float, end: float
         late, job = until - time.monotonic() < 1.0, records.unfinished()
         if job is not None:
             reason = "out of time" if late else f"the process ended with status {status}"
-            records.end({**job, "interpreter": options.small, "run": options.run, "source": "",
+            records.end({**job, "interpreter": options.small, "run": options.run,
                          "status": "stopped" if late else "crashed", "reason": reason, **environment()})  # fmt: skip
             print(f"     {reason}", flush=True)
         elif status not in (0, BROKEN):
@@ -200,25 +188,16 @@ def run_step(options: argparse.Namespace) -> int:
         torch.set_num_threads(1)
     work = BUILD / ("small" if options.small else "work")
     place = Place(options.device, options.small, work, options.model, options.texts)
-    records, source = Records(options.results, options.child), source_digest()
-    pending = records.pending(STEPS[options.child][1](place), place.name, options.run, source)
+    records = Records(options.results, options.child)
+    pending = records.pending(STEPS[options.child][1](place), place.name, options.run)
     try:
-        whole = run_jobs(pending, records, place, run=options.run, source=source, seconds=options.seconds)
+        whole = run_jobs(pending, records, place, run=options.run, seconds=options.seconds)
     except KeyboardInterrupt:
         return 130
     return 0 if whole else BROKEN
 
 
-def source_digest() -> str:
-    """Return a digest of the package and the benchmarks: a bad result counts until they change."""
-    digest = hashlib.sha256()
-    for folder in ("src/ropewalk", "benchmarks", "tests/gpu", "tests/rotation/backends"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def run_jobs(jobs: Sequence[Job], records: Records, place: Place, *, run: str, source: str, seconds: float) -> bool:
+def run_jobs(jobs: Sequence[Job], records: Records, place: Place, *, run: str, seconds: float) -> bool:
     """Run jobs in order until the time is up; each record is written as soon as it is there.
 
     Returns False if the process is of no further use, because the GPU's context is broken.
@@ -242,7 +221,7 @@ def run_jobs(jobs: Sequence[Job], records: Records, place: Place, *, run: str, s
             record = {"status": status, "reason": f"{type(error).__name__}: {error}"[:2000]}
         machine = environment("cpu" if place.interpreter else place.device)
         records.end({"key": job.key, "place": place.name, "interpreter": place.interpreter, "run": run,
-                     "source": source, **machine, **record, "took": round(time.monotonic() - started, 2)})  # fmt: skip
+                     **machine, **record, "took": round(time.monotonic() - started, 2)})  # fmt: skip
         print(f"     {record['status']} {record.get('reason', '')}".rstrip()[:300], flush=True)
         if any(sign in record.get("reason", "") for sign in SIGNS):
             return False

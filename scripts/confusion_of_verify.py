@@ -241,13 +241,12 @@ def checked(
     sys.stdout.flush()
 
 
-def check(name: str, state: Path, kinds: Sequence[str], most: int | None) -> None:
+def check(name: str, state: Path) -> None:
     """Run what is due, one line each."""
     reader, label = reader_of(name), Path(name).stem
     lines = state / f"{label}.jsonl"
     state.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["key"] for line in lines.read_text().splitlines()} if lines.exists() else set()
-    count = 0
     for expect in EXPECTED:
         up_to = min(LONGEST, reader.trained_length or LONGEST)
         try:
@@ -265,30 +264,27 @@ def check(name: str, state: Path, kinds: Sequence[str], most: int | None) -> Non
         first = next(iter(side.all.values()))
 
         log = partial(checked, golden, first, lines, label, expect)
-        if "ours" in kinds:
-            for one in engines(side):
-                for noise in NOISES:
-                    key = f"{label} {expect} ours {one.name} noise {noise}"
-                    if key in done or (most is not None and count >= most):
-                        continue
-                    try:
-                        engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
-                    except RopeError:  # this library cannot compute it
-                        break
-                    log(key, "ours", one, engine, noise=noise)
-                    count += 1
-        if "llama.cpp" in kinds and (name == "tiny" or name.endswith(".gguf")):
-            weights = Path(name)
-            if name == "tiny" and not (weights := state / "tiny.gguf").exists():
-                gguf_of(name, weights)
-            for one in engines(side):
-                options = options_of(one, side.positions.present_ropes[0])
-                key = f"{label} {expect} llama.cpp {one.name} {{}}"
-                if options is None or key in done or (most is not None and count >= most):
+        for one in engines(side):
+            for noise in NOISES:
+                key = f"{label} {expect} ours {one.name} noise {noise}"
+                if key in done:
                     continue
-                with llama_cpp_server(weights, side.tokenizer, context=1024, threads=1, options=options) as engine:
-                    log(key, "llama.cpp", one, engine)
-                count += 1
+                try:
+                    engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
+                except RopeError:  # this library cannot compute it
+                    break
+                log(key, "ours", one, engine, noise=noise)
+        weights = Path(name)
+        if name == "tiny" and not (weights := state / "tiny.gguf").exists():
+            gguf_of(name, weights)
+        for one in engines(side) if weights.suffix == ".gguf" else ():
+            options, key = (
+                options_of(one, side.positions.present_ropes[0]),
+                f"{label} {expect} llama.cpp {one.name} {{}}",
+            )
+            if options is not None and key not in done:
+                with llama_cpp_server(weights, side.tokenizer, context=1024, threads=1, options=options) as server:
+                    log(key, "llama.cpp", one, server)
 
 
 def check_server(file: Path, kind: str, title: str, state: Path, threads: int) -> dict[str, Any]:
@@ -380,8 +376,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--state", type=Path, default=ROOT / "benchmarks/state/verify-confusion")
-    parser.add_argument("--most", type=int, help="stop after so many checks of a model")
-    parser.add_argument("--kind", choices=("ours", "llama.cpp"), help="only these engines")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--servers", action="store_true", help="only llama.cpp's servers of one file, at defaults")
     parser.add_argument("--out", type=Path)
@@ -392,7 +386,7 @@ if __name__ == "__main__":
         write_json(given.out or SERVERS_RECORD, servers)
         sys.exit()
     for model in given.models:
-        check(model, given.state, [given.kind] if given.kind else ["ours", "llama.cpp"], given.most)
+        check(model, given.state)
     summary = record(given.state)
     write_json(given.out or RECORD, summary)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")

@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def run(jobs: list[Job], records: Any, place: Place, seconds: float = 60.0) -> bool:
-    return gpu.run_jobs(jobs, records, place, run="one", source="", seconds=seconds)
+    return gpu.run_jobs(jobs, records, place, run="one", seconds=seconds)
 
 
 def statuses(records: Any) -> list[str]:
@@ -44,7 +44,7 @@ def fail(error: BaseException) -> Any:
 def test_every_result_is_written_at_once_with_its_status(
     tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure does not end the step; each record names machine, run and source; a copy follows each line."""
+    """A failure does not end the step; each record names machine and run; a copy follows each line."""
     copy = tmp_path / "out"
     copy.mkdir()
     monkeypatch.setenv("OUT", str(copy))
@@ -63,7 +63,7 @@ def test_every_result_is_written_at_once_with_its_status(
     assert seen == [5], "the copy has every earlier result while the last job runs"
     assert records.unfinished() is None
     first = records.all()[0]
-    assert {"key", "place", "run", "source", "date", "device", "versions", "took", "number"} <= set(first)
+    assert {"key", "place", "run", "date", "device", "versions", "took", "number"} <= set(first)
     assert (first["interpreter"], first["place"]) == (True, "interpreter")
 
 
@@ -84,19 +84,14 @@ def test_a_job_without_time_is_not_started(tmp_path: Path, place: Place) -> None
 
 
 def test_what_is_pending(tmp_path: Path) -> None:
-    """Results stay; bad ones run again when the source has changed; stopped and skipped ones in the next run."""
+    """Results stay; what has none runs again in the next run, and what is of a different machine."""
     records = gpu.Records(tmp_path, "tests")
-    for key in ("done", "wrong", "stopped", "skipped"):
-        records.end({"key": key, "status": key, "place": "a GPU", "run": "one", "source": "old"})
-    records.end({"key": "elsewhere", "status": "done", "place": "another", "run": "one", "source": "old"})
-    jobs = [Job(key, lambda seconds: {}) for key in ("done", "wrong", "stopped", "skipped", "elsewhere")]
-
-    def pending(run: str, source: str) -> list[str]:
-        return [job.key for job in records.pending(jobs, "a GPU", run, source)]
-
-    assert pending("one", "new") == ["elsewhere"]
-    assert pending("two", "old") == ["stopped", "skipped", "elsewhere"]
-    assert pending("two", "new") == ["wrong", "stopped", "skipped", "elsewhere"]
+    for key in ("done", "wrong", "stopped"):
+        records.end({"key": key, "status": key, "place": "a GPU", "run": "one"})
+    records.end({"key": "elsewhere", "status": "done", "place": "another", "run": "one"})
+    jobs = [Job(key, lambda seconds: {}) for key in ("done", "wrong", "stopped", "elsewhere")]
+    for name, expected in (("one", ["elsewhere"]), ("two", ["wrong", "stopped", "elsewhere"])):
+        assert [job.key for job in records.pending(jobs, "a GPU", name)] == expected
 
 
 @pytest.mark.thorough
