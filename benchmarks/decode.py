@@ -120,9 +120,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="in the cache")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each dtype")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         ids = prepare(options.model, options.tokens, Path(name))
         kinds = options.dtypes.split(",")

@@ -25,6 +25,7 @@ Usage:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -51,10 +52,6 @@ LLAMA_AGREED = {"Q4_1": 0.3, "f16": 0.1}  # nats, mean of 20 log-probabilities; 
 AGREED = 5e-3  # nats, any single loss in float32
 MEAN_AGREED = 5e-3, 4096  # nats, the mean loss in bfloat16 of so many tokens; of fewer more, by the root
 GATE_TOKENS, LONGEST, START_CHAR = 16_384, 65_536, 30_000
-
-
-class Refused(Exception):
-    """A result is not what it should be."""
 
 
 class Run:
@@ -89,7 +86,7 @@ class Run:
         model = load(given)
         if model.tokenizer is None:
             sys.exit("the model has no tokenizer")
-        name, text = read_text(self.options.text)
+        name, text = read_text(None)
         ids = model.tokenizer.encode(text[START_CHAR:])[:LONGEST]
         save(model, self.folder / "model")
         np.save(self.folder / "ids.npy", np.array(ids, dtype=np.int64))
@@ -148,7 +145,7 @@ class Run:
     def gated(
         self, name: str, kind: str, losses: np.ndarray, expected: np.ndarray, tokens: int
     ) -> dict[str, float | int]:
-        """How far the losses are from what is right; raises `Refused` if ours are wrong."""
+        """How far the losses are from what is right; raises AssertionError if ours are wrong."""
         count = min(len(losses), len(expected))
         if name in METHODS:
             below = METHODS[name].equal_below(Reach(self.trained(tokens), max(tokens, self.trained(tokens) + 1)))
@@ -163,7 +160,7 @@ class Run:
         if kind == "float32":
             wrong = found["largest_difference"] > AGREED
         if not np.isfinite(losses).all() or (wrong and name != "transformers"):
-            raise Refused(f"{name} {kind}, {tokens} tokens: {found}")
+            raise AssertionError(f"{name} {kind}, {tokens} tokens: {found}")
         return found
 
     def record(self, tokens: int, contenders: list[str], peaks: dict[str, float]) -> dict[str, Any] | None:
@@ -191,13 +188,13 @@ class Run:
 
 
 def gated_llama(found: dict[str, Any], kind: str, expected: np.ndarray | None) -> dict[str, Any]:
-    """How far llama.cpp's likeliest next tokens are from what is right; raises `Refused` if they are wrong."""
+    """How far llama.cpp's likeliest next tokens are from what is right; raises AssertionError if they are wrong."""
     said = found.pop("log_probs")
     if expected is None:
         return {**found, "checked_tokens": 0}
     apart = float(np.mean([abs(value - expected[int(token)]) for token, value in said.items()]))
     if apart > LLAMA_AGREED[kind]:
-        raise Refused(f"llama.cpp {kind}: log-probabilities differ by {apart:.3f} nats")
+        raise AssertionError(f"llama.cpp {kind}: log-probabilities differ by {apart:.3f} nats")
     return {**found, "checked_tokens": 1, "mean_difference_of_log_probs": apart}
 
 
@@ -243,7 +240,6 @@ def main() -> None:
     """Prepare, check, take turns, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=os.environ.get("ROPEWALK_SMOLLM2", "tiny"), help="a GGUF file or a folder")
-    parser.add_argument("--text", default=None, help="a file; default the built-in novel")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
     parser.add_argument("--repeats", type=int, default=1, help="turns of each contender; those kept count")
     parser.add_argument("--contenders", help="names, comma-separated; default all")
@@ -274,19 +270,17 @@ def main() -> None:
     print("matrix products, GFLOP/s:", {kind: round(peak) for kind, peak in peaks.items()}, flush=True)
     refused: list[str] = []
     for tokens in lengths:
-        for turn in range(options.repeats):
-            shift = turn % len(contenders)
-            for contender in contenders[shift:] + contenders[:shift]:
-                key = f"{tokens}/{contender}/{turn}"
-                if key not in run.ledger:
-                    try:
-                        run.ledger.add(key, run.measure(contender, tokens, gate))
-                    except Refused as error:
-                        print(f"not recorded: {error}", flush=True)
-                        refused.append(contender)
-                        continue
-                seconds = statistics.median(run.ledger[key]["seconds"])
-                print(f"{tokens:>6} {contender:<24} {seconds:8.2f} s", flush=True)
+        for turn, contender in itertools.product(range(options.repeats), contenders):
+            key = f"{tokens}/{contender}/{turn}"
+            if key not in run.ledger:
+                try:
+                    run.ledger.add(key, run.measure(contender, tokens, gate))
+                except AssertionError as error:
+                    print(f"not recorded: {error}", flush=True)
+                    refused.append(contender)
+                    continue
+            seconds = statistics.median(run.ledger[key]["seconds"])
+            print(f"{tokens:>6} {contender:<24} {seconds:8.2f} s", flush=True)
         row = run.record(tokens, contenders, peaks)
         if row is not None:
             append(options.out, row)

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,6 @@ def run_steps(options: argparse.Namespace) -> int:
             bad += supervise(step, options, seconds, end)
     except KeyboardInterrupt:
         interrupted = True
-    print(summary(options), flush=True)
     return 130 if interrupted else min(bad, 1)
 
 
@@ -145,7 +143,10 @@ def supervise(step: str, options: argparse.Namespace, seconds: float, end: float
             return 1
         if late or status == 0:
             break
-    return sum(one["run"] == options.run and one["status"] in ("wrong", "failed", "crashed") for one in records.all())
+    bad = [one["key"] for one in records.all()
+           if one["run"] == options.run and one["status"] in ("wrong", "failed", "crashed")]  # fmt: skip
+    print(f"{step}: {len(bad)} results are bad: {bad}" if bad else f"{step}: no bad result", flush=True)
+    return len(bad)
 
 
 def run_child(step: str, options: argparse.Namespace, seconds: float, most: float) -> int | None:
@@ -164,19 +165,6 @@ def run_child(step: str, options: argparse.Namespace, seconds: float, most: floa
         return ended(subprocess.Popen(command, env=more), most)
     except Stopped:
         return None
-
-
-def summary(options: argparse.Namespace) -> str:
-    """Return one line for each step of this run, and its bad jobs."""
-    lines = [""]
-    for step in options.steps:
-        here = [one for one in Records(options.results, step).all() if one["run"] == options.run]
-        counts = Counter(one["status"] for one in here)
-        said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "nothing new"
-        lines.append(f"{step:10} {said}")
-        lines += [f"  {one['status']}: {one['key']}: {one.get('reason', '')[:160]}" for one in here
-                  if one["status"] != "done"]  # fmt: skip
-    return "\n".join(lines)
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------

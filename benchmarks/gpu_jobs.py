@@ -24,12 +24,12 @@ import torch
 from peers import Skip
 from records import CHECKOUT, Record
 from rotation import Preset
-from timing import Clock, CudaClock, cpu_clock
+from timing import CudaClock, cpu_clock
 
 GRACE = 20.0  # seconds between asking a process to end and ending it
 WORKERS = 6  # processes of pytest on a GPU: the kernels of each test are compiled on the processor
 GROUP_SECONDS, DECODE_SECONDS = 3.0, 6.0  # of a group of rotations, of a case of decoding
-ORDER = ("sweep", "norm and rotation", "host", "one decoded token", "one token, no kernels")
+ORDER = ("sweep", "norm and rotation", "one decoded token", "one token, no kernels")
 PRESET = Preset("gpu", tokens=8192, sweep=(8192, 131_072, 1024, 64, 16_384, 65_536, 256, 4096))
 TINY = Preset("interpreter", tokens=8, sweep=(8,), heads=2, kv_heads=1, head_dim=16, judged=False)
 OUTCOME = r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
@@ -60,10 +60,6 @@ class Place:
     def tensors(self) -> str:
         """Return the device of tensors."""
         return "cpu" if self.interpreter else self.device
-
-    def clock(self) -> Clock:
-        """Return CUDA events around each call, or wall time."""
-        return cpu_clock if self.interpreter else CudaClock(self.device)
 
     def model_name(self) -> str:
         """Return the model; raise `Skip` if there is none."""
@@ -190,14 +186,12 @@ def rotations(place: Place) -> list[Job]:
 def rotate(place: Place, group: rotation.Group, seconds: float) -> Record:
     """Check and time a group, at most for `GROUP_SECONDS`."""
     builds = dict(group.builds)
-    if "floors" not in builds and group.kind not in ("host", "one decoded token"):
+    if "floors" not in builds and group.kind != "one decoded token":
         builds = {"floors": rotation.floors, **builds}
     if place.interpreter and "torch.compile" in builds:
         builds["torch.compile"] = _not_compiled
     limit = 0.0 if place.interpreter else min(GROUP_SECONDS, seconds)
-    found = rotation.measure(replace(group, builds=builds), device=place.tensors, seconds=limit)
-    speeds = {name: round(2 * found["bytes"] / each["p50"] / 1e3, 1) for name, each in found["microseconds"].items()}
-    return {**found, "gb_per_second": speeds}
+    return rotation.measure(replace(group, builds=builds), device=place.tensors, seconds=limit)
 
 
 def _not_compiled(work: object) -> rotation.Contender:
@@ -221,9 +215,10 @@ def decode_one(place: Place, tokens: int, kind: str, seconds: float) -> Record:
     if not (folder / "ids.pt").is_file():
         torch.save(decode.prepare(model, 1 << 16, folder), folder / "ids.pt")
     ids, limit = torch.load(folder / "ids.pt"), 0.0 if place.interpreter else min(DECODE_SECONDS, seconds)
+    clock = cpu_clock if place.interpreter else CudaClock(place.device)
     with torch.inference_mode():
         (found,) = decode.measure(Path(model).name, folder, ids[:, : tokens + 1], [kind], seconds=limit,
-                                  clock=place.clock(), device=place.tensors)  # fmt: skip
+                                  clock=clock, device=place.tensors)  # fmt: skip
     return found
 
 

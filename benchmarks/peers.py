@@ -6,7 +6,7 @@ can write into given memory do. All have the same number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -29,7 +29,7 @@ class Skip(Exception):
 
 
 @dataclass(frozen=True)
-class Contender:
+class Contender(Timed):
     """One way to do the work on each set of buffers.
 
     - `read`: makes the rotated tensors, in the case's layout, of what a call returned; None if nothing is rotated.
@@ -38,17 +38,11 @@ class Contender:
     - `before`: what it does to tensor number n before the rotation, in float64.
     """
 
-    name: str
-    calls: Sequence[Call]
     read: Callable[[Any], Tensors] | None = None
     eps: float = 0.0
     before: Callable[[int, np.ndarray], np.ndarray] | None = None
     interleaved: bool | None = None
     inverse: bool = False
-
-    def timed(self) -> Timed:
-        """Return what the clock needs."""
-        return Timed(self.name, self.calls)
 
 
 @dataclass
@@ -230,8 +224,3 @@ Build = Callable[[Work], Contender]
 CPU: dict[str, Build] = {"transformers": transformers, "torch.compile": compiled, "onnxruntime": onnxruntime}
 CUDA: dict[str, Build] = {"transformers": transformers, "torch.compile": compiled, "Liger-Kernel": liger,
                           "flash-attention": flash_attention}  # fmt: skip
-
-
-def peers_of(device: str) -> dict[str, Build]:
-    """Return the peers of a device by name; each builds a contender, or raises `Skip`."""
-    return CPU if device == "cpu" else CUDA

@@ -15,6 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from records import (  # noqa: E402
     last_run,
     use_instructions,
 )
-from timing import Call, CudaClock, cpu_clock, host_clock, interleave  # noqa: E402
+from timing import Call, CudaClock, cpu_clock, interleave  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
 from ropewalk.layers.norm import RMSNorm  # noqa: E402
@@ -111,15 +112,15 @@ def new(work: Work) -> Contender:
     return Contender(NEW, work.each(lambda i: lambda: _turn(work.inputs[i], work)), tuple)
 
 
-def given(work: Work, *, interleaved: bool | None = None, name: str = GIVEN) -> Contender:
-    """Rotate into given memory, one call for each tensor."""
-    pairing = work.case.interleaved if interleaved is None else interleaved
+def given(work: Work, *, other: bool = False) -> Contender:
+    """Rotate into given memory, one call for each tensor; by the `other` pairing."""
+    pairing = work.case.interleaved != other
 
     def make(i: int) -> Call:
         todo, cos, sin = list(zip(work.inputs[i], work.outs[i], strict=True)), work.cos, work.sin
         return lambda: [rw.rotate(x, cos, sin, interleaved=pairing, out=out) for x, out in todo]
 
-    return Contender(name, work.each(make), tuple, interleaved=pairing)
+    return Contender(INTERLEAVED if other else GIVEN, work.each(make), tuple, interleaved=pairing)
 
 
 def without_kernels(work: Work) -> Contender:
@@ -139,11 +140,6 @@ def by_hand(work: Work) -> Contender:
         return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
     return Contender(BY_HAND, work.each(lambda i: lambda: [rotated(x) for x in work.inputs[i]]), tuple, eps=EPS)
-
-
-def interleaved_too(work: Work) -> Contender:
-    """Rotate by the other pairing."""
-    return given(work, interleaved=not work.case.interleaved, name=INTERLEAVED)
 
 
 def gradients(work: Work) -> list[Contender]:
@@ -242,13 +238,14 @@ class Group:
 
 def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | None = None) -> list[Group]:
     """Return every group of a run, the bounds' own first; `peers` names those that take part (None: all)."""
-    theirs: Builds = {n: build for n, build in of_peers.peers_of(device).items() if peers is None or n in peers}
+    known = of_peers.CPU if device == "cpu" else of_peers.CUDA
+    theirs: Builds = {name: build for name, build in known.items() if peers is None or name in peers}
     shape = Case(seq=preset.tokens, heads=preset.heads, head_dim=preset.head_dim, dtype=DTYPES[0], interleaved=False)
     both = replace(shape, kv_heads=preset.kv_heads)
     eager = {name: theirs[name] for name in ("transformers",) if name in theirs}
     swept: Builds = {"floors": floors, IN_PLACE: in_place, GIVEN: given, NEW: new}
     one: Builds = {"floors": lambda work: floors(work, clone=True), IN_PLACE: in_place, GIVEN: given, NEW: new,
-                   INTERLEAVED: interleaved_too, "gradients": gradients}  # fmt: skip
+                   INTERLEAVED: partial(given, other=True), "gradients": gradients}  # fmt: skip
     normed: Builds = {FUSED: fused, SEPARATE: separate}
     groups = []
     for dtype in DTYPES:
@@ -261,8 +258,6 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
         alike = replace(decoded, kv_heads=preset.heads)
         groups.append(Group("one token, no kernels", alike, {REFERENCE: without_kernels, BY_HAND: by_hand}))
         groups.append(Group("norm and rotation", replace(both, dtype=dtype), normed))
-        if device != "cpu":
-            groups.append(Group("host", replace(both, dtype=dtype), {NEW: new}))
     if device != "cpu":
         swept["gradients"] = gradients
     groups += [Group("sweep", replace(both, seq=seq, dtype=dtype), {**swept, **theirs})
@@ -291,14 +286,14 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
             for contender in built if isinstance(built, list) else [built]:
                 if contender.read is not None:
                     check(work, contender)
-                timed.append(contender.timed())
+                timed.append(contender)
         except Exception as error:
             if name not in {**of_peers.CPU, **of_peers.CUDA}:
                 raise
             reason = str(error).partition("\n")[0][:200]
             wrong = "wrong" if isinstance(error, AssertionError) else type(error).__name__
             skipped[name] = reason if isinstance(error, Skip) else f"{wrong}: {reason}"
-    clock = cpu_clock if device == "cpu" else host_clock if group.kind == "host" else CudaClock(device)
+    clock = cpu_clock if device == "cpu" else CudaClock(device)
     return {
         "kind": group.kind,
         "case": case.name,

@@ -18,7 +18,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.statistics import mean_and_interval
+from ropewalk.statistics import mean_and_interval, plus_minus
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
@@ -61,12 +61,6 @@ def milliseconds(microseconds: float) -> str:
     """Return a median in milliseconds with three digits."""
     value = microseconds / 1000
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def plus_minus(value: float, interval: Sequence[float] | None, places: int = 3) -> str:
-    """Return a difference with half the width of its interval."""
-    half = "" if interval is None else f" ±{(interval[1] - interval[0]) / 2:.{places}f}"
-    return f"{value:+.{places}f}{half}"
 
 
 def chance() -> str:

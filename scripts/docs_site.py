@@ -86,8 +86,8 @@ def names_of(subpackages: str) -> str:
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
         if group == "scalings":
-            rules = [name for name in scaling.__dict__ if _is_rule(getattr(scaling, name))]
-            entries += [(f"rw.scaling.{name}", getattr(scaling, name)) for name in rules]
+            rules = ((name, thing) for name, thing in vars(scaling).items() if inspect.isclass(thing))
+            entries += [(f"rw.scaling.{name}", thing) for name, thing in rules if scaling.Scaling in thing.mro()[1:]]
         elif group == "encodings":
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
         elif group == "processes":
@@ -102,22 +102,12 @@ def names_of(subpackages: str) -> str:
             own = {name: kind for name, kind in Extension.registry.items() if kind.__module__ == Extension.__module__}
             entries += [(f"rw.rope.extensions.{name}", kind) for name, kind in own.items()]
         else:
-            entries += [
-                (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == group
-            ]
+            public = ((name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name)))
+            entries += [(f"rw.{name}", thing) for name, thing in public if thing.__module__.split(".")[1] == group]
     return "\n\n".join(
         f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: {name}\n      toc_label: {name}"
         for name, thing in entries
     )
-
-
-def public_names() -> list[tuple[str, Any]]:
-    """Return the names of `ropewalk.__all__` with their objects, without modules."""
-    return [(name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
-
-
-def _is_rule(thing: object) -> bool:
-    return inspect.isclass(thing) and issubclass(thing, scaling.Scaling) and thing is not scaling.Scaling
 
 
 # -- commands -------------------------------------------------------------------------------------------------------

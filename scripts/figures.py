@@ -85,14 +85,6 @@ def _curve(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look, label
     axes.plot(x, y, color=look.color, linestyle=look.line, marker=look.marker, label=label, **more)
 
 
-def _note(figure: Figure, note: str) -> None:
-    """Write a small note below all panels, as `caption` does."""
-    figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
-
-
-# -- words, layers and caches -----------------------------------------------------------------------------------------
-
-
 @style()
 def order(
     rows: Sequence[tuple[str, Sequence[tuple[Sequence[int], Any]]]], *, words: Sequence[str], note: str = ""
@@ -227,11 +219,7 @@ def biases(alibi: Any, *, buckets: Any, note: str = "") -> Figure:
 
 
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, QUIET, INK)
-_BARS = {
-    "its own pairing": Look(BLUE, ""),
-    "the wrong pairing": Look(RED, "////"),
-    "converted": Look(SKY, "...."),
-}
+_BARS = {"its own pairing": Look(BLUE, ""), "the wrong pairing": Look(RED, "////"), "converted": Look(SKY, "....")}
 
 
 @style()
@@ -282,7 +270,7 @@ def pairing(
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=9, columnspacing=1.2)
     caption(right, "What the wrong pairing costs")
     if note:
-        _note(figure, note)
+        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
     return figure
 
 
@@ -328,7 +316,7 @@ def comparison(
                       textcoords="offset points", va="top", fontsize=8, color=QUIET)  # fmt: skip
         axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=8)
     if note:
-        _note(figure, note)
+        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
     return figure
 
 
@@ -549,8 +537,6 @@ def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "")
     return figure
 
 
-# -- the first figure -------------------------------------------------------------------------------------------------
-
 LEAGUE = ROOT / "benchmarks" / "results" / "league.json"
 ASSETS = ROOT / "docs" / "assets"
 SIZES = {"wide": (8.4, 3.4), "narrow": (4.3, 3.6)}  # inches
@@ -615,8 +601,6 @@ def write_front() -> None:
         for name, content in (("light", light), ("dark", dark)):
             (ASSETS / f"front-{size}-{name}.svg").write_text(content, encoding="utf-8")
 
-
-# -- all --------------------------------------------------------------------------------------------------------------
 
 PAPER = rw.RopeConfig(64, interleaved=False)
 SHORT = rw.RopeConfig(64, interleaved=False, max_position_embeddings=256)
