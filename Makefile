@@ -69,7 +69,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/forward.py
 
 # Check and time everything that needs a GPU, in MINUTES; each result is saved at once, and the same command resumes. MODEL is
-# SmolLM2's GGUF or its parts, TEXTS a folder of long texts. SMALL=1 runs it in Triton's interpreter with tiny sizes. It takes
+# SmolLM2's GGUF, TEXTS a folder of long texts. SMALL=1 runs it in Triton's interpreter with tiny sizes. It takes
 # this checkout's environment if there is one, else the machine's own Python, and installs nothing.
 gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py --minutes $(or $(MINUTES),9) $(if $(SMALL),--small) \
