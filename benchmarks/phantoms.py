@@ -172,7 +172,7 @@ def main() -> None:
             record.setdefault("result", {})[name] = summed_up(name, runs)
         write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
 
-    for name, old in record.get("runs", {}).items() if given.evaluate else ():
+    for name, old in record.get("runs", {}).items():  # the rule may have changed since
         for run in old.values():
             run["looks"] = looks(name, run)
     for name in [] if given.evaluate else [given.only] if given.only else list(TRAINED):
