@@ -176,7 +176,7 @@ def main() -> None:
             one = done[key] = measure(key, cell, 2 if given.small else given.runs)
             print(key, json.dumps(one["looks"][-1]), one["differ"], one["differences"][:1], flush=True)
             if not given.small:
-                write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()})
+                write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
     print(sum(one["differ"] for one in done.values()), "of", sum(one["compared"] for one in done.values()), "differ")
 
 
