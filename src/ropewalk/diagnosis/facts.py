@@ -209,6 +209,7 @@ class Teller:
             )
         self.question = longest + len(self._values[self._alike[0]])
         self.size = self.question + len(self._stop)
+        self.most = GROUP * (min(len(self._asks), len(self._alike)) // GROUP)  # facts of a window
 
     def least(self, trained: int) -> int:
         """Return the shortest target beyond the trained length that has room for facts."""
@@ -217,8 +218,7 @@ class Teller:
     def layout(self, trained: int, target: int) -> Layout:
         """Return the layout of windows of `target` tokens; raise `RopeError` if they are too short."""
         chosen = Layout.choose(trained, target, size=self.size, question=self.question)
-        most = GROUP * (min(len(self._asks), len(self._alike)) // GROUP)
-        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - most))
+        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - self.most))
 
     def fill(self, layout: Layout, body: Sequence[int], *, seed: Sequence[int]) -> Filled:
         """Return a window of `layout.target` tokens: the beginning of `body` with facts between its sentences.
@@ -293,6 +293,9 @@ class Found:
         by_chance = chance_of(answers)
         low, high = binomial_interval(count, asked, confidence=confidence)
         return cls(count, asked, low, high, float(min(1.0, by_chance[count:].sum())))
+
+    def __str__(self) -> str:
+        return f"{self.found} of {self.asked}"
 
     @property
     def share(self) -> float:

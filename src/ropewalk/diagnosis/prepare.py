@@ -126,22 +126,27 @@ def doctor(
     return prepare(model, settings, progress).measure(progress)
 
 
-def prepare(
-    model: object,
-    settings: DoctorSettings,
-    progress: Progress | bool | None = None,
-    *,
-    clock: Clock = time.perf_counter,
-    kept: Sequence[str] = (),
-    record: Path | None = None,
-) -> DoctorRun:
-    """Load the model and check all settings, before any work; arguments as for `doctor`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit."""
+
+    source: Checkpoint
+    reader: Reader
+    dtype_choice: str | None
+    texts: tuple[Text, ...]
+    scaling: dict[str, Any] | None
+    trained: int
+    vocabulary: int
+    teller: Teller
+    minutes: float
+
+
+def open_model(model: object, settings: DoctorSettings, progress: Progress | bool | None = None) -> Opened:
+    """Load the model, encode the texts and choose the kind of facts; arguments as for `doctor`.
 
     If it is unknown whether the model was trained with the scaling in its config, this is measured here, because all
-    lengths depend on it. `kept`: words of the command line, such as --json FILE, to repeat in the next command.
-    `record`: the file into which the diagnosis will be written.
+    lengths depend on it.
     """
-    began = clock()
     source, reader, dtype_choice = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
@@ -168,11 +173,34 @@ def prepare(
     minutes = settings.minutes
     if minutes is None:
         minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
-    notes = [] if isinstance(model, str | Path) or dtype_choice is None else [dtype_choice]
+    return Opened(
+        source=source, reader=reader, dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained,
+        vocabulary=vocabulary, teller=teller, minutes=minutes,
+    )  # fmt: skip
+
+
+def prepare(
+    model: object,
+    settings: DoctorSettings,
+    progress: Progress | bool | None = None,
+    *,
+    clock: Clock = time.perf_counter,
+    kept: Sequence[str] = (),
+    record: Path | None = None,
+) -> DoctorRun:
+    """Load the model and check all settings, before any work; arguments as for `doctor`.
+
+    `kept`: words of the command line, such as --json FILE, to repeat in the next command. `record`: the file into which
+    the diagnosis will be written.
+    """
+    began = clock()
+    opened = open_model(model, settings, progress)
+    source, reader, texts, trained = opened.source, opened.reader, opened.texts, opened.trained
+    teller, vocabulary, minutes = opened.teller, opened.vocabulary, opened.minutes
+    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
 
     def plan_for(target: int) -> Planned:
-        whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
-        return _planned(model, source, reader, settings, whole, trained, target, teller, vocabulary)
+        return plan_of(opened, model, settings, target)
 
     if settings.target is not None:
         chosen = plan_for(settings.target)
@@ -216,8 +244,8 @@ def prepare(
     return DoctorRun(
         **vars(chosen), settings=settings, reader=reader, digest=digest, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
-        scaling=scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        dtype_choice=dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
+        scaling=opened.scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
+        dtype_choice=opened.dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
         record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
     )  # fmt: skip
 
@@ -225,6 +253,13 @@ def prepare(
 def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     """Return the jobs of the first answer."""
     return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, planned.filled[0].asked)
+
+
+def plan_of(opened: Opened, model: object, settings: DoctorSettings, target: int) -> Planned:
+    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
+    texts = tuple(text for text in opened.texts if len(text.tokens) >= target) or opened.texts
+    return _planned(model, opened.source, opened.reader, settings, texts, opened.trained, target, opened.teller,
+                    opened.vocabulary)  # fmt: skip
 
 
 def _planned(
