@@ -155,10 +155,7 @@ def test_place_is_told_from_distance() -> None:
         for window in made.windows
     )
     said = "\n".join(dataclasses.replace(made, answers={"plain": answers}).sentences)
-    assert (
-        "texts up to 4,000 tokens: of the facts in the first 150 tokens it finds 4 of 16, of later ones 128 of 128"
-        in said
-    )
+    assert "texts up to 4,000 tokens: it finds 4 of 16 facts in the first 150 tokens, and 128 of 128 later" in said
     assert "at most 4,000 tokens back: 128 of 128 in texts of that length, 16 of 64 in longer ones" in said
     within = "\n".join(blind(0).sentences)  # 4,000 is less than the trained length
     assert "about 4,000 tokens back:" in within
@@ -185,7 +182,8 @@ def test_a_stopped_map_resumes(small: DepthMap, tmp_path: Path, monkeypatch: pyt
     assert (stop.value.kept, stop.value.due) == (5, jobs - 5)
     again = depth_map("tiny", **settings, resume=True)
     assert len(read) == jobs + jobs - 5
-    assert dataclasses.replace(again, environment=small.environment) == small
+    assert again.notes == ("Resumed: 5 results saved before.",)
+    assert dataclasses.replace(again, environment=small.environment, notes=()) == small
 
 
 def test_the_record_and_the_report(found: DepthMap, tmp_path: Path) -> None:
@@ -246,8 +244,8 @@ def test_the_command(small: DepthMap, tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"target": 64}, "too few tokens for facts"), ({"target": 100_000}, "too short"), ({"methods": "nothing"}, "method"),
-        ({"windows": 0}, "windows"),
+        ({"target": 64}, "too few tokens for facts"), ({"target": 100_000}, "too short"),
+        ({"methods": "nothing"}, "method"), ({"windows": 0}, "windows"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

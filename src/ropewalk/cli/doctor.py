@@ -32,8 +32,8 @@ def doctor(
         bool,
         typer.Option(
             "--map",
-            help="Instead of an answer, print which facts are found by the length of the text and their place in it, at "
-            "four lengths up to the target, unchanged and under --methods [default: the first].",
+            help="Instead of an answer, print which facts are found by the length of the text and their place in it, at"
+            " four lengths up to the target, unchanged and under --methods [default: the first].",
             rich_help_panel="Measurement",
         ),
     ] = False,

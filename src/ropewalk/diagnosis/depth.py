@@ -153,8 +153,8 @@ class DepthMap:
             if early.asked:
                 later = count(lambda at, fact: at <= trained and fact.start >= first)
                 said.append(
-                    f"{method}, texts up to {trained:,} tokens: it finds {early} facts in the first {first} tokens, and "
-                    f"{later} later."
+                    f"{method}, texts up to {trained:,} tokens: it finds {early} facts in the first {first} tokens, "
+                    f"and {later} later."
                 )
             for length in [one for one in self.lengths if early.asked and one < trained]:
                 early = count(lambda at, fact, of=length: at == of and fact.start < first)
@@ -378,7 +378,7 @@ def depth_map(
         windows=tuple(window for window, _, _ in windows),
         answers={name: tuple(tuple(map(tuple, rows)) for rows in of) for name, of in read.items()},
         environment=environment_of(reader, digest, opened.dtype_choice, time.perf_counter() - began),
-        notes=() if opened.scaling is None else (str(opened.scaling["sentence"]),),
+        notes=(*([] if opened.scaling is None else [str(opened.scaling["sentence"])]), *notes[: bool(saved)]),
     )  # fmt: skip
 
 
