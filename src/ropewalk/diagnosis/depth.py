@@ -217,7 +217,7 @@ class DepthMap:
 
     def figure(self, size: tuple[float, float] = WIDE) -> Figure:
         """Return the map as a figure of matplotlib, of this size in inches, with a panel for each method."""
-        panels = [(f"{method}: {self.by_length(method)}", self.cells(method)) for method in self.answers]
+        panels = [(f"{method}:\n{self.by_length(method)}", self.cells(method)) for method in self.answers]
         title = f"Facts that {self.name} finds"
         return shown_by_notebooks(
             draw_map(panels, self.lengths, self.depths, self.trained_length, cell_text, size, title)

@@ -56,7 +56,7 @@ def draw_map(
             axes.set_yticks(np.arange(len(depths)) + 0.5, depths)
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
-            axes.set_title(said, fontsize=9, fontweight="normal", pad=6)
+            axes.set_title(said, fontsize=8, fontweight="normal", pad=6)
             if narrow or not number:
                 axes.set_ylabel("place of the fact in the text")
             if not narrow or number == many - 1:
