@@ -69,7 +69,7 @@ def measure(model: str, text: str, source: dict[str, Any], name: str, options: t
         "text": source, "options": list(options), "action": verdict.action, "method": verdict.method,
         "length": verdict.length, "answer": verdict.sentence, "windows": diagnosis.evidence.windows,
         "seconds": round(seconds), "processor_seconds": round(spent),
-        "essentials": essentials(diagnosis.windows, readings, diagnosis, diagnosis.asked_at),
+        "essentials": essentials(diagnosis.windows, readings, diagnosis),
     }  # fmt: skip
 
 

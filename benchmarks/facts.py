@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import RESULTS, add_again, environment, excerpt, reached_of, source_of, started
+from records import RESULTS, add_again, environment, excerpt, source_of, started
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
@@ -126,7 +126,7 @@ def agreement(text: str, engine: str) -> dict[str, Any]:
             found = rw.doctor("tiny", text=[("part", part)], engine=engine, methods="yarn,llama3,dca", state=state,
                               progress=False)  # fmt: skip
         verdict = found.verdict
-        reached = None if verdict.method is None else reached_of(found.evidence.standings[verdict.method])
+        reached = None if verdict.method is None else found.evidence.standings[verdict.method].half
         around = None if reached is None else [reached.low, reached.high]
         answer = {"action": verdict.action, "method": verdict.method, "length": verdict.length}
         source = source_of(part, "moby_dick.txt", number * STRETCH)

@@ -54,7 +54,7 @@ def read(model: str, text: tuple[str, dict[str, Any]], methods: list[str], **set
         "trained_length": found.trained_length,
         "target": found.target,
         "far": [fact.far for fact in window.facts],
-        "distances": [found.asked_at - fact.end for fact in window.facts],
+        "distances": [found.target - fact.start for fact in window.facts],
         "control": [found.evidence.control.found, found.evidence.control.asked],
         "same_as": {method: form.same_as for method, form in found.methods.items() if form.same_as},
         "rows": rows,

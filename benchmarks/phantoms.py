@@ -107,7 +107,7 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
         method: [restored(WindowReading, results[f"{method}/{number}"]) for number in range(LOOKS[-1])]
         for method in plan.distinct
     }
-    return {**essentials(run.windows[: LOOKS[-1]], readings, plan.design, run.layout.asked_at), "kind": run.kind}
+    return {**essentials(run.windows[: LOOKS[-1]], readings, plan.design), "kind": run.kind}
 
 
 def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
-import inspect
 import json
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -131,16 +129,14 @@ def source_of(text: str, file: str, first: int = 0) -> Record:
             "sha256": hashlib.sha256(text.encode()).hexdigest()}  # fmt: skip
 
 
-def essentials(
-    windows: Sequence[Window], readings: Mapping[str, Sequence[WindowReading]], design: Any, asked_at: int
-) -> Record:
+def essentials(windows: Sequence[Window], readings: Mapping[str, Sequence[WindowReading]], design: Any) -> Record:
     """Return what the doctor's rule needs of some windows, as JSON; `concluded` applies it."""
 
     def digits(answers: Sequence[Sequence[float]]) -> str:
         return "".join(str(choice(row)) for row in answers)
 
     return {
-        "trained_length": design.trained_length, "target": design.target, "asked_at": asked_at,
+        "trained_length": design.trained_length, "target": design.target,
         "windows": [
             {"text": one.text, "start": one.start, "counted": list(one.counted),
              "frequencies": round(one.frequencies, 5), "spans": [[fact.start, fact.end] for fact in one.facts],
@@ -156,23 +152,12 @@ def essentials(
     }  # fmt: skip
 
 
-def _with_defaults(kind: Callable[..., Any], **known: Any) -> Any:
-    """Return a dataclass with these fields, without those that it does not have; others have their defaults."""
-    return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind) if field.name in known})
-
-
-def called(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call a function with those of the named arguments that it takes."""
-    taken = inspect.signature(function).parameters
-    return function(*given, **{name: value for name, value in named.items() if name in taken})
-
-
 def restored_essentials(run: Record) -> tuple[list[Window], dict[str, list[WindowReading]]]:
     """Return the windows and the readings of `essentials`."""
     windows = [
-        _with_defaults(Window, text=one["text"], start=one["start"], counted=tuple(one["counted"]),
+        Window(text=one["text"], start=one["start"], counted=tuple(one["counted"]),
                        frequencies=one["frequencies"], facts=tuple(
-            _with_defaults(PlacedFact, name="", value="", start=start, end=end, group=number // GROUP,
+            PlacedFact(name="", value="", start=start, end=end, group=number // GROUP,
                            right=number % GROUP, choices=("",) * GROUP, far=number < one["far"])
             for number, (start, end) in enumerate(one["spans"])))
         for one in run["windows"]
@@ -195,15 +180,9 @@ def restored_essentials(run: Record) -> tuple[list[Window], dict[str, list[Windo
 def concluded(run: Record, count: int, method: str = "plain") -> tuple[Decision, Any]:
     """Return the decision after the first windows of `essentials`, and how far the method is measured to reach."""
     windows, readings = restored_essentials(run)
-    lengths = {"trained": run["trained_length"], "target": run["target"]}
     design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
-    evidence = called(
-        gather, windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
-        trained_length=design.trained_length, target=design.target, asked_at=run["asked_at"],
+    evidence = gather(
+        windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
+        trained_length=design.trained_length, target=design.target,
     )  # fmt: skip
-    return called(decide, evidence, **lengths), reached_of(evidence.standings[method])
-
-
-def reached_of(standing: Any) -> Any:
-    """Return how far a method is measured to reach, or None."""
-    return next((value for value in vars(standing).values() if hasattr(value, "tokens")), None)
+    return decide(evidence), evidence.standings[method].half

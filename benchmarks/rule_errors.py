@@ -95,7 +95,7 @@ def draw(cell: Cell, random: np.random.Generator) -> dict[str, Any]:
         readings.setdefault("crop", []).append({"loss": loss, "choices": "", "stopped": None, "control": {}})
     window = {"text": 0, "start": 0, "counted": [end - start for start, end in design.blocks], "frequencies": 5.0,
               "spans": [[start, start + SIZE] for start in starts.tolist()], "far": layout.far}  # fmt: skip
-    return {"trained_length": cell.trained, "target": cell.target, "asked_at": layout.asked_at,
+    return {"trained_length": cell.trained, "target": cell.target,
             "windows": [window] * count, "readings": readings}  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from nbformat import v4
 
 import ropewalk as rw
 from ropewalk import encodings, processes, scaling
-from ropewalk.diagnosis.callback import DoctorCallback
+from ropewalk.diagnosis.depth import DepthMap, depth_map
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.figures.explorer import explorer_data, explorer_page
 from ropewalk.figures.explorer_model import packed_model
@@ -81,7 +81,7 @@ def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
     More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `record`
-    (`Diagnosis` and the callback that asks for one), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
+    (`Diagnosis`, `depth_map` and `DepthMap`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -93,7 +93,7 @@ def names_of(subpackages: str) -> str:
         elif group == "processes":
             entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
         elif group == "record":
-            entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, DoctorCallback)]
+            entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, depth_map, DepthMap)]
         elif group.startswith("rw_"):
             module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
             things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]

@@ -20,12 +20,12 @@ from ropewalk.diagnosis.facts import Found
 
 def test_essentials_give_the_decision_of_the_run() -> None:
     found = rw.doctor("tiny", target=1024, methods="rerope", windows=2, minutes=60, progress=False)
-    saved = records.essentials(found.windows, found.readings, found, found.asked_at)
+    saved = records.essentials(found.windows, found.readings, found)
     count = found.evidence.windows
     decision, reached = records.concluded(json.loads(json.dumps(saved)), count, "rerope")
     verdict = found.verdict
     assert (decision.action, decision.method, decision.length) == (verdict.action, verdict.method, verdict.length)
-    assert reached == records.reached_of(found.evidence.standings["rerope"])
+    assert reached == found.evidence.standings["rerope"].half
     windows, readings = records.restored_essentials(saved)
     assert [[fact.far for fact in one.facts] for one in windows] == [
         [fact.far for fact in one.facts] for one in found.windows
@@ -38,9 +38,9 @@ def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:
     run = rule_errors.draw(cell, np.random.default_rng(0))
     windows, readings = records.restored_essentials(run)
     design = rule_errors.Design(trained_length=cell.trained, target=cell.target, windows=1)
-    evidence = records.called(
-        gather, windows[:2], {name: of[:2] for name, of in readings.items()}, design.blocks,
-        trained_length=cell.trained, target=cell.target, asked_at=run["asked_at"],
+    evidence = gather(
+        windows[:2], {name: of[:2] for name, of in readings.items()}, design.blocks,
+        trained_length=cell.trained, target=cell.target,
     )  # fmt: skip
     rule, one = Rule(run, 2), evidence.standings["yarn"]
     assert one.beyond is not None

@@ -251,8 +251,8 @@ class Teller:
         self.kind, self._decode, self._known_ends = kind, decode, dict[int, bool]()
         self._said = {one: _Said(Kind.of(kind.name, one.language), one.chat, encode) for one in wordings}
         said = self._said.values()
-        self._most = min(min(len(one.asks), one.enough) for one in said)
-        if self._most < LEAST_FAR + LEAST_NEAR:
+        self.most = GROUP * (min(min(len(one.asks), one.enough) for one in said) // GROUP)  # facts of a window
+        if self.most < LEAST_FAR + LEAST_NEAR:
             raise RopeError(
                 f"doctor: the tokenizer has too few names or {kind.name} of equally many tokens.",
                 facts={"names": min(len(one.asks) for one in said), "values": min(one.enough for one in said)},
@@ -268,8 +268,7 @@ class Teller:
     def layout(self, trained: int, target: int) -> Layout:
         """Return the layout of windows of `target` tokens; raise `RopeError` if they are too short."""
         chosen = Layout.choose(trained, target, size=self.size, question=self.question)
-        most = GROUP * (self._most // GROUP)
-        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - most))
+        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - self.most))
 
     def fill(
         self, layout: Layout, body: Sequence[int], *, seed: Sequence[object], told: Collection[tuple[str, str]] = (),
@@ -363,6 +362,9 @@ class Found:
         by_chance = chance_of(answers)
         low, high = binomial_interval(count, asked, confidence=confidence)
         return cls(count, asked, low, high, float(min(1.0, by_chance[count:].sum())))
+
+    def __str__(self) -> str:
+        return f"{self.found} of {self.asked}"
 
     @property
     def share(self) -> float:

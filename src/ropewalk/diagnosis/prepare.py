@@ -125,22 +125,27 @@ def doctor(
     return prepare(model, settings, progress).measure(progress)
 
 
-def prepare(
-    model: object,
-    settings: DoctorSettings,
-    progress: Progress | bool | None = None,
-    *,
-    clock: Clock = time.perf_counter,
-    kept: Sequence[str] = (),
-    record: Path | None = None,
-) -> DoctorRun:
-    """Load the model and check all settings, before any work; arguments as for `doctor`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit."""
+
+    source: Checkpoint
+    reader: Reader
+    dtype_choice: str | None
+    texts: tuple[Text, ...]
+    scaling: dict[str, Any] | None
+    trained: int
+    vocabulary: int
+    teller: Teller
+    minutes: float
+
+
+def open_model(model: object, settings: DoctorSettings, progress: Progress | bool | None = None) -> Opened:
+    """Load the model, encode the texts and choose the kind of facts; arguments as for `doctor`.
 
     If it is unknown whether the model was trained with the scaling in its config, this is measured here, because all
-    lengths depend on it. `kept`: words of the command line, such as --json FILE, to repeat in the next command.
-    `record`: the file into which the diagnosis will be written.
+    lengths depend on it.
     """
-    began = clock()
     source, reader, dtype_choice = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
@@ -167,11 +172,34 @@ def prepare(
     minutes = settings.minutes
     if minutes is None:
         minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
-    notes = [] if isinstance(model, str | Path) or dtype_choice is None else [dtype_choice]
+    return Opened(
+        source=source, reader=reader, dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained,
+        vocabulary=vocabulary, teller=teller, minutes=minutes,
+    )  # fmt: skip
+
+
+def prepare(
+    model: object,
+    settings: DoctorSettings,
+    progress: Progress | bool | None = None,
+    *,
+    clock: Clock = time.perf_counter,
+    kept: Sequence[str] = (),
+    record: Path | None = None,
+) -> DoctorRun:
+    """Load the model and check all settings, before any work; arguments as for `doctor`.
+
+    `kept`: words of the command line, such as --json FILE, to repeat in the next command. `record`: the file into which
+    the diagnosis will be written.
+    """
+    began = clock()
+    opened = open_model(model, settings, progress)
+    source, reader, texts, trained = opened.source, opened.reader, opened.texts, opened.trained
+    teller, vocabulary, minutes = opened.teller, opened.vocabulary, opened.minutes
+    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
 
     def plan_for(target: int, most: int = MOST_COMPARED) -> Planned:
-        whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
-        return _planned(model, source, reader, settings, whole, trained, target, teller, vocabulary, most)
+        return plan_of(opened, model, settings, target, most)
 
     targets = [settings.target or max(trained, _longest(texts))]
     if settings.target is None:
@@ -217,8 +245,8 @@ def prepare(
     return DoctorRun(
         **vars(chosen), settings=settings, reader=reader, digest=digest, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
-        scaling=scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        dtype_choice=dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
+        scaling=opened.scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
+        dtype_choice=opened.dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
         record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
     )  # fmt: skip
 
@@ -228,11 +256,13 @@ def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.plan.distinct, planned.filled[0].asked)
 
 
-def _planned(
-    model: object, source: Checkpoint, reader: Reader, settings: DoctorSettings, texts: tuple[Text, ...],
-    trained: int, target: int, teller: Teller, vocabulary: int, most_compared: int,
-) -> Planned:  # fmt: skip
-    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
+def plan_of(opened: Opened, model: object, settings: DoctorSettings, target: int, most_compared: int) -> Planned:
+    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply.
+
+    - `most_compared`: methods, if none is named.
+    """
+    reader, trained, teller, vocabulary = opened.reader, opened.trained, opened.teller, opened.vocabulary
+    texts = tuple(text for text in opened.texts if len(text.tokens) >= target) or opened.texts
     if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
         raise _too_short(texts, settings, trained, teller)
     room = sum(len(text.tokens) // target for text in texts)
@@ -244,7 +274,7 @@ def _planned(
         names = [name for name in COMPARED if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
-    engines = _engines(model, source, reader, plan)
+    engines = _engines(model, opened.source, reader, plan)
     runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
     if chosen:  # what the engine cannot run is measured only if it is named
         able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
@@ -371,7 +401,8 @@ def _teller(
             continue
         found = _found_nearby(reader, teller, text, most, settings.seed)
         serves = found.exceeds_chance(LEVEL)
-        if best is None or (serves and not best[0].exceeds_chance(LEVEL)) or found.low > best[0].high:
+        known = best is not None and best[0].asked > 0
+        if best is None or not known or (serves and not best[0].exceeds_chance(LEVEL)) or found.low > best[0].high:
             best = (found, teller)
         if found.share >= CLEAR:
             break

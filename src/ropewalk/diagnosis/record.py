@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from ropewalk.atomic_io import finite, read_json, write_output
 from ropewalk.diagnosis.evidence import Evidence, Mean, Standing, Window, WindowReading
 from ropewalk.diagnosis.facts import Found
-from ropewalk.diagnosis.page import figure_of, page_of
+from ropewalk.diagnosis.page import Picture, figure_of, page_of, pictures_of
 from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.rules import Action, works
 from ropewalk.serving.engines import ENGINES
@@ -201,6 +201,10 @@ class Diagnosis:
         Raises `RopeError` for another name, or if the extra `figures` is not installed.
         """
         return figure_of(self, name)
+
+    def pictures(self) -> dict[str, Picture]:
+        """Return the figures of the report."""
+        return pictures_of(self)
 
     @property
     def labels(self) -> dict[str, str]:

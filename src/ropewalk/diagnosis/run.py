@@ -81,6 +81,18 @@ def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
     return engine in (None, "python", *engines)
 
 
+def environment_of(reader: Reader, digest: str, dtype_choice: str | None, seconds: float) -> dict[str, Any]:
+    """Return the versions, the machine and the model's settings, for a record."""
+    return {
+        "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
+        "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
+        "parameters": reader.parameters, "library": reader.library,
+        "dtype": str(reader.dtype).removeprefix("torch."),
+        **({"dtype_choice": dtype_choice} if dtype_choice else {}),
+        "model_digest": digest, "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
 class RunInterrupted(KeyboardInterrupt):
     """Raised on Ctrl-C during a run: `kept` results are saved, and `due` are missing.
 
@@ -292,14 +304,7 @@ class DoctorRun(Planned):
         design, count = self.plan.design, looks[-1].windows
         evidence, decision, look = self._look(count)
         readings = self._readings(count)
-        device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        environment = {
-            "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
-            "machine": platform.machine(), "device": device, "threads": torch.get_num_threads(),
-            "parameters": self.reader.parameters, "library": self.reader.library, "dtype": dtype,
-            **({"dtype_choice": self.dtype_choice} if self.dtype_choice else {}),
-            "model_digest": self.digest, "seconds": round(self.clock() - self.began, 1),
-        }  # fmt: skip
+        environment = environment_of(self.reader, self.digest, self.dtype_choice, self.clock() - self.began)
         same = self.plan.same_as
         methods = {
             name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
