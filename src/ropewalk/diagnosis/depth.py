@@ -84,6 +84,10 @@ class DepthMap:
     - `beginning`: tokens of the first row; 0: there is no such row. `rows`: equal parts of a text below it.
     - `answers`: by method, for each window and fact, the log-probability of its four choices in nats.
     - The other fields are as in a `Diagnosis`. Methods are set for the target, whatever the length of a text.
+
+    >>> found = depth_map("tiny", target=512, methods="dca", windows=1, progress=False)
+    >>> found.lengths, len(found.cells("dca")) == len(found.depths)
+    ((256, 384, 512), True)
     """
 
     name: str
@@ -325,9 +329,8 @@ def depth_map(
     **Raises:** `RopeError` if something cannot be measured, or takes longer than `minutes`; `RunInterrupted` on Ctrl-C,
     after which `resume=True` resumes the run.
 
-    >>> found = depth_map("tiny", target=512, methods="dca", windows=1, progress=False)
-    >>> found.lengths, list(found.answers)
-    ((256, 384, 512), ['plain', 'dca'])
+    >>> list(depth_map("tiny", target=512, methods="dca", windows=1, progress=False).answers)
+    ['plain', 'dca']
     """
     began, given = time.perf_counter(), DoctorSettings(**settings)
     opened = open_model(model, given, progress)

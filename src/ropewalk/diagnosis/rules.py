@@ -313,6 +313,8 @@ def _why(evidence: Evidence, name: str) -> str:
         return f"{one.method}: costs {one.cost.value:.2f} nats within the trained length (at most {COST_LIMIT:.2f})"
     if one.beyond is not None:
         (found, asked), chance = one.reached, f"chance {one.beyond.asked / 4:g}"
+        if one.length <= evidence.trained and not fails(evidence, name):
+            chance += "; it is not known how far back"
         if one.length > evidence.trained and found < (least := floor(evidence, asked)):
             chance += (
                 f"; {found} of {asked} up to {one.length:,} tokens back, half as well as nearby is {math.ceil(least)}"
