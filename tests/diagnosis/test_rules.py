@@ -104,7 +104,8 @@ SHORT = reaching("plain", 30, 1000)  # it finds facts, but its length is not mor
         ((BROKEN, FAILS, standing("dca", 14)), "undecided None", "cut None", None),
         ((standing("plain", 40), standing("dca", 42)), "keep None", "keep None", None),
         ((SHORT, standing("yarn", 32)), "undecided None", "undecided None",
-         "plain: finds 30 of 48 facts (chance 12; it is not known how far back); yarn: finds 32 of 48 facts (chance 12)."),
+         "plain: finds 30 of 48 facts (chance 12; it is not known how far back); yarn: finds 32 of 48 facts (chance "
+         "12)."),
         ((BROKEN, standing("yarn", 24)), "undecided None", "undecided None",
          "plain: the loss rises by more than a nat; yarn: finds 24 of 48 facts (chance 12; 24 of 48 up to 4,000 tokens "
          "back, half as well as nearby is 27)."),
