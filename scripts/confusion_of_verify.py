@@ -54,7 +54,6 @@ from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
-from ropewalk.rope.extensions import Positions  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
 from ropewalk.rope.scaling import YaRN  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
@@ -125,10 +124,10 @@ class Applied:
         return NextTokens(values, len(input_ids))
 
 
-def unknown(positions: Positions) -> Iterator[tuple[str, Positions]]:
+def unknown(positions: ModelRopes) -> Iterator[tuple[str, ModelRopes]]:
     """Faults that are in no hypothesis."""
 
-    def changed(change: Any, layers: Sequence[int] | None = None) -> Positions:
+    def changed(change: Any, layers: Sequence[int] | None = None) -> ModelRopes:
         every = range(positions.num_layers) if layers is None else layers
         return dataclasses.replace(positions, ropes=tuple(
             change(rope) if rope is not None and layer in every else rope for layer, rope in enumerate(positions.ropes)
@@ -141,10 +140,10 @@ def unknown(positions: Positions) -> Iterator[tuple[str, Positions]]:
                           max_position_embeddings=rope.max_position_embeddings,
                           inv_freq=tuple(change(list(columns_of(rope, 2)))))  # fmt: skip
 
-    def theta(times: float, layers: Sequence[int] | None = None) -> Positions:
+    def theta(times: float, layers: Sequence[int] | None = None) -> ModelRopes:
         return changed(lambda rope: dataclasses.replace(rope, theta=rope.theta * times), layers)
 
-    def factor(times: float, name: str = "factor") -> Positions:
+    def factor(times: float, name: str = "factor") -> ModelRopes:
         return changed(
             lambda rope: dataclasses.replace(
                 rope, scaling=dataclasses.replace(rope.scaling, **{name: type(getattr(rope.scaling, name))(

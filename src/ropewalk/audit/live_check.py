@@ -24,9 +24,10 @@ from ropewalk.audit.problems import (
 )
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.model_ropes import ModelRopes
 
 _UNDESCRIBED = ("MusicFlamingoRotaryEmbedding",)  # its angles are products of two times, not of positions
 
@@ -137,7 +138,7 @@ class _Configs:
         try:
             family = family_named(_model_type(source))
             learned = None if family is None or family.learned is None else tensors_of(module).get(family.learned)
-            return ropes_of_layer_types(source, alpha=learned)
+            return ModelRopes.from_hf(source, alpha=learned).by_type
         except RopeError as error:
             return f"ropewalk does not support the rope of its config: {str(error).splitlines()[0]}"
 
@@ -164,7 +165,7 @@ def _config_of(model: nn.Module) -> Any:
 def _attached(handle: Attachment) -> Ropes:
     """Return the ropes of an attached model's layers, by layer type."""
     ropes: dict[str | None, RopeConfig | None] = {}
-    for label, rope in zip(handle.labels, handle.positions.ropes, strict=True):
+    for label, rope in zip(handle.own.labels, handle.positions.ropes, strict=True):
         ropes[label] = ropes.get(label) or rope
     return ropes
 

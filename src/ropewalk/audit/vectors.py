@@ -108,7 +108,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
     """
     read = Checkpoint.open(source)
     text = text_part(read.config)
-    ropes = sorted(read.ropes.items(), key=lambda item: item[0] != "full_attention")
+    ropes = sorted(read.ropes.rotating.items(), key=lambda item: item[0] != "full_attention")
     tensors: dict[str, Array] = {}
     cases: list[dict[str, Any]] = []
     described = []

@@ -117,7 +117,7 @@ def serving_plan(
         return Refused(
             "the model's blocks are for branches of its layers, and engines' support is unknown",
             f"Write a folder for transformers: ropewalk extend apply MODEL --method {method} --out DIR.",
-            {"blocks": source.labels},
+            {"blocks": source.own.labels},
         )
     chosen = "plain" if record.crops else method
     keys = source.under(chosen, reach, length)

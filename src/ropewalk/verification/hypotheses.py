@@ -15,8 +15,8 @@ from ropewalk.atomic_io import parse_object
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
 from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.verification.faulty_positions import FaultyPositions, ScaledLogits
@@ -42,7 +42,7 @@ class Hypothesis:
     """
 
     name: str
-    positions: Positions
+    positions: ModelRopes
     unchanged_below: int = 0
     minor: bool = False
     small: bool = False
@@ -84,7 +84,7 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
     )
 
 
-def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
+def hypotheses(expected: ModelRopes, *, trained: int) -> list[Hypothesis]:
     """Return the different hypotheses to compare answers with, the expected one first.
 
     The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
@@ -116,7 +116,7 @@ def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
     )
 
 
-def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
+def _all(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
     """Yield every hypothesis except the expected one; some may be the same."""
     bare = dataclasses.replace(expected, extensions=(None,) * expected.num_layers)
     unscaled = _mapped(bare, RopeConfig.unscaled)
@@ -135,14 +135,14 @@ def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     yield Hypothesis("inv_freq in bfloat16", _mapped(expected, _rounded), unchanged, minor=True, small=True)
 
 
-def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) -> Positions:
+def _mapped(positions: ModelRopes, change: Callable[[RopeConfig], RopeConfig]) -> ModelRopes:
     """Return the positions with each layer's rope changed."""
     return dataclasses.replace(
         positions, ropes=tuple(None if rope is None else change(rope) for rope in positions.ropes)
     )
 
 
-def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
+def _faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield faults of a scaling: applied twice, on some layers, by another formula, from another length."""
     scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
     if not scaled:
@@ -256,7 +256,7 @@ def _rounded(rope: RopeConfig) -> RopeConfig:
     return _given(rope, torch.tensor(columns_of(rope, 2)).bfloat16().double().tolist())
 
 
-def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
+def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield scaling on full layers only, on sliding layers only, and on all, if a model has both."""
     sliding = [window is not None for window in expected.sliding_windows]
     rules = {rope.scaling for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope}
@@ -275,7 +275,7 @@ def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
         yield Hypothesis(name, dataclasses.replace(expected, ropes=ropes))
 
 
-def _widths(expected: Positions) -> Iterator[Hypothesis]:
+def _widths(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield faults of the rotary width, if only a part of each head rotates."""
     partly = [rope for rope in expected.present_ropes if rope.rotary_dim != rope.head_dim and rope.axes is None]
     if not partly:
@@ -299,7 +299,7 @@ def _widths(expected: Positions) -> Iterator[Hypothesis]:
             continue
 
 
-def _layers(expected: Positions) -> Iterator[Hypothesis]:
+def _layers(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield the ropes of full and sliding layers exchanged, or one of them on all layers, if they differ."""
     kinds: dict[bool, set[RopeConfig | None]] = {True: set(), False: set()}
     for rope, window in zip(expected.ropes, expected.sliding_windows, strict=True):
@@ -316,7 +316,7 @@ def _layers(expected: Positions) -> Iterator[Hypothesis]:
         yield Hypothesis(name, dataclasses.replace(expected, ropes=ropes))
 
 
-def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
+def _methods(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
     """Yield every method at every factor, from the trained lengths."""
     own = [rope.scaled_length / rope.original_length for rope in expected.present_ropes
            if rope.scaling is not None and rope.scaled_length and rope.original_length]  # fmt: skip
@@ -340,7 +340,7 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
                 )
 
 
-def _known_as(method: str, positions: Positions) -> str:
+def _known_as(method: str, positions: ModelRopes) -> str:
     """Return the name in configs and engines if it differs: the theta that the method sets, or its rope_type."""
     rules = {rope.scaling for rope in positions.present_ropes if rope.scaling is not None}
     if len(rules) != 1:
@@ -352,7 +352,7 @@ def _known_as(method: str, positions: Positions) -> str:
     return f" ({rule.rope_type})" if method == "pi" else ""
 
 
-def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
+def _thetas(expected: ModelRopes, prefix: str) -> Iterator[Hypothesis]:
     """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
@@ -365,7 +365,7 @@ def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
         yield Hypothesis(f"{prefix}theta {theta:.0f}", _mapped(expected, partial(change, theta=theta)))
 
 
-def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
+def _positions(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
     """Yield positions that stop, restart or are off by one after a length, and rounded ones."""
     known = {rope.original_length for rope in expected.present_ropes} | {trained}
     known |= {rope.scaled_length for rope in expected.present_ropes}
@@ -380,7 +380,7 @@ def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     yield from _faulty(expected, ("in bfloat16", FaultyPositions("rounded", 256)))
 
 
-def in_decoding(expected: Positions, prompt: int) -> list[Hypothesis]:
+def in_decoding(expected: ModelRopes, prompt: int) -> list[Hypothesis]:
     """Return hypotheses about the positions of tokens that follow a prompt of `prompt` tokens, processed one by one."""
     return _faulty(
         expected,
@@ -392,7 +392,7 @@ def in_decoding(expected: Positions, prompt: int) -> list[Hypothesis]:
     )
 
 
-def _faulty(expected: Positions, *faults: tuple[str, FaultyPositions]) -> list[Hypothesis]:
+def _faulty(expected: ModelRopes, *faults: tuple[str, FaultyPositions]) -> list[Hypothesis]:
     """Return a hypothesis for each fault; none for models with sliding layers or extensions, or without a rope."""
     if any((*expected.sliding_windows, *expected.extensions)) or not expected.present_ropes:
         return []
@@ -405,16 +405,16 @@ def _faulty(expected: Positions, *faults: tuple[str, FaultyPositions]) -> list[H
     ]  # fmt: skip
 
 
-def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:
+def expected_positions(own: ModelRopes, expect: str | ModelRopes | None, trained: int) -> ModelRopes:
     """Return the expected positions: the checkpoint's own, or those of `expect`; see `verify`.
 
     **Raises:** `RopeError` for an unknown method, an invalid factor or an invalid block.
 
     >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256)
-    >>> expected_positions(Positions((rope,), (None,), (None,)), "yarn:4", 256).ropes[0].scaling.factor
+    >>> expected_positions(ModelRopes((rope,), (None,), (None,)), "yarn:4", 256).ropes[0].scaling.factor
     4.0
     """
-    if expect is None or isinstance(expect, Positions):
+    if expect is None or isinstance(expect, ModelRopes):
         return own if expect is None else expect
     if isinstance(expect, str) and expect.lstrip().startswith("{"):
         return _of_block(own, expect)
@@ -433,7 +433,7 @@ def expected_positions(own: Positions, expect: str | Positions | None, trained: 
     return method.positions(own, Reach(trained, target))
 
 
-def _of_block(own: Positions, expect: str) -> Positions:
+def _of_block(own: ModelRopes, expect: str) -> ModelRopes:
     """Return the positions with the theta and the scaling of a Hugging Face block."""
     rope = main_rope(own.ropes)
     cure = 'Write it as in config.json: {"rope_type": "yarn", "factor": 4.0, ...}.'
@@ -452,12 +452,12 @@ def _of_block(own: Positions, expect: str) -> Positions:
     return _mapped(own, lambda old: dataclasses.replace(old, theta=read.theta, scaling=read.scaling, trained=None))
 
 
-def length_to_verify(expected: Positions, trained: int) -> int:
+def length_to_verify(expected: ModelRopes, trained: int) -> int:
     """Return the length in tokens for a verdict: the trained one, at most 1,024, or more if scaling acts later.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256, scaling=DynamicNTK(4.0))
-    >>> length_to_verify(Positions((rope,), (None,), (None,)), 256)
+    >>> length_to_verify(ModelRopes((rope,), (None,), (None,)), 256)
     384
     """
     usual = min(trained, LONGEST_DEFAULT)
@@ -466,10 +466,10 @@ def length_to_verify(expected: Positions, trained: int) -> int:
     return usual if begins is None or begins <= usual else begins + max(64, begins // 2 - 1)
 
 
-def described(positions: Positions) -> str:
+def described(positions: ModelRopes) -> str:
     """Describe the ropes in words.
 
-    >>> described(Positions((RopeConfig(64, interleaved=False),), (None,), (None,)))
+    >>> described(ModelRopes((RopeConfig(64, interleaved=False),), (None,), (None,)))
     'plain RoPE (theta 10000)'
     """
     rope = main_rope(positions.ropes)

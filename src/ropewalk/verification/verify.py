@@ -21,7 +21,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.progress import Progress, say, shown
 from ropewalk.progress import expect as begin_stage
-from ropewalk.rope.extensions import Positions
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
@@ -60,7 +60,7 @@ def verify(
     model: str | Path | Reader | Any,
     engine: object,
     *,
-    expect: str | Positions | None = None,
+    expect: str | ModelRopes | None = None,
     up_to: int | None = None,
     max_tokens: int = MAX_TOKENS,
     text: str | Path | None = None,
@@ -80,7 +80,7 @@ def verify(
     - `engine`: the URL of a server with OpenAI's `/v1/completions` and `logprobs`; "transformers" or "llama.cpp", which
       are started here; a live transformers model; or an `Engine`. The variable OPENAI_API_KEY may contain a key.
     - `expect`: the expected rope: "plain", "METHOD:FACTOR" such as "yarn:4", a JSON block of `rope_parameters`, or
-      `Positions`. Defaults to the checkpoint's own config.
+      `ModelRopes`. Defaults to the checkpoint's own config.
     - `up_to`: the longest prompt of the verdict, in tokens. Defaults to the trained length, at most 1,024, or more if
       the expected scaling acts later. The verdict covers less if the answered prompts are shorter.
     - `max_tokens`: the longest prompt to send, in tokens.
@@ -121,7 +121,7 @@ def verify(
 def our_side(
     model: str | Path | Reader | Any,
     *,
-    expect: str | Positions | None = None,
+    expect: str | ModelRopes | None = None,
     up_to: int | None = None,
     text: str | Path | None = None,
     trained_length: int | None = None,
@@ -177,7 +177,7 @@ class OurSide:
     predictions: Predictions
     tokenizer: TextTokenizer
     text: str
-    positions: Positions
+    positions: ModelRopes
     trained: int
     longest: int | None = None
     rounds: Sequence[tuple[int, int]] | None = field(default=None, init=False)
