@@ -53,13 +53,13 @@ from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
+from ropewalk.methods.faults import Hypothesis  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
 from ropewalk.rope.scaling import YaRN  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
-from ropewalk.verification.hypotheses import Hypothesis  # noqa: E402
 from ropewalk.verification.outcome import Prediction  # noqa: E402
 from ropewalk.verification.questions import different, first_difference  # noqa: E402
 from ropewalk.verification.verify import OurSide, our_side  # noqa: E402

@@ -164,7 +164,11 @@ class ModelRopes:
         If all rotate alike, the only key is None. Without a config, each different rope has a number.
         """
         if self.types:
-            return _alike({one.name: one.rope for one in self.types if self.nested or attends(one.name)})
+            layers: dict[str | None, RopeConfig | None] = {}
+            for label, rope in zip(self.labels, self.ropes, strict=True):
+                layers[label] = layers.get(label) or rope
+            types = (one for one in self.types if self.nested or attends(one.name))
+            return _alike({one.name: layers.get(one.name, one.rope) for one in types})
         different = list(dict.fromkeys(self.present_ropes))
         return {None if len(different) == 1 else f"rope {n}": rope for n, rope in enumerate(different)}
 

@@ -123,11 +123,6 @@ class Served:
         )
 
     @property
-    def nested(self) -> bool:
-        """Return whether each layer type has its own block."""
-        return any(isinstance(block, Mapping) for block in (self.fields["rope_parameters"] or {}).values())
-
-    @property
     def is_scaled(self) -> bool:
         """Return whether any layer's rope has a scaling that was not used in training."""
         return any(rope.as_trained() != rope for rope in self.own.present_ropes)

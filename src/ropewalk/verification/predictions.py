@@ -14,9 +14,9 @@ import numpy as np
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.methods.faults import Hypothesis
+from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.verification.faulty_positions import FaultyPositions
-from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.outcome import Prediction, distance
 from ropewalk.version import __version__
 

@@ -19,6 +19,7 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.methods.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
 from ropewalk.progress import Progress, say, shown
 from ropewalk.progress import expect as begin_stage
 from ropewalk.rope.model_ropes import ModelRopes
@@ -26,15 +27,7 @@ from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
 from ropewalk.verification.engine import WAIT, TokenizerTexts
-from ropewalk.verification.hypotheses import (
-    CHUNKS,
-    Hypothesis,
-    described,
-    expected_positions,
-    hypotheses,
-    in_decoding,
-    length_to_verify,
-)
+from ropewalk.verification.hypotheses import described, expected_positions, length_to_verify
 from ropewalk.verification.outcome import Prediction, Verification
 from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
 from ropewalk.verification.questions import (
