@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from functools import cache
@@ -20,7 +21,7 @@ from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.model_ropes import Layers
+from ropewalk.rope.model_ropes import Layers, ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, Proportional, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.rope.models import CONFIGS, fixture, fixture_names, transformers_config
@@ -356,6 +357,15 @@ def test_the_layers_of_a_rope_are_those_of_its_class(fields: dict[str, Any], rot
     )
     if fields["num_hidden_layers"] == 9:
         assert where.endswith(", in 7 of 9 layers: 0-2, 4-6, 8.")
+
+
+@pytest.mark.parametrize("key", ["no_rope_layer_interval", "no_rope_layers", "compress_ratios", "layers_block_type"])
+@pytest.mark.parametrize("value", ["x", [None], 5, {"a": 1}, [[1]]])
+def test_a_damaged_list_of_layers_is_not_used(key: str, value: object) -> None:
+    """Or refused; never an error of Python."""
+    with contextlib.suppress(RopeError):
+        ropes = ModelRopes.from_hf({"model_type": "llama4_text", "num_hidden_layers": 8, **SIZES, key: value})
+        assert ropes.rotating
 
 
 def test_a_proportional_rope_counts_its_rotating_pairs() -> None:

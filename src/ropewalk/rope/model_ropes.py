@@ -271,7 +271,7 @@ def flags_of(fields: Mapping[str, Any], family: Family) -> list[bool] | None:
     unknown = family_named(str(fields.get("model_type"))) is None
     stated = fields.get(family.flags or ("no_rope_layers" if unknown else ""))
     if family.flags and not stated:
-        every = fields.get("no_rope_layer_interval") or 4
+        every = as_whole(fields.get("no_rope_layer_interval")) or 4
         stated = [(layer + 1) % every != 0 for layer in range(count)]
     if not isinstance(stated, list | tuple) or not len(stated) >= count > 0:
         return None
@@ -282,10 +282,11 @@ def _labels(fields: Mapping[str, Any]) -> list[str | None]:
     """Return the type of each layer of a config, None if it does not state it."""
     count = as_whole(fields.get("num_hidden_layers")) or 0
     stated = next((fields[key] for key in TYPE_KEYS if fields.get(key)), None)
-    if not stated and fields.get("compress_ratios"):  # DeepSeek-V4's older spelling
-        kinds = ("sliding_attention", "compressed_sparse_attention")
-        stated = [kinds[bool(ratio)] for ratio in fields["compress_ratios"]]
-    labels: list[str | None] = [one if isinstance(one, str) else None for one in stated or ()][:count]
+    ratios = fields.get("compress_ratios")
+    if not stated and isinstance(ratios, list | tuple):  # DeepSeek-V4's older spelling
+        stated = [("sliding_attention", "compressed_sparse_attention")[bool(ratio)] for ratio in ratios]
+    stated = stated if isinstance(stated, list | tuple) else ()
+    labels: list[str | None] = [one if isinstance(one, str) else None for one in stated][:count]
     return labels + [None] * (count - len(labels))
 
 
