@@ -47,15 +47,15 @@ from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
+from ropewalk.methods.faults import Hypothesis  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
-from ropewalk.rope.extensions import Positions  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
+from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
 from ropewalk.rope.scaling import Linear, YaRN  # noqa: E402
 from ropewalk.statistics import binomial_interval  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
-from ropewalk.verification.hypotheses import Hypothesis  # noqa: E402
 from ropewalk.verification.outcome import Prediction  # noqa: E402
 from ropewalk.verification.questions import different, first_difference  # noqa: E402
 from ropewalk.verification.verify import OurSide, our_side  # noqa: E402
@@ -111,7 +111,7 @@ class Applied:
         return NextTokens(values, len(input_ids))
 
 
-def changed(positions: Positions, change: Change, layers: Iterable[int] | None = None) -> Positions:
+def changed(positions: ModelRopes, change: Change, layers: Iterable[int] | None = None) -> ModelRopes:
     """The ropes of these layers changed, by default of all."""
     chosen = set(range(positions.num_layers) if layers is None else layers)
     ropes = (change(rope) if rope is not None and layer in chosen else rope
@@ -166,7 +166,7 @@ UNKNOWN: Mapping[str, Change] = {
 """Faults that are in no hypothesis."""
 
 
-def unknown(positions: Positions) -> Iterator[tuple[str, Positions]]:
+def unknown(positions: ModelRopes) -> Iterator[tuple[str, ModelRopes]]:
     """Those faults, and theta of single layers."""
     for name, change in UNKNOWN.items():
         yield name, changed(positions, change)

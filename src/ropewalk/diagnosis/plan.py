@@ -15,8 +15,8 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
-from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import MOST_SEED, check_whole
 
 PLAIN, CROP = "plain", "crop"
@@ -135,8 +135,8 @@ class Plan:
     """
 
     design: Design
-    own: Positions
-    positions: Mapping[str, Positions]
+    own: ModelRopes
+    positions: Mapping[str, ModelRopes]
     same_as: Mapping[str, str]
     configs: Mapping[str, dict[str, Any] | None]
 
@@ -176,7 +176,7 @@ class Plan:
 
 
 @cache
-def _digest_of(positions: Positions) -> str:
+def _digest_of(positions: ModelRopes) -> str:
     return fingerprint(positions)
 
 
@@ -239,7 +239,7 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
     return Plan(design=design, own=own, positions=positions, same_as=same_as, configs=configs)
 
 
-def _angles(positions: Positions, seq_len: int) -> object:
+def _angles(positions: ModelRopes, seq_len: int) -> object:
     """Return each layer's frequencies and attention factor at this length, which define a method's computation."""
     distinct = {
         rope: (columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in positions.present_ropes

@@ -65,10 +65,11 @@ def _read_one(
 
 def read_layer_types(
     config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
-) -> tuple[dict[str | None, dict[str, Any] | None], bool]:
-    """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`.
+) -> tuple[dict[str | None, dict[str, Any] | None], bool, dict[str, Any], Family]:
+    """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ModelRopes.from_hf`.
 
-    The second value is whether the config has, or its class writes, a block for each layer type.
+    The others are whether the config has, or its class writes, a block for each layer type, its text part, and its
+    family.
     """
     fields, family, name = _described(config)
     ropes = {
@@ -78,7 +79,7 @@ def read_layer_types(
     _warn(fields, family, name)
     stated = fields.get("rope_parameters")
     nested = isinstance(stated, Mapping) and any(isinstance(value, Mapping) for value in stated.values())
-    return ropes, nested or bool(family.blocks)
+    return ropes, nested or bool(family.blocks), fields, family
 
 
 def _learned(scaling: Scaling | None, family: Family, name: str, alpha: Any) -> Scaling | None:

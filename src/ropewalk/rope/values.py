@@ -34,6 +34,7 @@ Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
 MOST_TOKENS, MOST_SEED = 2**31 - 1, 2**63 - 1
 MOST_SIZE, MOST_FACTOR = 2**20, 1e31  # features, heads or layers; thetas and factors: beyond, a formula overflows
+HORIZON = 2**21  # tokens: ropes that agree up to this length are the same
 TRAINED_KEY = "original_max_position_embeddings"
 
 
