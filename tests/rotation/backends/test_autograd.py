@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from tests.rotation.backends.cases import DTYPES
-from tests.rotation.backends.truth import same_bits
+from tests.rotation.backends.truth import FORMATS, same_bits
 
 SEQ, HEADS, KV_HEADS, DIM, TURNED = 3, 3, 1, 8, 6
 
@@ -63,7 +62,7 @@ def test_derivatives_of_norms(interleaved, place):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_backward_is_the_inverse_to_the_bit(dtype, interleaved, place):
     """The gradient is the incoming one turned back by the same kernel, expanded or not; both ways, and in place."""
     x, cos, sin = some(place.device, dtype, 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import lru_cache
 
 import numpy as np
@@ -11,10 +10,12 @@ import torch
 
 import ropewalk as rw
 from tests import oracle
-from tests.rotation.backends import checks, truth
+from tests.rotation.backends import truth
 from tests.rotation.backends.calls import FORMS, Call, check_call
-from tests.rotation.backends.cases import CASES, DTYPES, FURTHEST, HEAD_DIMS
 from tests.rotation.backends.truth import FORMATS
+
+FURTHEST = 10_000_000
+HEAD_DIMS = (2, 6, 8, 64, 80, 96, 112, 128, 192, 256)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -155,15 +156,17 @@ def test_the_promise(dtype, interleaved, place):
         check_promise(back, *truth.turn(truth.wide(x), cos, sin, interleaved=interleaved, inverse=True))
 
 
-@pytest.mark.parametrize("form", checks.FORMS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cases(dtype, form, place):
-    """Every case of this dtype: numbers within half a unit and 2e-7 of the pair, all else as it was to the last bit."""
-    cases = [case for case in CASES if case.dtype == dtype]
-    assert {case.interleaved for case in cases} == {False, True}
-    if place.interpreted:  # a tenth in each form, another one each time: half of all
-        cases = random.Random(str(dtype)).sample(cases, len(cases))[
-            list(checks.FORMS).index(form) :: 2 * len(checks.FORMS)
-        ]
-    for case in cases:
-        checks.check_case(case, form, place)
+TURNED = ((4, 0), (1, 6), (5, 3))  # pairs, and features that are passed on
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_layouts_and_tables(dtype, form, place):
+    """Each layout, whole and in part, by tables of all sequences, of each, and of each head; interpreted, a few."""
+    every = [
+        Call(dtype, (number + kind) % 2 == 0, form, layout=layout, pairs=pairs, passing=passing, scale=-0.75,
+             inverse=kind == 1, per_row=kind > 0, per_head=kind == 2, kv_heads=0 if kind == 2 else 2)
+        for number, layout in enumerate(("bshd", "bhsd", "thd")) for kind in range(3) for pairs, passing in TURNED
+    ]  # fmt: skip
+    for call in every[list(FORMATS).index(dtype) + FORMS.index(form) :: 18] if place.interpreted else every:
+        check_call(call, place)
