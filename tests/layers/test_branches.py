@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import Branches
 from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
-from tests.layers.extension_material import make_layer
+from tests.layers.forms import HIDDEN, make_layer
 
 PARENTS = (-1, 0, 1, 1, 3, 0, -1, 6, 6)
 FORMS: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ def lines(layer: rw.Attention, x: Tensor, parents: tuple[int, ...]) -> Tensor:
 
 def check(form: dict[str, Any], parents: tuple[int, ...] = PARENTS, held: int = 40) -> None:
     given = dict(form)
-    layer, x = make_layer(given.pop("extension", None), **given), torch.randn(1, held + len(parents), 24).double()
+    layer, x = make_layer(given.pop("extension", None), **given), torch.randn(1, held + len(parents), HIDDEN).double()
     with torch.no_grad():
         torch.testing.assert_close(branched(layer, x, Branches(parents)), lines(layer, x, parents), atol=1e-11, rtol=0)
 

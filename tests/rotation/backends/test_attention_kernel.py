@@ -329,12 +329,10 @@ FAULTS: dict[str, Attend] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_faults_are_found(fault: Attend, dtype: torch.dtype) -> None:
     """At least one case fails, by its numbers."""
-    found = 0
-    for case in CASES:
-        if case.queries * case.heads * case.head_dim > 20_000:
-            continue
-        try:
+
+    def any_case() -> None:
+        for case in SMALL:
             check(case, dtype, fault)
-        except AssertionError as error:
-            found += "wrong; at" in str(error) or "was changed" in str(error)
-    assert found
+
+    with pytest.raises(AssertionError, match=r"wrong; at|was changed"):
+        any_case()

@@ -35,6 +35,7 @@ def test_heads_and_features(heads, interleaved, place):
 @pytest.mark.parametrize("pairs", [20, 21])
 def test_an_odd_head_is_refused(pairs, place):
     """41 features are no pairs; 40 of them are, if they are named."""
+    check_call(Call(torch.bfloat16, True, "fresh", pairs=20, passing=1), place)
     x, cos, sin = torch.randn(1, 3, 2, 41), torch.ones(3, pairs), torch.zeros(3, pairs)
     x, cos, sin = (t.to(place.device) for t in (x, cos, sin))
     weight = torch.ones(41, device=place.device)
@@ -48,12 +49,6 @@ def test_an_odd_head_is_refused(pairs, place):
     ):
         with pytest.raises(rw.RopeError, match=f"{pairs} pairs, which is not half of"):
             call()
-
-
-def test_an_odd_head_turns_in_part(place):
-    """With rotary_dim named an odd head_dim is no hindrance."""
-    for interleaved in (False, True):
-        check_call(Call(torch.bfloat16, interleaved, "fresh", pairs=20, passing=1), place)
 
 
 EMPTY = {

@@ -13,7 +13,8 @@ import ropewalk as rw
 from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import Part, config_classes
 from tests.parity.own import sample
-from tests.rope.models import Model, check_frequencies, fixture, modeling, vision_rotations
+from tests.parity.random_configs import compare
+from tests.rope.models import fixture, modeling, vision_rotations
 from tests.rope.test_parity import LONGROPE, RULES
 
 transformers = pytest.importorskip("transformers")
@@ -33,56 +34,66 @@ def class_config(fields: dict[str, Any]) -> Any:
     return config_classes()[fields.pop("model_type")](**fields)
 
 
-SILENT: list[tuple[dict[str, Any], tuple[str | None, ...]]] = [
-    ({"model_type": "mistral4"}, (None,)),
-    ({"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16}, (None,)),
-    ({"model_type": "zamba2", "use_mem_rope": True}, (None,)),
-    ({"model_type": "zamba2", "use_mem_rope": True, **SIZES, "kv_channels": 128}, (None,)),
-    ({"model_type": "zamba2", "use_mem_rope": True, **SIZES, "attention_head_dim": 192}, (None,)),
-    ({"model_type": "moonshine_streaming", "hidden_size": 320, "num_attention_heads": 8}, (None,)),
-    ({"model_type": "moonshine_streaming", **SIZES, "rope_parameters": PLAIN}, (None,)),
-    ({"model_type": "mimo_v2_flash"}, TWO_TYPES),
-    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, PLAIN)}, TWO_TYPES),
-    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)}, TWO_TYPES),
-    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, YARN)}, TWO_TYPES),
-    ({"model_type": "moonshine_streaming", **SIZES, "rope_parameters": LINEAR}, (None,)),
-    ({"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)}, ("full_attention",)),
-    ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES}, (None,)),
-    ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES, "rope_parameters": PLAIN}, (None,)),
-    ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0}, (None,)),
-    ({"model_type": "mellum", "partial_rotary_factor": 0.5}, ("full_attention",)),
+STEP: dict[str, Any] = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 8,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
+    "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2,
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131_072,
+    "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+}  # fmt: skip
+EXAMPLES: list[dict[str, Any]] = [
+    {"model_type": "mistral4"},
+    {"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16},
+    {"model_type": "zamba2", "use_mem_rope": True},
+    {"model_type": "zamba2", "use_mem_rope": True, **SIZES, "kv_channels": 128},
+    {"model_type": "zamba2", "use_mem_rope": True, **SIZES, "attention_head_dim": 192},
+    {"model_type": "moonshine_streaming", "hidden_size": 320, "num_attention_heads": 8},
+    {"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES},
+    *({"model_type": name, **SIZES, "rope_parameters": block}
+      for name in ("moonshine_streaming", "nemotron3_5_transcribe_asr_audio") for block in (PLAIN, LINEAR)),
+    {"model_type": "mimo_v2_flash"},
+    *({"model_type": name, "rope_parameters": dict.fromkeys(TWO_TYPES, block)}
+      for name, block in (*(("mimo_v2_flash", block) for block in (PLAIN, LINEAR, YARN)), ("laguna", LINEAR))),
+    {"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0},
+    {"model_type": "mellum", "partial_rotary_factor": 0.5},
     # the theta of its flat block is not read
-    ({"model_type": "deepseek_v4", "rope_theta": 5e4, "rope_scaling": YARN}, ("main", "compress")),
-    ({"model_type": "deepseek_v4", "compress_rope_theta": 7e4, "rope_scaling": YARN}, ("main", "compress")),
-    ({"model_type": "gpt_neox", **SIZES, "rope_theta": 5e5}, (None,)),
-    ({**fixture("olmo_3_1_32b"), "rope_theta": 123_456}, ("sliding_attention",)),
-    ({"model_type": "phi3", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048,
-      "rope_parameters": {**LONGROPE, "rope_theta": 1e4}}, (None,)),
-    ({"model_type": "phi", **SIZES, "rope_parameters": {"rope_type": "proportional"}}, (None,)),
-    ({"model_type": "hunyuan_v1_dense", **SIZES, "head_dim": 128,
-      "rope_scaling": {"type": "dynamic", "alpha": 1e3, "factor": 1.0}}, (None,)),
+    *({"model_type": "deepseek_v4", key: 5e4, "rope_scaling": YARN} for key in ("rope_theta", "compress_rope_theta")),
+    {"model_type": "gpt_neox", **SIZES, "rope_theta": 5e5},
+    {**fixture("olmo_3_1_32b"), "rope_theta": 123_456},
+    {"model_type": "phi3", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048,
+     "rope_parameters": {**LONGROPE, "rope_theta": 1e4}},
+    {"model_type": "phi", **SIZES, "rope_parameters": {"rope_type": "proportional"}},
+    {"model_type": "hunyuan_v1_dense", **SIZES, "head_dim": 128,
+     "rope_scaling": {"type": "dynamic", "alpha": 1e3, "factor": 1.0}},
     # a rule runs over the rotated features
-    *(({"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048,
-        "rope_parameters": {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}}, (None,))
+    *({"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048,
+       "rope_parameters": {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}}
       for rule in ("linear", "dynamic", "yarn", "llama3")),
     # `truncate` is read next to the nested blocks, and not in one of them
-    *(({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}}, ("full_attention",))
-      for outer in ({}, {"truncate": False})),
-    *(
-        ({"model_type": name, **SIZES, "rope_theta": 54_321.0}, (None,))  # beside a default block with its own theta
-        for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")
-    ),
+    *({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}} for outer in ({}, {"truncate": False})),
+    *({"model_type": name, **SIZES, "rope_theta": 54_321.0}  # beside a default block with its own theta
+      for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")),
+    # settings that lie in lists, one number for each layer, as in released files
+    STEP,
+    {**STEP, "rope_scaling": LLAMA3},
+    {**STEP, "rope_theta": 12_345.0, "rope_scaling": LLAMA3},
+    {"model_type": "dots3_note_text"},
+    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
+    *({"model_type": name, **SIZES, "num_hidden_layers": 4, **lists} for name in ("granite_swa", "granitemoe_swa")
+      for lists in ({}, {"layer_types": [*TWO_TYPES] * 2, "layer_rope_theta": [5e5, 0, 5e5, 0]})),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fields", "layer_types"), SILENT, ids=[f"{i}-{c[0]['model_type']}" for i, c in enumerate(SILENT)]
-)
-def test_silent_configs(fields: dict[str, Any], layer_types: tuple[str | None, ...]) -> None:
-    """Frequencies, their number and the attention factor are the class's own."""
-    for layer_type in layer_types:
-        config = rw.RopeConfig.from_hf(fields, layer_type=layer_type)
-        check_frequencies(config, Model(class_config(fields), layer_type), rtol=2e-6)
+@pytest.mark.parametrize("fields", EXAMPLES, ids=[f"{at}-{each['model_type']}" for at, each in enumerate(EXAMPLES)])
+def test_examples(fields: dict[str, Any]) -> None:
+    """Read from the file, the object and the saved folder, as the class itself reads it."""
+    found = compare(fields["model_type"], fields)
+    sides = ["file"] if fields["model_type"] == "mellum" else ["file", "object", "folder"]
+    assert [side for side in sides if not found[f"{side}: equal"]] == []
 
 
 # --- layers without rotation
@@ -169,51 +180,7 @@ def test_layers_without_rotation(name: str) -> None:
                 rw.RopeConfig.from_hf(fields, layer_type=layer_type)
 
 
-# --- settings that lie in lists, one number for each layer, as in released files
-
-STEP: dict[str, Any] = {
-    "model_type": "step3p5",
-    "num_hidden_layers": 8,
-    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
-    "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2,
-    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 2,
-}
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131_072,
-    "low_freq_factor": 1.0, "high_freq_factor": 32.0,
-}  # fmt: skip
-BY_LAYER: list[dict[str, Any]] = [
-    STEP,
-    {**STEP, "rope_scaling": LLAMA3},
-    {**STEP, "rope_theta": 12_345.0, "rope_scaling": LLAMA3},
-    {"model_type": "dots3_note_text"},
-    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
-]
-
-
-@pytest.mark.parametrize("fields", BY_LAYER, ids=lambda fields: fields["model_type"])
-def test_lists_of_settings(fields: dict[str, Any]) -> None:
-    """Each layer type's frequencies are those of the class that reads the same file."""
-    for label, rope in ropes_of_layer_types(fields).items():
-        assert rope is not None
-        check_frequencies(rope, Model(class_config(fields), label), rtol=2e-6)
-
-
-@pytest.mark.parametrize("model_type", ["granite_swa", "granitemoe_swa"])
-def test_a_theta_for_each_layer(model_type: str) -> None:
-    """The class's own list of thetas, 0 for none: one rope for each layer type, as its model chooses among them."""
-    fields = {"model_type": model_type, **SIZES, "num_hidden_layers": 4}
-    stated = {**fields, "layer_types": [*TWO_TYPES] * 2, "layer_rope_theta": [5e5, 0, 5e5, 0]}
-    for given in (fields, stated):
-        config = class_config(given)
-        ropes = ropes_of_layer_types(config)
-        assert {rope.theta if rope else 0 for rope in ropes.values()} == {
-            rope.theta if rope else 0 for rope in ropes_of_layer_types(given).values()
-        }
-        for label, theta in zip(config.layer_types, config.layer_rope_theta, strict=True):
-            rope = ropes[None] if None in ropes else ropes[label]
-            assert (0 if rope is None else rope.theta) == theta
-
+# --- what is refused
 
 GRANITE = {"model_type": "granite_swa", **SIZES, "num_hidden_layers": 4, "layer_types": [*TWO_TYPES] * 2}
 NEOMME = {"model_type": "neomme", "head_dim": 6, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}
