@@ -159,8 +159,8 @@ TURNED = ((4, 0), (1, 6), (5, 3))  # pairs, and features that are passed on
 def test_layouts_and_tables(dtype, form, place):
     """Each layout, whole and in part, by tables of all sequences, of each, and of each head; interpreted, a few."""
     every = [
-        Call(dtype, (number + kind) % 2 == 0, form, layout=layout, pairs=pairs, passing=passing, scale=-0.75,
-             inverse=kind == 1, per_row=kind > 0, per_head=kind == 2, kv_heads=0 if kind == 2 else 2)
+        Call(dtype, (number + kind) % 2 == 0, form, layout=layout, seq=1 if pairs == 5 else 5, pairs=pairs, scale=-0.75,
+             passing=passing, inverse=kind == 1, per_row=kind > 0, per_head=kind == 2, kv_heads=0 if kind == 2 else 2)
         for number, layout in enumerate(("bshd", "bhsd", "thd")) for kind in range(3) for pairs, passing in TURNED
     ]  # fmt: skip
     for call in every[list(FORMATS).index(dtype) + FORMS.index(form) :: 18] if place.interpreted else every:
