@@ -48,7 +48,7 @@ REPEATS = pytest.mark.repeats_shapes
 
 # A layer, or several one after another. The oracle knows each form that has one layer and no encoding.
 FORMS: dict[str, list[dict[str, Any]]] = {
-    "nope": [{}],
+    "nope": [{"rope": None}],
     "multi-head": [{"rope": ROPE, "num_key_value_heads": HEADS}],
     "multi-query": [{"rope": ROPE, "num_key_value_heads": 1}],
     "biases": [{"rope": ROPE, "bias": True}],
