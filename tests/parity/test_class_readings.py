@@ -1,4 +1,4 @@
-"""What transformers' classes make of configs that state little: read from the dict, as the class itself reads it."""
+"""Examples of configs, each read as its class of transformers reads it; layers without rotation; what is refused."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ EXAMPLES: list[dict[str, Any]] = [
     {"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)},
     {"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0},
     {"model_type": "mellum", "partial_rotary_factor": 0.5},
+    *({**fixture("deepseek_v3"), "rope_interleave": flag} for flag in (True, False)),
     # the theta of its flat block is not read
     *({"model_type": "deepseek_v4", key: 5e4, "rope_scaling": YARN_OF_1E4}
       for key in ("rope_theta", "compress_rope_theta")),
