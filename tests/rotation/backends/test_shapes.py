@@ -26,7 +26,7 @@ def test_heads_and_features(heads, interleaved, place):
         for kind, dtype in enumerate(FORMATS):
             keys = (0, 1, heads)[number % 3]
             for form in (FORMS[(number + kind) % 4], FORMS[(number + kind + 2) % 4])[: 1 if heads == 1 else 2]:
-                seq = 2 if place.backend == "triton" else 3
+                seq = 1 if heads == 1 else 2 if place.backend == "triton" else 3
                 check_call(Call(dtype, interleaved, form, batch=1, seq=seq, heads=heads, kv_heads=keys, pairs=dim // 2),
                            place)  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_the_promise(dtype, interleaved, place):
         check_promise(back, *truth.turn(truth.wide(x), cos, sin, interleaved=interleaved, inverse=True))
 
 
-TURNED = ((4, 0), (1, 6), (5, 3))  # pairs, and features that are passed on
+TURNED = ((4, 0), (1, 6), (5, 3), (8, 0))  # pairs, and features that are passed on; the last in one token
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -159,8 +159,9 @@ TURNED = ((4, 0), (1, 6), (5, 3))  # pairs, and features that are passed on
 def test_layouts_and_tables(dtype, form, place):
     """Each layout, whole and in part, by tables of all sequences, of each, and of each head; interpreted, a few."""
     every = [
-        Call(dtype, (number + kind) % 2 == 0, form, layout=layout, seq=1 if pairs == 5 else 5, pairs=pairs, scale=-0.75,
-             passing=passing, inverse=kind == 1, per_row=kind > 0, per_head=kind == 2, kv_heads=0 if kind == 2 else 2)
+        Call(dtype, (number + kind) % 2 == 0, form, layout=layout, batch=1 if pairs == 8 else 2,
+             seq=1 if pairs == 8 else 5, pairs=pairs, passing=passing, scale=-0.75, inverse=kind == 1,
+             per_row=kind > 0, per_head=kind == 2, kv_heads=0 if kind == 2 else 2)
         for number, layout in enumerate(("bshd", "bhsd", "thd")) for kind in range(3) for pairs, passing in TURNED
     ]  # fmt: skip
     for call in every[list(FORMATS).index(dtype) + FORMS.index(form) :: 18] if place.interpreted else every:
