@@ -41,8 +41,8 @@ from ropewalk.diagnosis.record import restored
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.ledger import Ledger
-from ropewalk.rope.extensions import Extension
-from ropewalk.rope.model_ropes import ModelRopes, Region, next_index, same_index, zero_index
+from ropewalk.rope.extensions import Extension, Region, next_index, same_index, zero_index
+from ropewalk.rope.model_ropes import ModelRopes
 
 TIMES, RUNS, LOOKS = (2.0, 2.5, 3.0, 3.5), 6, (1, 2, 4)
 METHOD = {"tiny-rerope": "rerope", "tiny-dca": "dca", "smollm2": "plain"}  # the one with a reach of W

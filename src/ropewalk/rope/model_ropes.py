@@ -117,8 +117,6 @@ class ModelRopes:
         >>> ModelRopes.from_hf(cohere).by_type["full_attention"]
         """
         ropes, nested, fields, family = _read(config, alpha)
-        if not any(ropes.values()):
-            RopeConfig.from_hf(config)  # raises NoRotation
         alike = _alike(ropes)
         labels, flags = _labels(fields), flags_of(fields, family)
         stated = fields.get("layer_types") or family.layer_types
@@ -127,7 +125,7 @@ class ModelRopes:
         types = tuple(LayerType(name, _of_type(blocks, name), window_of_layer_type(fields, name)) for name in names)
         numbered = flags is not None or None not in labels
         of_layers = list[LayerType]()
-        if labels and (numbered or None in alike):
+        if labels and (numbered or None in alike) and any(alike.values()):
             only, first = next((label, rope) for label, rope in alike.items() if rope is not None)
             for label, rotates in zip(labels, flags or itertools.repeat(True), strict=False):
                 label = only if flags and label is None else label
