@@ -1,7 +1,4 @@
-"""The doctor's rule once more, written from its description alone: `rule_errors.py` compares it with `decide`.
-
-Without the notes at a limit and whether the answer is settled.
-"""
+"""The doctor's rule once more, written from its description: `rule_errors.py` compares it with `decide`."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from scipy import special, stats
 from ropewalk.diagnosis.plan import Design
 from ropewalk.methods import METHODS
 
+Answer = tuple[str, str | None, int | None, bool]  # action, method, length, settled
 C, CONFIDENCE, LEVEL, LOSS, COST = 0.25, 0.995, 0.0025, 0.10, 0.05
 
 
@@ -121,13 +119,19 @@ class Rule:
         cost = [] if name == "plain" else [(self.mean(name, "plain", True), COST)]
         return [(self.mean(name, "crop", False), LOSS), *cost]
 
-    def works(self, name: str) -> bool:
-        if name not in self.choices or any(mean > limit for (mean, _, _), limit in self.limits(name)):
+    def finds(self, name: str) -> bool:
+        """Return whether a method works, whatever its losses."""
+        if name not in self.choices or self.length(name) == self.trained:
             return False
         p = chance(self.choices[name][:, : self.far].reshape(-1, 4), int(self.far_hits(name).sum()))
         within = self.distances.reshape(len(self.windows), -1, 4)[:, : self.far].ravel() <= self.length(name)
         floor = within.sum() * (C + self.found / self.asked) / 2 <= self.far_hits(name)[within].sum()
-        return p <= LEVEL / (1 if name == "plain" else self.many) and self.length(name) > self.trained and bool(floor)
+        return p <= LEVEL / (1 if name == "plain" else self.many) and bool(floor)
+
+    def at_limit(self, name: str) -> bool:
+        """Return whether the losses alone may make a method work or not."""
+        ends = [(low, high, limit) for (_, low, high), limit in self.limits(name)]
+        return all(low <= limit for low, _, limit in ends) and any(high >= limit for _, high, limit in ends)
 
     def fails(self, name: str) -> bool:
         if name not in self.choices or any(low > limit for (_, low, _), limit in self.limits(name)):
@@ -136,29 +140,47 @@ class Rule:
         short = half is not None and half[2] is not None and half[2] <= self.trained
         return short or upper(int(self.far_hits(name).sum()), self.far_hits(name).size) < 0.40
 
-    def more(self, name: str, other: str, comparisons: int = 1) -> bool:
-        """Return whether a method is shown to find more."""
+    def apart(self, name: str, other: str) -> tuple[float, float]:
+        """Return the interval of the share that a method finds more than another."""
         apart = self.far_hits(name) * 1.0 - self.far_hits(other)
         n, squares = len(apart), float(((apart - apart.mean()) ** 2).sum())
-        limit = stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * math.sqrt((squares + 0.5) / (n - 1) / n)
-        return bool(apart.mean() > limit)
+        half = stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / self.many, n - 1) * math.sqrt((squares + 0.5) / (n - 1) / n)
+        return float(apart.mean() - half), float(apart.mean() + half)
 
-    def decide(self) -> tuple[str, str | None, int | None]:
-        """Return the action, the method and the length."""
-        if chance(self.control, self.found) > LEVEL:
-            return ("unfit" if upper(self.found, self.asked) < 0.40 else "undecided"), None, None
-        lost = self.fails("plain")
+    def settled(self, chosen: str) -> bool:
+        """Return whether the length of a method, or of plain, is known, and no rival may find many more."""
+        half = self.half(chosen)
+        known = half is None or min(half[0] or self.target, self.target) - self.length(chosen) <= self.trained // 4
+        rivals = [name for name in self.names if name != chosen and not self.fails(name)]
+        return known and all(self.apart(name, chosen)[1] < 0.15 for name in rivals)
 
-        def preferred(name: str) -> bool:
-            longer = not lost and self.length(name) > self.length("plain")
-            return lost or (longer and self.more(name, "plain", self.many))
-
-        working = [name for name in self.names if self.works(name) and preferred(name)]
-        if working:
-            best = max(working, key=self.share)
-            equal = [name for name in working if name == best or not self.more(best, name, self.many)]
+    def answer(self, working: set[str]) -> Answer:
+        """Return the answer if these methods work."""
+        plain, lost = "plain", self.fails("plain")
+        good = [name for name in self.names if name in working]
+        if not lost:
+            longer = [name for name in good if self.length(name) > self.length(plain)]
+            good = [name for name in longer if self.apart(name, plain)[0] > 0]
+        if good:
+            best = max(good, key=self.share)
+            equal = [name for name in good if name == best or self.apart(best, name)[0] <= 0]
             chosen = min(equal, key=lambda name: (METHODS[name].in_attention, -self.share(name)))
-            return "extend", chosen, self.length(chosen)
-        if self.works("plain") and not lost:
-            return "keep", None, self.length("plain")
-        return ("cut" if lost and all(map(self.fails, self.names)) else "undecided"), None, None
+            return "extend", chosen, self.length(chosen), self.settled(chosen)
+        if plain in working:
+            return "keep", None, self.length(plain), self.length(plain) == self.target or self.settled(plain)
+        cut = lost and all(map(self.fails, self.names))
+        return "cut" if cut else "undecided", None, None, cut
+
+    def decide(self) -> tuple[Answer, Answer | None]:
+        """Return the action, method, length and whether it is settled; and the answer of a limit's other side."""
+        if chance(self.control, self.found) > LEVEL:
+            unfit = upper(self.found, self.asked) < 0.40
+            return ("unfit" if unfit else "undecided", None, None, unfit), None
+        every = ["plain", *self.names]
+        working = {n for n in every if self.finds(n) and all(m[0] <= limit for m, limit in self.limits(n))}
+        found = self.answer(working)
+        for name in every:
+            other = self.answer(working ^ {name})
+            if self.finds(name) and self.at_limit(name) and other[:2] != found[:2]:
+                return (*found[:3], False), other
+        return found, None
