@@ -318,14 +318,16 @@ def _more(
 ) -> Mean | None:
     """Return the share of far facts that one method finds less another's, paired by fact, with its interval.
 
-    The interval is corrected for the number of methods that are compared (Bonferroni).
+    Facts of a group depend on each other, so the interval is of groups. It is corrected for the number of methods that
+    are compared (Bonferroni).
     """
     common = [key for key in one if key in other and windows[key[0]].facts[key[1]].far]
-    if len(common) < GROUP:
+    if len(common) < 2 * GROUP:
         return None
-    apart = np.array([float(one[key]) - float(other[key]) for key in common])
+    apart = np.array([float(one[key]) - float(other[key]) for key in common]).reshape(-1, GROUP).mean(1)
     # half a fact each way keeps the interval open where no answer differs
-    spread = math.sqrt((float(((apart - apart.mean()) ** 2).sum()) + 0.5) / (len(apart) - 1) / len(apart))
+    squares = float(((apart - apart.mean()) ** 2).sum()) + 0.5 / GROUP**2
+    spread = math.sqrt(squares / (len(apart) - 1) / len(apart))
     half = t_quantile(len(apart) - 1, comparisons, confidence=LOOK_CONFIDENCE) * spread
     mean = float(apart.mean())
     return Mean(mean, mean - half, mean + half)
