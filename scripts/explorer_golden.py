@@ -15,8 +15,8 @@ import ropewalk as rw
 from ropewalk import scaling
 from ropewalk.figures.explorer import rule_of
 from ropewalk.positions import mrope_positions
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.rope_parameters import axes_from_sections
 
 PATH = Path(__file__).resolve().parents[1] / "web" / "test" / "golden" / "rope.json"
 RULES = (

@@ -108,10 +108,10 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
     """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none."""
     family = family_named(config.model_type)
-    if family is None or family.learned is None:
+    if family is None or family.module.learned is None:
         return None
     own = (module for module in model.modules() if belongs_to(module, config.model_type))
-    return next((found for module in own if (found := tensor_of(module, family.learned)) is not None), None)
+    return next((found for module in own if (found := tensor_of(module, family.module.learned)) is not None), None)
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from ropewalk.attachment.layers import attends, flags_of, layer_types_of_config
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
-from ropewalk.families import Family, family_name, family_named
+from ropewalk.families import Family, family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.hugging_face import NESTED, text_part
+from ropewalk.rope.hugging_face import NESTED, describe, text_part
 from ropewalk.rope.rope_parameters import blocks_of_layers, window_of_layer_type
 from ropewalk.rope.values import as_whole, is_number
 
@@ -67,7 +67,7 @@ def layers_of(model: Checkpoint) -> dict[str | None, Layers]:
     layers, text, family = each_layer(model), text_part(model.config), family_of(model.config)
     kinds: list[tuple[str | None, Any]] = [(label, rope) for label, rope, _ in layers]
     if family is not None:
-        kinds += blocks_of_layers(text, family, family_name(str(text.get("model_type"))) or "").items()
+        kinds += blocks_of_layers(describe(text)).items()
     still = any(block is None and attends(label) for label, block in kinds)
     signal = "only a slice of each head rotates" if family and family.mla else None
     signal = signal or ("some layers do not rotate" if still else None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from ropewalk.families import adjustments
 from ropewalk.families.family import (
     ALTERNATING,
     HALF,
@@ -13,6 +13,7 @@ from ropewalk.families.family import (
     FamilyTable,
     Indexer,
     two_thetas,
+    variant,
 )
 
 FAMILIES = FamilyTable()
@@ -29,7 +30,8 @@ FAMILIES.add(
     "lasr_encoder deepseek_ocr2_encoder pocket_tts_audio_tokenizer nemotron3_diarization_audio",
     HALF,
 )
-FAMILIES.add("deepseek_ocr2_text unlimited_ocr_text", HALF, head_dim_keys=())
+_WITHOUT_HEAD_DIM = adjustments.ignoring(*adjustments.HEAD_DIM_KEYS)
+FAMILIES.add("deepseek_ocr2_text unlimited_ocr_text", HALF, adjust=_WITHOUT_HEAD_DIM)
 FAMILIES.add("starcoder2", HALF, windowed=True)
 FAMILIES.add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
 FAMILIES.add("gemma t5_gemma_module", HALF, head_dim=256)
@@ -43,25 +45,26 @@ FAMILIES.add("evolla exaone", HALF, theta=500_000.0)
 FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
 FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
 FAMILIES.add("esm", HALF, fixed=True, top_thetas=(), switch=("position_embedding_type", "rotary", "absolute"))
-_CONFORMER = replace(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
+_CONFORMER = variant(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
 FAMILIES.add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
 FAMILIES.add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
 FAMILIES.add(
     "seamless_m4t",
     _CONFORMER,
     switch=("position_embeddings_type", "rotary", "relative"),
-    heads_key="speech_encoder_attention_heads",
+    adjust=adjustments.speech_encoder,
 )
 FAMILIES.add(
     "clvp_encoder",
     HALF,
-    projected=32,
-    sizes={"projection_dim": 768, "num_attention_heads": 12},
+    defaults={"rotary_dim": 32, "num_attention_heads": 12},
+    adjust=adjustments.projection,
+    converts=False,
     switch=("use_rotary_embedding", True, True),
     fixed=True,
     top_thetas=(),
 )
-FAMILIES.add("nanochat", HALF, backwards=True)
+FAMILIES.add("nanochat", HALF, finish=adjustments.backwards)
 FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
 FAMILIES.add("gte", HALF, theta=160_000.0)
 FAMILIES.add("jina_embeddings_v3", HALF, theta=20_000.0)
@@ -70,22 +73,21 @@ FAMILIES.add("timesfm2_5", HALF, head_dim=80)
 FAMILIES.add("neucodec xcodec2 voxtral_realtime_encoder", HALF, head_dim=64)
 FAMILIES.add("hunyuan_v1_dense hunyuan_v1_moe", HALF, meanings={"dynamic": ("ntk", "alpha")})
 FAMILIES.add("jetmoe", HALF, head_dim=128)
-FAMILIES.add("falcon", HALF, switch=("alibi", False, False), max_position_embeddings=2048)
-FAMILIES.add("dbrx", HALF, max_position_embeddings=2048)
+FAMILIES.add("falcon", HALF, switch=("alibi", False, False), defaults={"max_position_embeddings": 2048})
+FAMILIES.add("dbrx", HALF, defaults={"max_position_embeddings": 2048})
 FAMILIES.add(
     "zamba2",
     HALF,
-    head_width=2,
-    sizes={"hidden_size": 2560, "num_attention_heads": 32},
-    head_dim_keys=("head_dim", "attention_head_dim"),
+    defaults={"hidden_size": 2560, "num_attention_heads": 32},
+    adjust=adjustments.two_streams,
     switch=("use_mem_rope", True, False),
 )
 FAMILIES.add("granitemoehybrid", HALF, switch=("position_embedding_type", "rope", None))
 FAMILIES.add("lara_mini", HALF, **ALTERNATING, head_dim=128, sliding_window=512)
-FAMILIES.add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, nope_needs_window=True)
-FAMILIES.add("kolibri1", HALF, **ALTERNATING, head_dim=128, sliding_window=513, nope_needs_window=True)
+FAMILIES.add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, without_window="rotate")
+FAMILIES.add("kolibri1", HALF, **ALTERNATING, head_dim=128, sliding_window=513, without_window="rotate")
 FAMILIES.add("afmoe", HALF, **ALTERNATING, head_dim=128)
-FAMILIES.add("flint", HALF, **ALTERNATING, head_dim=128, sliding_window=513, rope_needs_window=True)
+FAMILIES.add("flint", HALF, **ALTERNATING, head_dim=128, sliding_window=513, without_window="still")
 
 # --- half-split, whole head, with a scaling rule as the class default
 GPT_OSS = {
@@ -103,7 +105,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 MINISTRAL: dict[str, Any] = {
-    "keys": ("llama_4_scaling_beta", "max_position_embeddings"),
+    "block_keys": ("llama_4_scaling_beta", "max_position_embeddings"),
     "query_scale": (("llama_4_scaling_beta", 0.0), ("original_max_position_embeddings", 0.0)),
 }
 FAMILIES.add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
@@ -141,7 +143,7 @@ FAMILIES.add(
 )
 
 # --- half-split, partial
-_NEOX = replace(HALF, fraction_keys=("rotary_pct",), top_thetas=("rotary_emb_base",))
+_NEOX = variant(HALF, fraction_keys=("rotary_pct",), top_thetas=("rotary_emb_base",))
 FAMILIES.add("gpt_neox", _NEOX, partial=0.25)
 FAMILIES.add("stablelm", HALF, partial=0.25)
 FAMILIES.add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
@@ -159,7 +161,7 @@ FAMILIES.add(
     HALF,
     partial=1.0,
     windowed=True,
-    original_length=4096,
+    defaults={"original_max_position_embeddings": 4096},
     meanings={"yarn": ("longrope", None)},
     resets_cache=True,
 )
@@ -172,21 +174,23 @@ FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256, gated=True)
 
 
 _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
-MLA = replace(INTERLEAVED, mla=True, head_dim=64, softmax_mscale=True)
-DEEPSEEK = replace(MLA, deepseek=True)
+MLA = variant(INTERLEAVED, mla=True, head_dim=64, softmax_mscale=True)
+DEEPSEEK = variant(MLA, deepseek=True)
 
 # --- interleaved pairs
-FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, top_thetas=(), looked_up="embed_positions")
+FAMILIES.add(
+    "gptj codegen", INTERLEAVED, defaults={"rotary_dim": 64}, fixed=True, top_thetas=(), looked_up="embed_positions"
+)
 FAMILIES.add(  # with `rotary_value`, values rotate, too
     "roformer",
     INTERLEAVED,
     fixed=True,
     top_thetas=(),
-    sizes={"hidden_size": 768, "num_attention_heads": 12},
+    defaults={"hidden_size": 768, "num_attention_heads": 12},
     looked_up="embed_positions.weight",
 )
 FAMILIES.add("cohere", INTERLEAVED, theta=500_000.0)
-FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, rope_needs_window=True)
+FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, without_window="still")
 _FORCED = "its first dense layers rotate although they have no window, and other layers of that type do not"
 FAMILIES.add(
     "cohere2_moe",
@@ -194,7 +198,7 @@ FAMILIES.add(
     **ALTERNATING,
     head_dim=128,
     sliding_window=4096,
-    rope_needs_window=True,
+    without_window="still",
     holds={
         "first_k_dense_replace": Condition(_FORCED, values=(None, 0)),
         "mlp_layer_types": Condition(_FORCED, without="dense"),
@@ -234,19 +238,18 @@ FAMILIES.add("axk1 youtu", MLA, reads_flag=True)
 FAMILIES.add("sarvam_mla", MLA, reads_flag=True, meanings={"deepseek_yarn": ("yarn", None)})
 FAMILIES.add("glm4_moe_lite", DEEPSEEK, reads_flag=True, partial=1.0)
 FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
-FAMILIES.add("longcat_flash", DEEPSEEK, theta=1e7, partial=1.0, slice_of=("head_dim",), sizes={"head_dim": 64})
+FAMILIES.add("longcat_flash", DEEPSEEK, theta=1e7, partial=1.0, slice_of=("head_dim",), defaults={"head_dim": 64})
 FAMILIES.add(
     "mistral4",
     MLA,
     reads_flag=True,
     **MINISTRAL,
-    max_position_embeddings=1_048_576,
     holds={
         "rope_parameters": Condition("without a scaling rule its class rotates whole heads", rope_types=_SCALED),
         "rope_scaling": Condition("with `rope_scaling` its class rotates whole heads", values=(None,)),
     },
     slice_of=("qk_nope_head_dim", "qk_rope_head_dim"),
-    sizes={"qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
+    defaults={"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "max_position_embeddings": 1_048_576},
     block={
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
@@ -265,7 +268,7 @@ FAMILIES.add(
     flags="no_rope_layers",
     learned="alpha",
     indexer=Indexer(interleaved=True),
-    max_position_embeddings=1_048_576,
+    defaults={"max_position_embeddings": 1_048_576},
     block={
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
@@ -291,12 +294,11 @@ FAMILIES.add(  # the last features of a head rotate, and those of the attention'
     MLA,
     softmax_mscale=False,
     slice_of=("head_dim",),
-    sizes={"head_dim": 512},
+    defaults={"head_dim": 512},
     blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
     theta_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
     scaled=("compress",),
-    scaled_block={"yarn": {"attention_factor": 1.0}},
-    thetas_on_top=True,
+    adjust=adjustments.compressed,
     block_of={
         "sliding_attention": "main",
         "compressed_sparse_attention": "compress",
@@ -310,15 +312,15 @@ FAMILIES.add("hy_v4", MLA, interleaved=False, indexer=Indexer(interleaved=False,
 _GEMMA3_KEYS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
 _BERT_KEYS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
-_GEMMA3 = replace(HALF, head_dim=256, blocks=two_thetas(1e4, 1e6), theta_keys=_GEMMA3_KEYS, scaled=("full_attention",))
-_GEMMA4 = replace(
+_GEMMA3 = variant(HALF, head_dim=256, blocks=two_thetas(1e4, 1e6), theta_keys=_GEMMA3_KEYS, scaled=("full_attention",))
+_GEMMA4 = variant(
     HALF,
     head_dim=256,
     blocks=two_thetas(1e4, 1e6, **_PROPORTIONAL),
     head_dim_of={"full_attention": ("global_head_dim", 512)},
     values_from_keys=("attention_k_eq_v", False),
 )
-_MODERNBERT = replace(
+_MODERNBERT = variant(
     HALF,
     blocks=two_thetas(1e4, 160_000.0),
     theta_keys=_BERT_KEYS,
@@ -326,9 +328,9 @@ _MODERNBERT = replace(
     window_key="local_attention",
     sliding_window=128,
 )
-FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
+FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, defaults={"max_position_embeddings": 131_072})
 FAMILIES.add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
-FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
+FAMILIES.add("gemma3n_text", _GEMMA3, defaults={"max_position_embeddings": 32_768})
 FAMILIES.add("gemma4_text gemma4_unified_text", _GEMMA4)
 FAMILIES.add("diffusion_gemma_text", _GEMMA4, values_from_keys=("attention_k_eq_v", True))  # and its config has no flag
 FAMILIES.add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
@@ -379,20 +381,20 @@ FAMILIES.add(
     HALF,
     head_dim=192,
     partial=0.334,
-    scaled_partial=1.0,
+    adjust=adjustments.whole_if_scaled,
     blocks={
         "full_attention": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.334},
         "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.334},
     },
 )
 FAMILIES.add("beam", HALF, head_dim=128, blocks={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None})
-FAMILIES.add("granite_swa granitemoe_swa", HALF, thetas="layer_rope_theta")
-_MUSE = replace(
+FAMILIES.add("granite_swa granitemoe_swa", HALF, lists={"layer_rope_theta": "rope_theta"})
+_MUSE = variant(
     HALF,
-    thetas="layer_rope_theta",
+    lists={"layer_rope_theta": "rope_theta"},
     layer_types=ALTERNATING["layer_types"],
     nope=ALTERNATING["nope"],
-    nope_from_last=4,
+    adjust=adjustments.fourth_from_last,
 )
 FAMILIES.add("muse_glimmer_text", _MUSE, head_dim=128)
 FAMILIES.add("muse_spark_text", _MUSE, head_dim=64, block={"rope_type": "default", "rope_theta": 500_000.0})
@@ -401,8 +403,7 @@ FAMILIES.add(
     HALF,
     head_dim=128,
     partial=1.0,
-    thetas="rope_theta",
-    fractions="partial_rotary_factors",
+    lists={"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"},
     fraction_keys=(),
     scaled=("full_attention",),
     holds={"yarn_only_types": Condition("its class scales only full layers", values=(None, ["full_attention"]))},
@@ -420,9 +421,11 @@ FAMILIES.add(
 
 
 # --- half-split, three axes
-_QWEN2_VL = replace(HALF, theta=1_000_000.0, mrope="contiguous", mrope_section=(16, 24, 24))
-_QWEN3_VL = replace(HALF, theta=500_000.0, mrope="interleaved", mrope_section=(24, 20, 20))
-_QWEN3_5 = replace(HALF, partial=0.25, head_dim=256, mrope="interleaved", mrope_section=(11, 11, 10), gated=True)
+_QWEN2_VL = variant(HALF, theta=1_000_000.0, mrope="contiguous", defaults={"mrope_section": (16, 24, 24)})
+_QWEN3_VL = variant(HALF, theta=500_000.0, mrope="interleaved", defaults={"mrope_section": (24, 20, 20)})
+_QWEN3_5 = variant(
+    HALF, partial=0.25, head_dim=256, mrope="interleaved", defaults={"mrope_section": (11, 11, 10)}, gated=True
+)
 FAMILIES.add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", _QWEN2_VL)
 FAMILIES.add("paddleocr_vl_text", _QWEN2_VL, theta=500_000.0, head_dim=128)
 FAMILIES.add("qwen3_vl_text", _QWEN3_VL, head_dim=128)
@@ -435,24 +438,29 @@ FAMILIES.add("qwen4_exp_text", _QWEN3_5, partial=1.0)
 FAMILIES.add(  # every config states the rotation of its layer types
     "cohere_compass_text", _QWEN3_VL, theta=10_000.0, blocks={"full_attention": None, "sliding_attention": None}
 )
+_NEOMME = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+}
 FAMILIES.add(
     "neomme",
     HALF,
     head_dim=64,
     partial=1.0,
     mrope="alternating",
-    filled=True,
     theta_keys={"full_attention": "rope_theta", "sliding_attention": "rope_theta"},
-    blocks={
-        "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-    },
+    blocks=_NEOMME,
+    adjust=adjustments.filled_from(_NEOMME),
 )
 FAMILIES.add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
-FAMILIES.add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", mrope_section=(8, 12, 12))
-FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
-FAMILIES.add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
-FAMILIES.add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", mrope_section=(22, 22, 20))
+FAMILIES.add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+FAMILIES.add(
+    "glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)}
+)
+FAMILIES.add(
+    "ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", defaults={"mrope_section": (22, 22, 20)}
+)
 
 # --- vision towers: positions are (row, column), even if their class takes the column first
 FAMILIES.add(
@@ -466,7 +474,7 @@ FAMILIES.add(
 FAMILIES.add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
 FAMILIES.add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
 FAMILIES.add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
-FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), in_turn=True)
+FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), finish=adjustments.in_turn)
 FAMILIES.add("inkling2_vision sam3_vit_model", INTERLEAVED, axial=(1, 0))
 FAMILIES.add(
     "llama4_vision_model",
@@ -480,23 +488,24 @@ FAMILIES.add(
     "sam2_video sam3_tracker_video edgetam_video",
     INTERLEAVED,
     axial=(1, 0),
-    sizes={
-        "memory_attention_hidden_size": 256,
-        "memory_attention_num_attention_heads": 1,
-        "memory_attention_downsample_rate": 1,
-    },
-    width_key="memory_attention_hidden_size",
-    heads_key="memory_attention_num_attention_heads",
-    divisor_key="memory_attention_downsample_rate",
+    adjust=adjustments.memory_attention,
     top_thetas=("memory_attention_rope_theta", "rope_theta"),
-    thetas_on_top=True,
 )
-FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
-FAMILIES.add("gemma4_vision", HALF, axial=(1, 0), axis_blocks=True, theta=100.0, head_dim=64)
-FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
+FAMILIES.add("pixtral", HALF, axial=(0, 1), finish=adjustments.one_ladder)
+FAMILIES.add(
+    "gemma4_vision", HALF, axial=(1, 0), finish=adjustments.axis_blocks, converts=False, theta=100.0, head_dim=64
+)
+FAMILIES.add(
+    "efficientloftr",
+    INTERLEAVED,
+    axial=(0, 1),
+    adjust=adjustments.all_heads,
+    finish=adjustments.in_turn,
+    converts=False,
+)
 
 # --- vision towers with coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
-_DINO = replace(HALF, axial=(0, 1), theta=100.0)
+_DINO = variant(HALF, axial=(0, 1), theta=100.0)
 FAMILIES.add("dinov3_vit sapiens2", _DINO, fixed=True)
 FAMILIES.add("eomt_dinov3", _DINO)
 
@@ -528,7 +537,8 @@ FAMILIES.add(
     "chatglm",
     INTERLEAVED,
     partial=0.5,
-    theta_ratio="rope_ratio",
+    top_thetas=("rope_theta", "rope_ratio"),
+    adjust=adjustments.rope_ratio,
     holds={
         "position_encoding_2d": Condition(_TWO_POSITIONS, values=(None, False, 0)),
         "original_rope": Condition("false pairs otherwise (CogAgent)", values=(None, True)),

@@ -13,13 +13,22 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import Trained
-from ropewalk.rope import hugging_face, rope_parameters
+from ropewalk.rope import hugging_face
+from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 
 DEFAULT_THETA = 10_000.0
 _LATER = {"later": True}  # marks fields that are not printed at their default, so that digests of older ropes stay
 _AXES_CURE = "axes_from_sections([...]) builds it from the number of pairs of each axis."
+
+
+def fraction_of(rotary_dim: int, head_dim: int) -> float:
+    """Return a fraction f with int(head_dim * f) == rotary_dim, as transformers rounds."""
+    share = rotary_dim / head_dim
+    while int(head_dim * share) < rotary_dim:
+        share = math.nextafter(share, 1.0)
+    return share
 
 
 def _whole(name: str, value: object, cure: str) -> int:
@@ -393,6 +402,30 @@ class RopeConfig:
         return cls(**hugging_face.read(config, layer_type=layer_type, alpha=alpha))
 
     @classmethod
+    def from_block(
+        cls,
+        block: Mapping[str, Any],
+        *,
+        head_dim: int,
+        interleaved: bool,
+        max_position_embeddings: int | None = None,
+    ) -> RopeConfig:
+        """Return the rope of a bare `rope_parameters` block, without the config around it; all of the head rotates.
+
+        **Arguments:**
+        - `block`: a flat block as in a config.json, in the old or the new spelling.
+        - `head_dim`, `interleaved`, `max_position_embeddings`: fields of the RopeConfig.
+
+        **Returns:** the `RopeConfig`; without a `rope_theta` theta is 10,000.
+        **Raises:** `RopeError` as `from_hf` does for Llama, whose class takes every rule.
+
+        >>> RopeConfig.from_block({"type": "linear", "factor": 4.0}, head_dim=64, interleaved=False).scaling
+        Linear(factor=4.0)
+        """
+        read = hugging_face.read_block(block, head_dim, max_position_embeddings)
+        return cls(**{**read, "interleaved": interleaved})
+
+    @classmethod
     def from_diffusers(cls, model: str | PathLike[str] | Mapping[str, Any] | Any) -> RopeConfig:
         """Return the rope of an image or video transformer of diffusers.
 
@@ -437,14 +470,21 @@ class RopeConfig:
                 facts={"inv_freq": self.inv_freq, "theta": self.theta},
                 cure="Save the model in ropewalk's own form, whose config contains every field.",
             )
-        return rope_parameters.write(
-            scaling=self.scaling,
-            ladder=self.ladders[0],
-            head_dim=self.head_dim,
-            rotary_dim=2 * self.pairs,
-            axes=self.axes,
-            axes_restart=self.axes_restart,
-        )
+        rotary_dim, ladder = 2 * self.pairs, self.ladders[0]  # if axes have separate ladders, only its theta is used
+        if self.axes_restart and self.axes is not None:
+            halves = [self.pairs // 2] * 2
+            if self.pairs % 2 or self.axes != axes_from_sections(halves) or self.scaling is not None:
+                raise RopeError(
+                    "to_hf: transformers' `axial` block only expresses height and width in equal halves, unscaled.",
+                    facts={"axes": self.axes, "scaling": self.scaling},
+                    cure="This config has no block in transformers.",
+                )
+            return {"rope_type": "axial", "rope_theta": ladder.theta}
+        plain = {"rope_type": "default", "rope_theta": ladder.theta}
+        block = plain if self.scaling is None else self.scaling.to_block(ladder)
+        if rotary_dim != self.head_dim:
+            block["partial_rotary_factor"] = fraction_of(rotary_dim, self.head_dim)
+        return block if self.axes is None else block | sections_of(self.axes)
 
 
 Ropes = dict[str | None, RopeConfig | None]
