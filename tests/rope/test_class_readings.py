@@ -14,17 +14,49 @@ from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import Part, config_classes
 from tests.parity.own import sample
 from tests.rope.models import Model, check_frequencies, fixture, modeling, vision_rotations
-from tests.rope.test_parity import LONGROPE, RULES
 
 transformers = pytest.importorskip("transformers")
 
 SIZES: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 8}
 PLAIN = {"rope_type": "default", "rope_theta": 12_345.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 12_345.0, "factor": 2.0}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
 LAGUNA = fixture("laguna_s")
 LAGUNA["rope_parameters"]["full_attention"]["truncate"] = False
 TWO_TYPES = ("full_attention", "sliding_attention")
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 9 for i in range(32)],
+    "long_factor": [1.0 + i for i in range(32)],
+    "original_max_position_embeddings": 512,
+}
+RULES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "dynamic factor 1": {"rope_type": "dynamic", "factor": 1.0},
+    "yarn": YARN,
+    "yarn factor null": {**YARN, "factor": None},
+    "yarn factor below the ratio": {**YARN, "factor": 2.0},
+    "yarn not truncated": {**YARN, "truncate": False},
+    "yarn attention_factor": {**YARN, "attention_factor": 1.5},
+    "yarn mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3},
+    "yarn one mscale": {**YARN, "mscale": 0.7},
+    "yarn mscale 0": {**YARN, "mscale": 0.0, "mscale_all_dim": 0.3},
+    "yarn betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
+    "yarn equal betas": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+    "yarn short": {**YARN, "original_max_position_embeddings": 8, "factor": 16.0},
+    "llama3": {**_LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3 equal bands": {**_LLAMA3, "low_freq_factor": 1.5, "high_freq_factor": 1.5},
+    "longrope": LONGROPE,
+    "longrope factor": {**LONGROPE, "factor": 16.0},
+    "longrope attention_factor": {**LONGROPE, "attention_factor": 1.25},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.3},
+    "proportional factor": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+}
 
 
 def class_config(fields: dict[str, Any]) -> Any:
@@ -33,56 +65,83 @@ def class_config(fields: dict[str, Any]) -> Any:
     return config_classes()[fields.pop("model_type")](**fields)
 
 
-SILENT: list[tuple[dict[str, Any], tuple[str | None, ...]]] = [
-    ({"model_type": "mistral4"}, (None,)),
-    ({"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16}, (None,)),
-    ({"model_type": "zamba2", "use_mem_rope": True}, (None,)),
-    ({"model_type": "zamba2", "use_mem_rope": True, **SIZES, "kv_channels": 128}, (None,)),
-    ({"model_type": "zamba2", "use_mem_rope": True, **SIZES, "attention_head_dim": 192}, (None,)),
-    ({"model_type": "moonshine_streaming", "hidden_size": 320, "num_attention_heads": 8}, (None,)),
-    ({"model_type": "moonshine_streaming", **SIZES, "rope_parameters": PLAIN}, (None,)),
-    ({"model_type": "mimo_v2_flash"}, TWO_TYPES),
-    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, PLAIN)}, TWO_TYPES),
-    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)}, TWO_TYPES),
-    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, YARN)}, TWO_TYPES),
-    ({"model_type": "moonshine_streaming", **SIZES, "rope_parameters": LINEAR}, (None,)),
-    ({"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)}, ("full_attention",)),
-    ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES}, (None,)),
-    ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES, "rope_parameters": PLAIN}, (None,)),
-    ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0}, (None,)),
-    ({"model_type": "mellum", "partial_rotary_factor": 0.5}, ("full_attention",)),
+STEP: dict[str, Any] = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 8,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
+    "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2,
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131_072,
+    "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+}  # fmt: skip
+LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048}
+READ: list[dict[str, Any]] = [
+    # every rule and option, with numbers that no checkpoint has
+    *({**LLAMA, "head_dim": 64, "rope_parameters": {**rule, "rope_theta": theta}}
+      for rule in RULES.values() for theta in (500.0, 10_000.0, 5e6)),
+    # settings that lie in lists, one number for each layer, as in released files
+    STEP,
+    {**STEP, "rope_scaling": LLAMA3},
+    {**STEP, "rope_theta": 12_345.0, "rope_scaling": LLAMA3},
+    {"model_type": "dots3_note_text"},
+    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
+    # a fraction that rotates, in each spelling
+    {"model_type": "phi", **SIZES, "partial_rotary_factor": 0.25},
+    {"model_type": "phi", **SIZES, "rope_parameters": {"partial_rotary_factor": 0.75}},
+    {"model_type": "gpt_neox", **SIZES, "rotary_pct": 0.5},
+    {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64},
+    # configs that state little
+    {"model_type": "mistral4"},
+    {"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16},
+    {"model_type": "zamba2", "use_mem_rope": True},
+    {"model_type": "zamba2", "use_mem_rope": True, **SIZES, "kv_channels": 128},
+    {"model_type": "zamba2", "use_mem_rope": True, **SIZES, "attention_head_dim": 192},
+    {"model_type": "moonshine_streaming", "hidden_size": 320, "num_attention_heads": 8},
+    {"model_type": "moonshine_streaming", **SIZES, "rope_parameters": PLAIN},
+    {"model_type": "mimo_v2_flash"},
+    {"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, PLAIN)},
+    {"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)},
+    {"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, YARN)},
+    {"model_type": "moonshine_streaming", **SIZES, "rope_parameters": LINEAR},
+    {"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)},
+    {"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES},
+    {"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES, "rope_parameters": PLAIN},
+    {"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0},
+    {"model_type": "mellum", "partial_rotary_factor": 0.5},
     # the theta of its flat block is not read
-    ({"model_type": "deepseek_v4", "rope_theta": 5e4, "rope_scaling": YARN}, ("main", "compress")),
-    ({"model_type": "deepseek_v4", "compress_rope_theta": 7e4, "rope_scaling": YARN}, ("main", "compress")),
-    ({"model_type": "gpt_neox", **SIZES, "rope_theta": 5e5}, (None,)),
-    ({**fixture("olmo_3_1_32b"), "rope_theta": 123_456}, ("sliding_attention",)),
-    ({"model_type": "phi3", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048,
-      "rope_parameters": {**LONGROPE, "rope_theta": 1e4}}, (None,)),
-    ({"model_type": "phi", **SIZES, "rope_parameters": {"rope_type": "proportional"}}, (None,)),
-    ({"model_type": "hunyuan_v1_dense", **SIZES, "head_dim": 128,
-      "rope_scaling": {"type": "dynamic", "alpha": 1e3, "factor": 1.0}}, (None,)),
+    {"model_type": "deepseek_v4", "rope_theta": 5e4, "rope_scaling": YARN},
+    {"model_type": "deepseek_v4", "compress_rope_theta": 7e4, "rope_scaling": YARN},
+    {"model_type": "gpt_neox", **SIZES, "rope_theta": 5e5},
+    {**fixture("olmo_3_1_32b"), "rope_theta": 123_456},
+    {"model_type": "phi3", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048,
+     "rope_parameters": {**LONGROPE, "rope_theta": 1e4}},
+    {"model_type": "phi", **SIZES, "rope_parameters": {"rope_type": "proportional"}},
+    {"model_type": "hunyuan_v1_dense", **SIZES, "head_dim": 128,
+     "rope_scaling": {"type": "dynamic", "alpha": 1e3, "factor": 1.0}},
     # a rule runs over the rotated features
-    *(({"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048,
-        "rope_parameters": {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}}, (None,))
+    *({"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048,
+       "rope_parameters": {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}}
       for rule in ("linear", "dynamic", "yarn", "llama3")),
     # `truncate` is read next to the nested blocks, and not in one of them
-    *(({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}}, ("full_attention",))
+    *({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}}
       for outer in ({}, {"truncate": False})),
     *(
-        ({"model_type": name, **SIZES, "rope_theta": 54_321.0}, (None,))  # beside a default block with its own theta
+        {"model_type": name, **SIZES, "rope_theta": 54_321.0}  # beside a default block with its own theta
         for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fields", "layer_types"), SILENT, ids=[f"{i}-{c[0]['model_type']}" for i, c in enumerate(SILENT)]
-)
-def test_silent_configs(fields: dict[str, Any], layer_types: tuple[str | None, ...]) -> None:
-    """Frequencies, their number and the attention factor are the class's own."""
-    for layer_type in layer_types:
-        config = rw.RopeConfig.from_hf(fields, layer_type=layer_type)
-        check_frequencies(config, Model(class_config(fields), layer_type), rtol=2e-6)
+@pytest.mark.parametrize("fields", READ, ids=[f"{i}-{fields['model_type']}" for i, fields in enumerate(READ)])
+def test_a_config_is_read_as_by_its_class(fields: dict[str, Any]) -> None:
+    """Frequencies, their number and the attention factor of each layer type are those of the class's own module."""
+    ropes, config = ropes_of_layer_types(fields), class_config(fields)
+    for layer_type in Model(config, None).layer_types:
+        rope = ropes[None] if None in ropes else ropes[layer_type]
+        assert rope is not None
+        check_frequencies(rope, Model(config, layer_type), rtol=2e-6)
 
 
 # --- layers without rotation
@@ -167,36 +226,6 @@ def test_layers_without_rotation(name: str) -> None:
         else:
             with pytest.raises(rw.RopeError, match=r"no rotation|no layer of this"):
                 rw.RopeConfig.from_hf(fields, layer_type=layer_type)
-
-
-# --- settings that lie in lists, one number for each layer, as in released files
-
-STEP: dict[str, Any] = {
-    "model_type": "step3p5",
-    "num_hidden_layers": 8,
-    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
-    "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2,
-    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 2,
-}
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131_072,
-    "low_freq_factor": 1.0, "high_freq_factor": 32.0,
-}  # fmt: skip
-BY_LAYER: list[dict[str, Any]] = [
-    STEP,
-    {**STEP, "rope_scaling": LLAMA3},
-    {**STEP, "rope_theta": 12_345.0, "rope_scaling": LLAMA3},
-    {"model_type": "dots3_note_text"},
-    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
-]
-
-
-@pytest.mark.parametrize("fields", BY_LAYER, ids=lambda fields: fields["model_type"])
-def test_lists_of_settings(fields: dict[str, Any]) -> None:
-    """Each layer type's frequencies are those of the class that reads the same file."""
-    for label, rope in ropes_of_layer_types(fields).items():
-        assert rope is not None
-        check_frequencies(rope, Model(class_config(fields), label), rtol=2e-6)
 
 
 @pytest.mark.parametrize("model_type", ["granite_swa", "granitemoe_swa"])

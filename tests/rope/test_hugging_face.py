@@ -87,25 +87,6 @@ def test_composite_configs() -> None:
         rw.RopeConfig.from_hf(omni)
 
 
-@pytest.mark.parametrize(
-    ("fields", "rotary_dim"),
-    [
-        ({"model_type": "phi", "partial_rotary_factor": 0.25}, 16),
-        ({"model_type": "phi", "rope_parameters": {"partial_rotary_factor": 0.75}}, 48),
-        ({"model_type": "phi"}, 32),
-        ({"model_type": "gpt_neox", "rotary_pct": 0.5}, 32),
-        ({"model_type": "gptj", "rotary_dim": 32}, 32),
-        ({"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}, 64),
-        ({"model_type": "mimo_v2_flash", "head_dim": 192}, 64),
-        ({"partial_rotary_factor": 1.0}, 64),
-    ],
-)
-def test_partial_rotation(fields: dict[str, Any], rotary_dim: int) -> None:
-    """Every spelling of a partial rotation, in the families that honour it."""
-    layer_type = "full_attention" if fields.get("model_type") == "mimo_v2_flash" else None
-    assert read(layer_type, **fields).rotary_dim == rotary_dim
-
-
 NESTING = {"model_type": "gemma3_text", "rope_scaling": None}  # a family with a block for each layer type
 
 

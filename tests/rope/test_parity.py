@@ -79,52 +79,6 @@ def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:
     return {other: rw.RopeConfig.from_hf(fixture(name), layer_type=other).to_hf() for other in others}
 
 
-# --- every rule on one plain model, with numbers that no checkpoint has
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
-LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0 + i / 9 for i in range(32)],
-    "long_factor": [1.0 + i for i in range(32)],
-    "original_max_position_embeddings": 512,
-}
-RULES: dict[str, dict[str, Any]] = {
-    "default": {"rope_type": "default"},
-    "linear": {"rope_type": "linear", "factor": 3.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "dynamic factor 1": {"rope_type": "dynamic", "factor": 1.0},
-    "yarn": YARN,
-    "yarn factor null": {**YARN, "factor": None},
-    "yarn factor below the ratio": {**YARN, "factor": 2.0},
-    "yarn not truncated": {**YARN, "truncate": False},
-    "yarn attention_factor": {**YARN, "attention_factor": 1.5},
-    "yarn mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3},
-    "yarn one mscale": {**YARN, "mscale": 0.7},
-    "yarn mscale 0": {**YARN, "mscale": 0.0, "mscale_all_dim": 0.3},
-    "yarn betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
-    "yarn equal betas": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0},
-    "yarn short": {**YARN, "original_max_position_embeddings": 8, "factor": 16.0},
-    "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    "llama3 equal bands": {**LLAMA3, "low_freq_factor": 1.5, "high_freq_factor": 1.5},
-    "longrope": LONGROPE,
-    "longrope factor": {**LONGROPE, "factor": 16.0},
-    "longrope attention_factor": {**LONGROPE, "attention_factor": 1.25},
-    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.3},
-    "proportional factor": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
-}
-
-
-@pytest.mark.parametrize("theta", [500.0, 10_000.0, 5e6])
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule(rule: str, theta: float) -> None:
-    """Each rope_type and option computes what transformers' init function does, through a Llama config."""
-    fields = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048}
-    fields["head_dim"] = 64
-    fields["rope_parameters"] = {**RULES[rule], "rope_theta": theta}
-    check_frequencies(rw.RopeConfig.from_hf(fields), Model(transformers_config(fields)))
-
-
 @pytest.mark.parametrize("flag", [True, False])
 def test_deepseek_reads_its_flag(flag: bool) -> None:
     """`rope_interleave` chooses DeepSeek-V3's pairing, there and here."""

@@ -95,37 +95,30 @@ def all_heads(fields: Fields, name: str) -> Fields:
 
 def _flat(fields: Mapping[str, Any]) -> list[str]:
     """Return the keys of flat blocks."""
-    blocks = {key: fields.get(key) for key in BLOCK_KEYS}
-    return [
-        key
-        for key, block in blocks.items()
-        if isinstance(block, Mapping) and not any(isinstance(value, Mapping) for value in block.values())
-    ]
+    stated = [key for key in BLOCK_KEYS if isinstance(fields.get(key), Mapping)]
+    return [key for key in stated if not any(isinstance(value, Mapping) for value in fields[key].values())]
 
 
 def _with_defaults(fields: Fields, default_of: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> Fields:
     """Return the fields with the defaults of each nested block filled in; arguments: its layer type and the block."""
-    changed = dict(fields)
-    for key in BLOCK_KEYS:
-        if isinstance(fields.get(key), Mapping):
-            changed[key] = {
-                label: {**default_of(label, block), **block} if isinstance(block, Mapping) else block
-                for label, block in fields[key].items()
-            }
-    return changed
+
+    def filled(label: str, block: Any) -> Any:
+        return {**default_of(label, block), **block} if isinstance(block, Mapping) else block
+
+    stated = [key for key in BLOCK_KEYS if isinstance(fields.get(key), Mapping)]
+    return fields | {key: {label: filled(label, block) for label, block in fields[key].items()} for key in stated}
 
 
 def rope_ratio(fields: Fields, name: str) -> Fields:
     """ChatGLM multiplies theta by `rope_ratio`."""
-    ratio = first(fields, "rope_ratio")
-    own = ignoring("rope_ratio")(fields, name)
+    own, ratio = ignoring("rope_ratio")(fields, name), first(fields, "rope_ratio")
+    blocks = {key: dict(fields[key]) for key in _flat(fields) if first(fields[key], "rope_theta")}
     if ratio is None:
         return own
-    places = [fields[key] for key in _flat(fields) if first(fields[key], "rope_theta")] or [own]
-    thetas = [number(place.get("rope_theta", 10_000.0), "rope_theta") * number(ratio[1], ratio[0]) for place in places]
-    if places == [own]:
-        return {**own, "rope_theta": thetas[0]}
-    return {**own, **{key: {**fields[key], "rope_theta": thetas[0]} for key in _flat(fields)}}
+    for place in list(blocks.values()) or [own]:
+        theta = place.get("rope_theta", 10_000.0)
+        place["rope_theta"] = None if theta is None else number(theta, "rope_theta") * number(ratio[1], ratio[0])
+    return {**own, **blocks}
 
 
 def whole_if_scaled(fields: Fields, name: str) -> Fields:

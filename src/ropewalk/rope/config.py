@@ -86,47 +86,36 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
     check_whole("RopeConfig", max_position_embeddings=length)
 
 
-def _check_axes(axes: tuple[int, ...] | None, pairs: int, axes_restart: object) -> None:
-    """Check that each pair has an axis, numbered without gaps."""
+def _check_axes(rope: RopeConfig) -> None:
+    """Check that each pair has an axis, each ladder one theta, and each block of features one axis."""
+    axes, restart, theta = rope.axes, rope.axes_restart, rope.theta
     cure = "False: all axes share one ladder of frequencies (M-RoPE). True: each has its own."
-    check_kind("RopeConfig", bool, cure, axes_restart=axes_restart)
-    if axes is None:
-        if axes_restart:
-            raise RopeError(
-                "RopeConfig: `axes_restart` needs several axes.",
-                facts={"axes": None, "axes_restart": True},
-                cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
-            )
-    elif len(axes) != pairs or sorted(set(axes)) != list(range(max(axes, default=-1) + 1)):
+    check_kind("RopeConfig", bool, cure, axes_restart=restart)
+    if axes is None and restart:
+        raise RopeError(
+            "RopeConfig: `axes_restart` needs several axes.",
+            facts={"axes": None, "axes_restart": True},
+            cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
+        )
+    if axes is not None and (len(axes) != rope.pairs or {*axes} != {*range(max(axes) + 1)}):
         raise RopeError(
             "RopeConfig: `axes` needs one axis for each pair, numbered from 0 without gaps.",
-            facts={"axes": axes, "pairs": pairs},
+            facts={"axes": axes, "pairs": rope.pairs},
             cure=_AXES_CURE,
         )
-
-
-def _check_axis_values(
-    theta: float | tuple[float, ...],
-    axes: tuple[int, ...] | None,
-    axes_restart: bool,
-    axis_blocks: object,
-    interleaved: bool,
-) -> None:
-    """Check that there is one theta for each ladder, and that each block of features belongs to one axis."""
-    own = max(axes, default=0) + 1 if axes is not None and axes_restart else 1
-    if isinstance(theta, tuple) and (not axes_restart or len(theta) != own):
+    if isinstance(theta, tuple) and (not restart or len(theta) != rope.num_axes):
         raise RopeError(
             "RopeConfig: several values of `theta` need `axes_restart`, and one value for each axis.",
-            facts={"theta": theta, "axes": axes, "axes_restart": axes_restart},
+            facts={"theta": theta, "axes": axes, "axes_restart": restart},
             cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
         )
     cure = "True pairs half-split inside the features of each axis, False across all rotated features."
-    check_kind("RopeConfig", bool, cure, axis_blocks=axis_blocks)
+    check_kind("RopeConfig", bool, cure, axis_blocks=rope.axis_blocks)
     in_a_row = axes is not None and len(list(itertools.groupby(axes))) == len(set(axes))
-    if axis_blocks and (interleaved or not in_a_row):
+    if rope.axis_blocks and (rope.interleaved or not in_a_row):
         raise RopeError(
             "RopeConfig: `axis_blocks` needs half-split pairs of several axes, with the pairs of each axis in a row.",
-            facts={"interleaved": interleaved, "axes": axes},
+            facts={"interleaved": rope.interleaved, "axes": axes},
             cure="Omit it: interleaved pairs lie inside their axis's features anyway.",
         )
 
@@ -200,8 +189,7 @@ class RopeConfig:
         if self.axes is not None:
             object.__setattr__(self, "axes", _whole_axes(self.axes))
         _check_numbers(head_dim, rotary_dim, self.interleaved, self.max_position_embeddings)
-        _check_axes(self.axes, self.pairs, self.axes_restart)
-        _check_axis_values(self.theta, self.axes, self.axes_restart, self.axis_blocks, self.interleaved)
+        _check_axes(self)
         self._check_scaling(rotary_dim)
         if self.inv_freq is not None:
             object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))

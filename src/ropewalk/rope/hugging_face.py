@@ -179,12 +179,10 @@ def _unknown(fields: dict[str, Any]) -> Described:
     """Describe a model that the table does not contain, if its config states the pairing; else raise."""
     model_type = fields.get("model_type")
     if isinstance(model_type, str) and model_type in NO_ROTATION:
-        without_effect = {
-            key: fields[key] for key in ("rope_theta", "rope_parameters", "rope_scaling") if fields.get(key)
-        }
+        unused = [key for key in ("rope_theta", "rope_parameters", "rope_scaling") if fields.get(key)]
         raise NoRotation(
             f"from_hf: this model has no rotary embedding; {model_type} uses {NO_ROTATION[model_type]}.",
-            facts={"model_type": model_type, **{f"{key}, unused": value for key, value in without_effect.items()}},
+            facts={"model_type": model_type, **{f"{key}, unused": fields[key] for key in unused}},
             cure="Use rope=None for its layers, or choose a model with rotary embeddings, such as Llama or Qwen.",
         )
     unread = unread_keys(fields, None)
@@ -369,20 +367,13 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
         refuse_null(fields, "embed_dim")
     width = size(fields, *(("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")))
     heads = size(fields, *HEADS_KEYS)
+    if width and heads and width % heads == 0:
+        return width // heads
+    why = "the config contains neither `head_dim` nor the two numbers to derive it from."
+    if width and heads:
+        why = "`hidden_size` is not a multiple of `num_attention_heads`, so head_dim cannot be derived."
     facts = {"hidden_size": width, "num_attention_heads": heads}
-    if width is None or heads is None:
-        raise RopeError(
-            "from_hf: the config contains neither `head_dim` nor the two numbers to derive it from.",
-            facts=facts,
-            cure="Add `head_dim` to the config.",
-        )
-    if width % heads:
-        raise RopeError(
-            "from_hf: `hidden_size` is not a multiple of `num_attention_heads`, so head_dim cannot be derived.",
-            facts=facts,
-            cure="Add `head_dim` to the config.",
-        )
-    return width // heads
+    raise RopeError(f"from_hf: {why}", facts=facts, cure="Add `head_dim` to the config.")
 
 
 def _per_layer(fields: Mapping[str, Any], layer_type: str, key: str) -> int | None:
@@ -414,9 +405,11 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
         refuse_null(block, "partial_rotary_factor")
     if in_block is None and family.partial is not None:
         refuse_null(fields, *family.fraction_keys)
-    entries = (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct"))
-    fractions = {entry[0]: fraction(entry[1], entry[0]) for entry in entries if entry is not None}
-    stated = {key: int(head_dim * share) for key, share in fractions.items()}
+    fractions, stated = {}, {}
+    for entry in (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct")):
+        if entry is not None:
+            fractions[entry[0]] = fraction(entry[1], entry[0])
+            stated[entry[0]] = int(head_dim * fractions[entry[0]])
     if family.mla and family.slice_of:
         width = sum(size({**family.defaults, **fields}, key) or 0 for key in family.slice_of)
         share = next(iter(fractions.values()), head_dim / (width or 1) if family.partial is None else family.partial)
@@ -451,11 +444,10 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
 def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
     """Return the rotated features of a vision tower: the same number of whole pairs for each axis."""
     axes = len(family.axial)
-    stated = first(block, "partial_rotary_factor") or first(fields, "partial_rotary_factor")
-    count = head_dim if stated is None else int(head_dim * fraction(stated[1], stated[0]))
-    if stated is not None and count != head_dim:
-        facts = {"partial_rotary_factor": stated[1], "head_dim": head_dim}
-        raise contradicts("partial_rotary_factor", count, name, head_dim, facts)
+    key, share = first(block, "partial_rotary_factor") or first(fields, "partial_rotary_factor") or ("", 1.0)
+    count = int(head_dim * fraction(share, key))
+    if count != head_dim:
+        raise contradicts(key, count, name, head_dim, {key: share, "head_dim": head_dim})
     if axes == 2 and head_dim % 4:
         raise RopeError(
             "from_hf: a vision head splits its pairs between height and width, so their number must be even.",
@@ -485,7 +477,7 @@ def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tu
             cure="Remove the key, or write RopeConfig(..., axes=...) yourself.",
         )
     refuse_null(block, "mrope_section")
-    sections = block.get("mrope_section") or family.defaults.get("mrope_section")
+    sections: Any = block.get("mrope_section") or family.defaults.get("mrope_section")
     whole = isinstance(sections, (list, tuple)) and all(isinstance(s, int) and s > 0 for s in sections)
     if not whole or len(sections) != 3 or sum(sections) != pairs:
         raise RopeError(

@@ -173,17 +173,16 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
     Raises `RopeError` if layer types differ and none is given, if it is unknown, and if it has no rotation.
     """
     fields, family, name = config
-    types = fields.get("layer_types") or ()
     if not isinstance(layer_type, str | None):
         raise _no_name(layer_type, fields.get("layer_types"))
     blocks = blocks_of_layers(config)
     flat = blocks.pop(None, None)
-    layer_type = family.block_of.get(layer_type or "", layer_type)
-    if layer_type is None and flat is not None:
-        return flat
     named = {str(label): block for label, block in blocks.items()}
-    if flat is None and (layer_type is None or all(block is None for block in named.values())):
+    if layer_type is None:
+        return _only(config, named) if flat is None else flat
+    if flat is None and all(block is None for block in named.values()):
         return _only(config, named)
+    layer_type, types = family.block_of.get(layer_type, layer_type), fields.get("layer_types") or ()
     if flat is None:
         chosen, known = named.get(layer_type), {*named}
         still = chosen is None and layer_type in (*named, *types)
@@ -245,8 +244,8 @@ def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
         for key, own in family.lists.items()
         if isinstance(fields.get(key), list | tuple)
     }
-    types = fields.get("layer_types")
-    if not given and types and family.scaled:  # only some types are scaled
+    types = fields.get("layer_types") or ()
+    if not given and family.scaled:  # only some types are scaled
         return {label: dict(block) if label in family.scaled else {} for label in types}
     if given and not types:
         if all(len(set(value)) == 1 and value[0] for value in given.values()):
