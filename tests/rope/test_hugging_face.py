@@ -143,6 +143,21 @@ def test_unread_settings_of_a_known_family(unread: dict[str, Any]) -> None:
     assert read(**{key: type(value)(0) for key, value in unread.items()}) == read()
 
 
+@pytest.mark.rejects
+def test_a_bare_block() -> None:
+    """It is read as in a config of Llama with these sizes, in either pairing, and refused in the same words."""
+    sizes: dict[str, Any] = {"head_dim": 64, "max_position_embeddings": 2048}
+    for interleaved in (False, True):
+        expected = dataclasses.replace(read(rope_parameters={**YARN, "rope_theta": 5e5}), interleaved=interleaved)
+        assert rw.RopeConfig.from_block({**YARN, "rope_theta": 5e5}, interleaved=interleaved, **sizes) == expected
+    for block in ([1], {"factor": 2.0}, {"full_attention": {}}, {"partial_rotary_factor": 0.5}):
+        with pytest.raises(rw.RopeError) as theirs:
+            read(rope_parameters=block)
+        with pytest.raises(rw.RopeError) as ours:
+            rw.RopeConfig.from_block(block, interleaved=False, **sizes)  # type: ignore[arg-type]
+        assert str(ours.value) == str(theirs.value)
+
+
 def test_phi3_yarn_is_longrope() -> None:
     """Phi-3's "su" and "yarn" mean LongRoPE; elsewhere yarn is YaRN."""
     fields = fixture("phi_3_5_mini")

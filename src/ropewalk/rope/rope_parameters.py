@@ -1,4 +1,4 @@
-"""The `rope_parameters` block of a Hugging Face config: its scaling rule, that of each layer type, and writing one."""
+"""The `rope_parameters` block of a Hugging Face config: its scaling rule, and the block of each layer type."""
 
 from __future__ import annotations
 

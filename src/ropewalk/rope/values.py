@@ -1,5 +1,7 @@
 """Checks of numbers of arguments, options and configs: a wrong type or value raises `RopeError`."""
 
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
 import functools
@@ -12,14 +14,16 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ropewalk.errors import RopeError
-from ropewalk.families.values import MOST_SIZE as MOST_SIZE
-from ropewalk.families.values import MOST_TOKENS as MOST_TOKENS
-from ropewalk.families.values import TRAINED_KEY as TRAINED_KEY
-from ropewalk.families.values import as_whole as as_whole
-from ropewalk.families.values import check_whole as check_whole
-from ropewalk.families.values import is_number as is_number
-from ropewalk.families.values import number as number
-from ropewalk.families.values import wrong_value
+from ropewalk.families.values import (  # noqa: F401  # for other modules, too
+    MOST_SIZE,
+    MOST_TOKENS,
+    TRAINED_KEY,
+    as_whole,
+    check_whole,
+    is_number,
+    number,
+    wrong_value,
+)
 
 # Names of shapes in signatures, which are strings at run time: the core does not need jaxtyping. In the tests, its
 # import hook checks every shape of every call.
