@@ -92,6 +92,9 @@ READ: list[dict[str, Any]] = [
     {"model_type": "phi", **SIZES, "rope_parameters": {"partial_rotary_factor": 0.75}},
     {"model_type": "gpt_neox", **SIZES, "rotary_pct": 0.5},
     {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64},
+    # a key that the class takes from its default block, and one that it does not read
+    {"model_type": "neomme", "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {}}},
+    {"model_type": "deepseek_ocr2_text", **SIZES, "head_dim": 64},
     # configs that state little
     {"model_type": "mistral4"},
     {"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16},
@@ -337,6 +340,15 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "dinov3_vit",
         {"model_type": "dinov3_vit", "hidden_size": 384, "image_size": 224, "num_attention_heads": 6, "patch_size": 16,
          "pos_embed_jitter": None, "pos_embed_rescale": 2.0, "pos_embed_shift": None, "rope_theta": 100.0},
+    ),
+    "EfficientLoFTRRotaryEmbedding": (  # zju-community/efficientloftr: all heads together
+        "efficientloftr",
+        {"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4.0}},
+    ),
+    "ClvpRotaryPositionalEmbedding": (  # half a head of the projection
+        "clvp",
+        {"model_type": "clvp_encoder", "hidden_size": 768, "num_attention_heads": 12, "projection_dim": 1536},
     ),
     "Gemma4VisionRotaryEmbedding": ("gemma4", {"model_type": "gemma4_vision"}),  # a block of the head for each axis
     "Sam2VideoVisionRotaryEmbedding": (  # facebook/sam2.1-hiera-tiny, as first released
