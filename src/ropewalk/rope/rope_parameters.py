@@ -127,14 +127,14 @@ def blocks_of_layers(config: Described) -> Blocks:
                 cure=f"Use rope=None for this config. A config with rotation contains {key}: {on!r}.",
             )
     stated, old = _stated(fields)
-    if stated is not None and has_blocks(stated):
+    if has_blocks(stated):
         if name in FAMILIES and not (family.blocks or family.scaled):
             raise RopeError(
                 f"from_hf: transformers' {name} uses one flat block, but this config nests blocks by layer type.",
                 facts={"rope block": stated},
                 cure="Write one block for all layers.",
             )
-        return _nested(fields, stated, family)
+        return _nested(fields, stated or {}, family)
     block = dict(family.block) if stated is None else stated
     rule = None if family.scaled else rule_of(block, family.meanings)
     if rule is not None and TRAINED_KEY in rule.required_keys:  # transformers prefers Phi-3's place, next to the block
