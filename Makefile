@@ -63,13 +63,16 @@ $(OLDEST_ENV)/.ready: $(READY)
 	touch $@
 
 bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/rotation.py
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/forward.py
 
 # Check and time everything that needs a GPU, in MINUTES; each result is saved at once, and the same command resumes. MODEL is
-# SmolLM2's GGUF or its parts, TEXTS a folder of long texts. SMALL=1 runs it in Triton's interpreter with tiny sizes. It takes
+# SmolLM2's GGUF, TEXTS a folder of long texts. SMALL=1 runs it in Triton's interpreter with tiny sizes. It takes
 # this checkout's environment if there is one, else the machine's own Python, and installs nothing.
 gpu:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu.py --minutes $(or $(MINUTES),9) $(if $(SMALL),--small) \
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py --minutes $(or $(MINUTES),9) $(if $(SMALL),--small) \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS))
 
 # Write the conformance vectors anew: those of every config that vectors/ has.
@@ -105,9 +108,8 @@ docs-serve: $(READY)
 
 # With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes).
 figures: $(READY)
-	$(BIN)/python scripts/docs_figures.py
-	$(BIN)/python scripts/front_figure.py
-	$(BIN)/python scripts/docs_status.py --write
+	$(BIN)/python scripts/figures.py
+	$(BIN)/python scripts/docs_records.py --write
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600

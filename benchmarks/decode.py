@@ -3,8 +3,7 @@
 Both have read the same tokens of the built-in novel into their caches, and both are cut back to them after each token:
 every call sees the same length. Correctness first: the log-probabilities of the 20 likeliest next tokens are held
 against transformers' in float32, and nothing is recorded where their mean difference exceeds 0.01 nats in float32, 0.1
-in bfloat16, or there half as much again as transformers' own. The record is appended to `results/decode.jsonl`; the bar
-of issue 13 is 0.5. Usage:
+in bfloat16, or there half as much again as transformers' own. The record is appended to `results/decode.jsonl`. Usage:
 
     python benchmarks/decode.py --model FILE.gguf [--tokens 4096] [--seconds 20] [--dtypes bfloat16,float32]
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from records import RESULTS, append, environment
 from timing import Clock, Timed, interleave
 from torch import Tensor
 
+from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.checkpoints.texts import read_text
@@ -33,52 +33,41 @@ LIKELIEST = 20
 AGREED = {"float32": 0.01, "bfloat16": 0.1}  # nats
 
 
-class Ours:
-    """Our decoder and its cache."""
+def ours(model: Decoder, ids: Tensor) -> Callable[[], Tensor]:
+    """Fill our decoder's cache; return what gives logits `[vocab]` after one more token, which is forgotten again."""
+    cache = model.new_cache(capacity=ids.shape[1])
+    for part in ids[:, :-1].split(READ, dim=1):
+        model.hidden_states(part, cache=cache)
 
-    def __init__(self, model: Decoder, ids: Tensor) -> None:
-        self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
-        self.cache = model.new_cache(capacity=ids.shape[1])
-        for part in ids[:, :-1].split(READ, dim=1):
-            model.hidden_states(part, cache=self.cache)
-
-    def step(self) -> Tensor:
-        """Logits `[vocab]` after one more token, which is forgotten again."""
-        logits: Tensor = self.model(self.last, cache=self.cache)[0, -1]
-        self.cache.truncate(self.tokens)
+    def step() -> Tensor:
+        logits: Tensor = model(ids[:, -1:], cache=cache)[0, -1]
+        cache.truncate(ids.shape[1] - 1)
         return logits
 
+    return step
 
-class Theirs:
-    """transformers' Llama and its own cache."""
 
-    def __init__(self, model: Any, ids: Tensor) -> None:
-        from transformers import DynamicCache
+def theirs(model: Any, ids: Tensor) -> Callable[[], Tensor]:
+    """The same with transformers' Llama and its own cache."""
+    from transformers import DynamicCache
 
-        from ropewalk.checkpoints.live_model import cache_argument
+    cache = DynamicCache(config=model.config)
+    options = {cache_argument(model.model): cache, "use_cache": True}
+    for part in ids[:, :-1].split(READ, dim=1):
+        model.model(input_ids=part, **options)
 
-        self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
-        self.cache = {cache_argument(model.model): DynamicCache(config=model.config)}
-        for part in ids[:, :-1].split(READ, dim=1):
-            model.model(input_ids=part, use_cache=True, **self.cache)
-
-    def step(self) -> Tensor:
-        """As `Ours.step`."""
-        logits: Tensor = self.model(input_ids=self.last, use_cache=True, **self.cache).logits[0, -1]
-        next(iter(self.cache.values())).crop(-1)
+    def step() -> Tensor:
+        logits: Tensor = model(input_ids=ids[:, -1:], **options).logits[0, -1]
+        cache.crop(-1)
         return logits
+
+    return step
 
 
 def measure(
-    name: str,
-    folder: Path,
-    ids: Tensor,
-    kinds: Sequence[str],
-    *,
-    seconds: float,
-    device: str = "cpu",
+    name: str, folder: Path, ids: Tensor, kinds: Sequence[str], *, seconds: float, device: str = "cpu",
     clock: Clock | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Check and time each dtype behind `ids` `[1, tokens + 1]`; yield its record without the machine.
 
     `folder` holds the model in transformers' form. Raises AssertionError if our log-probabilities are wrong.
@@ -90,18 +79,18 @@ def measure(
     for kind in dict.fromkeys(["float32", *kinds]):
         dtype = getattr(torch, kind)
         model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval().to(device)
-        theirs = Theirs(model, ids)
+        their_step = theirs(model, ids)
         if exact is None:
-            exact = theirs.step().float().log_softmax(-1)
+            exact = their_step().float().log_softmax(-1)
         if kind not in kinds:
             continue
-        ours = Ours(load(folder, dtype=dtype).eval().to(device), ids)
+        our_step = ours(load(folder, dtype=dtype).eval().to(device), ids)
         likeliest = exact.topk(LIKELIEST).indices
         apart, their_apart = (
-            (side.step().float().log_softmax(-1) - exact)[likeliest].abs().mean().item() for side in (ours, theirs)
+            (step().float().log_softmax(-1) - exact)[likeliest].abs().mean().item() for step in (our_step, their_step)
         )
         assert apart <= max(AGREED[kind], 1.5 * their_apart), f"{kind}: log-probabilities differ by {apart:.4f} nats"
-        timed = [Timed("ropewalk", [ours.step]), Timed("transformers", [theirs.step])]
+        timed = [Timed("ropewalk", [our_step]), Timed("transformers", [their_step])]
         found = interleave(timed, seconds=seconds, least=5, clock=clock)
         yield {
             "kind": "decode", "model": name, "tokens": ids.shape[1] - 1, "dtype": kind, "microseconds": found,
@@ -131,9 +120,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="in the cache")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each dtype")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         ids = prepare(options.model, options.tokens, Path(name))
         kinds = options.dtypes.split(",")

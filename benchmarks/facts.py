@@ -1,16 +1,15 @@
 """Is the doctor's measure what it says? Chance of a blind model, agreement of separate runs, and power.
 
-    python benchmarks/facts.py --texts FOLDER [--smollm2 GGUF] [--record benchmarks/results/facts.json]
+    python benchmarks/facts.py --texts FOLDER [--smollm2 GGUF] [--again]
 
 - Chance: windows are read from the last trained length of tokens only, so that every far fact is out of sight; the
   questions about far facts are asked as in the doctor. `tiny` reads 200 windows with facts of each kind, SmolLM2 eight.
   Runs of eight windows are drawn from them, and looked at after 1, 2, 4 and 8.
 - Agreement: the doctor on 30 disjoint stretches of Moby-Dick, each for itself.
 - Effect: what facts change in YaRN's loss beyond, less crop's, in two windows of SmolLM2.
-- Power: of simulated answers, the share of runs in which a method that finds 30 to 60 % is told from chance, and in
-  which one that finds 15 points more is told from another.
 
-FOLDER holds bleak_house.txt and moby_dick.txt. Each part is saved when it is done; the same command continues. About
+FOLDER holds bleak_house.txt and moby_dick.txt. Each part is saved when it is done; the same command continues, and
+--again measures all of them again. About
 25 minutes on two cores, 10 without SmolLM2.
 """
 
@@ -19,8 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import RESULTS, environment
+from records import RESULTS, add_again, environment, excerpt, source_of, started
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
@@ -36,7 +33,6 @@ from ropewalk.checkpoints.opening import open_reader
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
 from ropewalk.diagnosis.plan import LOOKS, Design, make_plan
-from ropewalk.statistics import t_quantile
 
 RUNS = 2000
 STRETCHES, STRETCH = 30, 34_000  # of Moby-Dick, characters
@@ -130,10 +126,11 @@ def agreement(text: str, engine: str) -> dict[str, Any]:
             found = rw.doctor("tiny", text=[("part", part)], engine=engine, methods="yarn,llama3,dca", state=state,
                               progress=False)  # fmt: skip
         verdict = found.verdict
-        half = None if verdict.method is None else found.evidence.standings[verdict.method].half
-        around = None if half is None else [half.low, half.high]
+        reached = None if verdict.method is None else found.evidence.standings[verdict.method].half
+        around = None if reached is None else [reached.low, reached.high]
         answer = {"action": verdict.action, "method": verdict.method, "length": verdict.length}
-        rows.append({**answer, "windows": found.evidence.windows, "half": around})
+        source = source_of(part, "moby_dick.txt", number * STRETCH)
+        rows.append({**answer, "text": source, "windows": found.evidence.windows, "half": around})
         print(f"agreement, {engine}: {number + 1} of {STRETCHES}: {verdict.headline}", flush=True)
     pairs = list(itertools.combinations(rows, 2))
     same = [one["action"] == other["action"] and one["method"] == other["method"] for one, other in pairs]
@@ -142,44 +139,18 @@ def agreement(text: str, engine: str) -> dict[str, Any]:
             "same_length_of_those": float(np.mean(lengths)) if lengths else None}  # fmt: skip
 
 
-def power() -> list[dict[str, Any]]:
-    """Return the share of simulated runs that show a method, by what it finds, facts in a window, and windows."""
-    random, rows = np.random.default_rng(1), []
-    for share, far, windows in itertools.product((0.3, 0.4, 0.5, 0.6), (16, 48), LOOKS):
-        shown = better = 0
-        for _ in range(400):
-            one, other = (random.random((windows * far,)) < part for part in (share, max(0.0, share - 0.15)))
-            groups = _groups(one, random)
-            shown += Found.of(groups, confidence=LOOK_CONFIDENCE).exceeds_chance(LEVEL)
-            apart = one.astype(float) - other
-            spread = math.sqrt((float(((apart - apart.mean()) ** 2).sum()) + 0.5) / (len(apart) - 1) / len(apart))
-            better += apart.mean() > t_quantile(len(apart) - 1, confidence=LOOK_CONFIDENCE) * spread
-        rows.append({"share": share, "far_facts": far, "windows": windows, "shown": shown / 400,
-                     "told_from_15_points_less": better / 400})  # fmt: skip
-    return rows
-
-
-def _groups(right: np.ndarray, random: np.random.Generator) -> list[list[int]]:
-    """Return choices of groups of four: the right one, or one of the three others."""
-    wrong = random.integers(1, GROUP, len(right))
-    chosen = [(place + (0 if hit else shift)) % GROUP
-              for place, (hit, shift) in enumerate(zip(right, wrong.tolist(), strict=True))]  # fmt: skip
-    return [chosen[start : start + GROUP] for start in range(0, len(chosen), GROUP)]
-
-
 def main() -> None:
     """Run the parts that the record lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--smollm2")
-    parser.add_argument("--record", type=Path, default=RESULTS / "facts.json")
+    add_again(parser, RESULTS / "facts.json")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    record: dict[str, Any] = json.loads(given.record.read_text()) if given.record.exists() else {}
-    bleak, moby = ((given.texts / f"{name}.txt").read_text() for name in ("bleak_house", "moby_dick"))
+    record = started(given)
+    (bleak, of_bleak), (moby, of_moby) = (excerpt(given.texts, name, 0) for name in ("bleak_house", "moby_dick"))
     unseen = bleak[int(UNSEEN * len(bleak)) :] + moby[: len(moby) // 2]
     parts: dict[str, Callable[[], Any]] = {
-        "power": power,
         **{f"blind_tiny_{kind}": lambda kind=kind: blind("tiny", unseen, kind, windows=200, target=1024)
            for kind in KINDS},
         **{f"agreement_{engine}": lambda engine=engine: agreement(moby, engine) for engine in ("python", "vllm")},
@@ -190,7 +161,8 @@ def main() -> None:
         parts["effect_smollm2"] = lambda: effect(given.smollm2, bleak, windows=2, target=16384)
     for name, part in parts.items():
         if name not in record:
-            record |= {"generator": "ropewalk", name: part(), "environment": environment()}
+            record |= {"generator": "ropewalk", "texts": [of_bleak, of_moby], name: part()}
+            record["environment"] = environment()
             write_json(given.record, record)
 
 

@@ -1,6 +1,6 @@
 """llama.cpp as a contender of `forward.py`: the prompt processing of some tokens, by `xllamacpp`.
 
-Its own interpreter may run it: it needs neither torch nor numpy. What to do is a JSON object as the only argument; the
+It imports neither torch nor numpy, whose memory would count. What to do is a JSON object as the only argument; the
 last line printed holds the seconds of the prompt as llama.cpp counts them, the likeliest next tokens with their
 log-probabilities, and the process's largest resident memory in bytes.
 """

@@ -1,7 +1,4 @@
-"""One contender of `forward.py` in a process of its own: what it reads, it is told by JSON; what it finds, it prints.
-
-`ropewalk` may be another version of it: `source` is put before the module path, and nothing of it is imported earlier.
-"""
+"""One contender of `forward.py` in a process of its own: told by JSON what to compute; it prints what it finds."""
 
 from __future__ import annotations
 
@@ -16,6 +13,11 @@ import numpy as np
 import torch
 from forward_llama import peak_resident
 
+from ropewalk.checkpoints.load import load
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.methods import METHODS, Reach
+from ropewalk.rotation import backends
+
 ROWS = 256  # logits of so many tokens exist at one time
 SHORT = 4.0  # seconds: a measurement is repeated, three times at most, while it has taken less
 
@@ -25,77 +27,52 @@ Measure = Callable[[torch.Tensor], np.ndarray]
 def main() -> None:
     """Load, warm up, measure, print."""
     task: dict[str, Any] = json.loads(sys.argv[1])
-    if task.get("source"):
-        sys.path.insert(0, task["source"])
-    if task.get("threads"):
-        torch.set_num_threads(task["threads"])
-    folder, device, dtype = Path(task["folder"]), task["device"], getattr(torch, task["dtype"])
+    torch.set_num_threads(task["threads"])
+    folder, dtype = Path(task["folder"]), getattr(torch, task["dtype"])
     if task["contender"] == "matrix product":
-        print(json.dumps({"gflops": matrix_product(dtype, device)}))
+        print(json.dumps({"gflops": matrix_product(dtype)}))
         return
-    ids = torch.from_numpy(np.load(folder / "ids.npy")[: task["tokens"]]).to(device)
+    ids = torch.from_numpy(np.load(folder / "ids.npy")[: task["tokens"]])
     if task["contender"] == "gate":
         gate(folder, ids, task["lengths"])
         return
-    make = theirs if task["contender"].startswith("transformers") else ours
-    measure = make(folder, task, dtype)
-    measure(ids if device != "cpu" else ids[:ROWS])
-    loaded, seconds = peak(device), list[float]()
+    measure = theirs(folder, dtype) if task["contender"] == "transformers" else ours(folder, task, dtype)
+    measure(ids[:ROWS])
+    loaded, seconds = peak_resident(), list[float]()
     while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT):
         began = time.perf_counter()
         losses = measure(ids)
         seconds.append(time.perf_counter() - began)
     np.save(task["out"], losses)
-    print(json.dumps({"seconds": seconds, "peak_bytes": peak(device), "peak_bytes_loaded": loaded}))
+    print(json.dumps({"seconds": seconds, "peak_bytes": peak_resident(), "peak_bytes_loaded": loaded}))
 
 
 def ours(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
-    """ids -> losses, by ropewalk: plain, a method, attention by torch, or another version of the package."""
-    if task["contender"] == "baseline":
-        from ropewalk.checkpoints.losses import window_losses as measure
-
-        from ropewalk.checkpoints.load import load as load_model
-
-        old = load_model(folder / "model", dtype=dtype)
-        return lambda ids: measure(old, ids)  # type: ignore[no-any-return]
-    import ropewalk.rotation.backends
-    from ropewalk.checkpoints.load import load
-    from ropewalk.checkpoints.opening import reader_of
-    from ropewalk.methods import METHODS, Reach
-
+    """ids -> losses, by ropewalk: plain, a method, or with attention by torch."""
     if task["contender"] == "ropewalk-sdpa":
-        ropewalk.rotation.backends.ATTENTION = ropewalk.rotation.backends.ATTENTION[1:]
-    reader = reader_of(load(folder / "model", dtype=dtype).to(task["device"]))
+        backends.ATTENTION = backends.ATTENTION[1:]
+    reader = reader_of(load(folder / "model", dtype=dtype))
     if task.get("method"):
         reach = Reach(task["trained"], max(task["tokens"], task["trained"] + 1))
         reader = reader.under(METHODS[task["method"]].positions(reader.positions, reach))
     return lambda ids: reader.window_losses(ids)
 
 
-def theirs(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
-    """ids -> losses, by transformers: its base model, then head and losses of a few tokens at a time.
+def theirs(folder: Path, dtype: torch.dtype) -> Measure:
+    """ids -> losses, by transformers: its base model, then head and losses of a few tokens at a time."""
+    model = llama(folder, dtype)
+    return lambda ids: losses_of(model, ids)[0].double().numpy()
 
-    `transformers-whole` lets it make the logits of all tokens at once, as its own forward does.
-    """
-    model, device = llama(folder, dtype).to(task["device"]), task["device"]
-    whole = task["contender"] == "transformers-whole"
 
-    def measure(ids: torch.Tensor) -> np.ndarray:
-        losses = torch.empty(len(ids) - 1, device=device)
-        with torch.inference_mode():
-            if whole:
-                found = model(input_ids=ids[None], use_cache=False).logits[0]
-            else:
-                found = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-            for row in range(0, len(ids) - 1, ROWS):
-                end = min(row + ROWS, len(ids) - 1)
-                logits = found[row:end] if whole else model.lm_head(found[row:end])
-                losses[row:end] = torch.nn.functional.cross_entropy(
-                    logits.float(), ids[row + 1 : end + 1], reduction="none"
-                )
-        return losses.double().cpu().numpy()
-
-    return measure
+@torch.inference_mode()
+def losses_of(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses `[tokens - 1]` and hidden states of transformers' model."""
+    hidden, losses = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0], torch.empty(len(ids) - 1)
+    for row in range(0, len(ids) - 1, ROWS):
+        end = min(row + ROWS, len(ids) - 1)
+        logits = model.lm_head(hidden[row:end]).float()
+        losses[row:end] = torch.nn.functional.cross_entropy(logits, ids[row + 1 : end + 1], reduction="none")
+    return losses, hidden
 
 
 def llama(folder: Path, dtype: torch.dtype) -> Any:
@@ -105,6 +82,7 @@ def llama(folder: Path, dtype: torch.dtype) -> Any:
     return LlamaForCausalLM.from_pretrained(folder / "model", dtype=dtype, attn_implementation="sdpa").eval()
 
 
+@torch.inference_mode()
 def gate(folder: Path, ids: torch.Tensor, lengths: list[int]) -> None:
     """What the others are held against: transformers in float32 with angles formed in float64.
 
@@ -112,15 +90,8 @@ def gate(folder: Path, ids: torch.Tensor, lengths: list[int]) -> None:
     """
     model = llama(folder, torch.float32)
     model.model.rotary_emb.forward = exact_angles(model.config)
-    losses = torch.empty(len(ids) - 1)
-    with torch.inference_mode():
-        hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        for row in range(0, len(ids) - 1, ROWS):
-            end = min(row + ROWS, len(ids) - 1)
-            losses[row:end] = torch.nn.functional.cross_entropy(
-                model.lm_head(hidden[row:end]), ids[row + 1 : end + 1], reduction="none"
-            )
-        after = {f"after_{n}": model.lm_head(hidden[n - 1]).log_softmax(-1).numpy() for n in lengths if n <= len(ids)}
+    losses, hidden = losses_of(model, ids)
+    after = {f"after_{n}": model.lm_head(hidden[n - 1]).log_softmax(-1).numpy() for n in lengths}
     np.savez(folder / "gate.npz", losses=losses.numpy(), **after)
     print(json.dumps({"tokens": len(ids)}))
 
@@ -138,24 +109,15 @@ def exact_angles(config: Any) -> Callable[[torch.Tensor, torch.Tensor], tuple[to
     return forward
 
 
-def matrix_product(dtype: torch.dtype, device: str, side: int = 2048) -> float:
+def matrix_product(dtype: torch.dtype, side: int = 2048) -> float:
     """Arithmetic of a square matrix product, 10^9 operations a second: the fastest of many."""
-    a, b = (torch.randn(side, side).to(device, dtype) for _ in range(2))
+    a, b = (torch.randn(side, side).to(dtype) for _ in range(2))
     taken = list[float]()
     while len(taken) < 5 or sum(taken) < 3.0:
         began = time.perf_counter()
         a @ b
-        if device != "cpu":
-            torch.cuda.synchronize()
         taken.append(time.perf_counter() - began)
     return 2.0 * side**3 / min(taken) / 1e9
-
-
-def peak(device: str) -> int:
-    """The largest resident memory of this process so far, or what torch allocated on the GPU, in bytes."""
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_resident()
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
 """The league: what every method finds that needs no tuning, on SmolLM2-135M at twice its trained length and on `tiny`.
 
-    python benchmarks/league.py MODEL.gguf --texts FOLDER [--dtype bfloat16] [--record benchmarks/results/league.json]
+    python benchmarks/league.py MODEL.gguf --texts FOLDER [--dtype bfloat16] [--again]
 
 FOLDER holds bleak_house.txt, middlemarch.txt and moby_dick.txt. SmolLM2 reads one window of the first two novels under
 each method, and one more window of each under the five that found most and under YaRN, which engines run. `tiny` reads
 one window of eight parts of Moby-Dick, which it was not trained on, at four times its trained length. Each window is a
 run of `rw.doctor` of its own: chance is one in four, and a method is given up when its loss rises by more than a nat.
-Each run is saved when it is done, and the doctor resumes within it. About 40 minutes on two busy cores with AMX in
-bfloat16. With --tuned, a folder of `examples/tune.py` reads the same windows with the scaling of its config.
+Each run is saved when it is done; the same command continues, and --again measures everything once more. About 40
+minutes on two busy cores with AMX in bfloat16. With --tuned, a folder of `examples/tune.py` reads the same windows with
+the scaling of its config.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from records import RESULTS, environment
+from records import RESULTS, add_again, environment, excerpt, started
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
@@ -34,9 +34,10 @@ TINY_PARTS, TINY_STRETCH = 8, 8_000
 BEST = 5
 
 
-def read(model: str, name: str, text: str, methods: list[str], **settings: Any) -> dict[str, Any]:
-    """Return what each method found in one window, with its losses and seconds."""
-    found = rw.doctor(model, text=[(name, text)], methods=methods, windows=1, minutes=math.inf, resume=True, **settings)
+def read(model: str, text: tuple[str, dict[str, Any]], methods: list[str], **settings: Any) -> dict[str, Any]:
+    """Return what each method found in one window, with its losses and seconds; the text has its source."""
+    named = text[1]["file"].removesuffix(".txt"), text[0]
+    found = rw.doctor(model, text=[named], methods=methods, windows=1, minutes=math.inf, **settings)
     window, rows = found.windows[0], {}
     for method, (reading,) in found.readings.items():
         standing = found.evidence.standings[method]
@@ -49,10 +50,11 @@ def read(model: str, name: str, text: str, methods: list[str], **settings: Any) 
         }  # fmt: skip
     return {
         "kind": found.kind,
+        "text": text[1],
         "trained_length": found.trained_length,
         "target": found.target,
         "far": [fact.far for fact in window.facts],
-        "distances": [found.asked_at - fact.end for fact in window.facts],
+        "distances": [found.target - fact.start for fact in window.facts],
         "control": [found.evidence.control.found, found.evidence.control.asked],
         "same_as": {method: form.same_as for method, form in found.methods.items() if form.same_as},
         "rows": rows,
@@ -79,9 +81,9 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tuned", type=Path)
-    parser.add_argument("--record", type=Path, default=RESULTS / "league.json")
+    add_again(parser, RESULTS / "league.json")
     given = parser.parse_args()
-    record: dict[str, Any] = json.loads(given.record.read_text()) if given.record.exists() else {}
+    record = started(given, *(["tuned"] if given.tuned else ["smollm2", "tiny"]))
 
     def run(part: str, key: str, *of: Any, **settings: Any) -> None:
         if key not in record.setdefault(part, {}):
@@ -90,8 +92,8 @@ def main() -> None:
 
     def round_of(number: int, methods: list[str], model: str = given.model, part: str = "smollm2") -> None:
         for novel, starts in STRETCHES.items():
-            text = (given.texts / f"{novel}.txt").read_text(encoding="utf-8")[starts[number] :][:CHARACTERS]
-            run(part, f"{novel} {number + 1}", model, novel, text, methods, target=16384, trained_length=8192,
+            text = excerpt(given.texts, novel, starts[number], CHARACTERS)
+            run(part, f"{novel} {number + 1}", model, text, methods, target=16384, trained_length=8192,
                 dtype=given.dtype)  # fmt: skip
 
     if given.tuned:
@@ -104,10 +106,9 @@ def main() -> None:
     ranked = sorted(ZERO_SHOT[1:], key=lambda method: -far_found(first, method)[0])
     print("the best:", ", ".join(f"{method} {far_found(first, method)[0]}" for method in ranked))
     round_of(1, list(dict.fromkeys([*ranked[:BEST], "yarn"])))
-    moby = (given.texts / "moby_dick.txt").read_text(encoding="utf-8")
     for part in range(TINY_PARTS):
-        text = moby[20_000 + part * TINY_STRETCH :][:TINY_STRETCH]
-        run("tiny", f"moby_dick {part + 1}", "tiny", "moby_dick", text, ZERO_SHOT, target=1024)
+        text = excerpt(given.texts, "moby_dick", 20_000 + part * TINY_STRETCH, TINY_STRETCH)
+        run("tiny", f"moby_dick {part + 1}", "tiny", text, ZERO_SHOT, target=1024)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Append and read records of benchmarks: JSON lines, each with the machine that it was measured on."""
+"""Write and read records of benchmarks, with the machine, the texts, and what the doctor's rule needs of a reading."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from typing import Any
 import torch
 from timing import last_level_cache
 
+from ropewalk.diagnosis.evidence import Window, WindowReading, choice, gather
+from ropewalk.diagnosis.facts import GROUP, PlacedFact
+from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.rules import Decision, decide
 from ropewalk.layers.precision import half_instructions, is_slow, slow_dtype
 from ropewalk.rope import dispatch as compiled
 
@@ -96,3 +101,88 @@ def last_run(path: Path) -> list[Record]:
     """Return the records of the last run in a file of `rotation.py`."""
     records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return [record for record in records if record["run"] == records[-1]["run"]]
+
+
+def add_again(parser: argparse.ArgumentParser, record: Path) -> None:
+    """Add the options of a record that is measured part by part."""
+    parser.add_argument("--record", type=Path, default=record)
+    parser.add_argument("--again", action="store_true", help="measure everything again, not only what the record lacks")
+
+
+def started(given: argparse.Namespace, *parts: str) -> Record:
+    """Return the record to go on with: what is saved; under --again without these parts, or nothing."""
+    if not given.record.exists() or (given.again and not parts):
+        return {}
+    saved: Record = json.loads(given.record.read_text(encoding="utf-8"))
+    return {name: part for name, part in saved.items() if not (given.again and name in parts)}
+
+
+def excerpt(folder: Path, name: str, first: int, characters: int | None = None) -> tuple[str, Record]:
+    """Return characters of a text in `folder`, and their source with a digest."""
+    text = (folder / f"{name}.txt").read_text(encoding="utf-8")[first:][:characters]
+    return text, source_of(text, f"{name}.txt", first)
+
+
+def source_of(text: str, file: str, first: int = 0) -> Record:
+    """Return where a text is from: its file, first character, length and digest."""
+    return {"file": file, "first": first, "characters": len(text),
+            "sha256": hashlib.sha256(text.encode()).hexdigest()}  # fmt: skip
+
+
+def essentials(windows: Sequence[Window], readings: Mapping[str, Sequence[WindowReading]], design: Any) -> Record:
+    """Return what the doctor's rule needs of some windows, as JSON; `concluded` applies it."""
+
+    def digits(answers: Sequence[Sequence[float]]) -> str:
+        return "".join(str(choice(row)) for row in answers)
+
+    return {
+        "trained_length": design.trained_length, "target": design.target,
+        "windows": [
+            {"text": one.text, "start": one.start, "counted": list(one.counted),
+             "frequencies": round(one.frequencies, 5), "spans": [[fact.start, fact.end] for fact in one.facts],
+             "far": sum(fact.far for fact in one.facts)}
+            for one in windows
+        ],
+        "readings": {
+            method: [{"loss": list(one.loss), "choices": digits(one.answers), "stopped": one.stopped,
+                      "control": {str(number): choice(row) for number, row in one.control.items()},
+                      "seconds": one.seconds} for one in of]
+            for method, of in readings.items()
+        },
+    }  # fmt: skip
+
+
+def restored_essentials(run: Record) -> tuple[list[Window], dict[str, list[WindowReading]]]:
+    """Return the windows and the readings of `essentials`."""
+    windows = [
+        Window(text=one["text"], start=one["start"], counted=tuple(one["counted"]),
+                       frequencies=one["frequencies"], facts=tuple(
+            PlacedFact(name="", value="", start=start, end=end, group=number // GROUP,
+                           right=number % GROUP, choices=("",) * GROUP, far=number < one["far"])
+            for number, (start, end) in enumerate(one["spans"])))
+        for one in run["windows"]
+    ]  # fmt: skip
+
+    def row(chosen: int) -> tuple[float, ...]:
+        return tuple(-float(place != chosen) for place in range(GROUP))
+
+    readings = {
+        method: [
+            WindowReading(loss=tuple(one["loss"]), answers=tuple(row(int(digit)) for digit in one["choices"]),
+                          control={int(number): row(chosen) for number, chosen in one["control"].items()},
+                          stopped=one["stopped"], seconds=one.get("seconds", 0.0))
+            for one in of]
+        for method, of in run["readings"].items()
+    }  # fmt: skip
+    return windows, readings
+
+
+def concluded(run: Record, count: int, method: str = "plain") -> tuple[Decision, Any]:
+    """Return the decision after the first windows of `essentials`, and how far the method is measured to reach."""
+    windows, readings = restored_essentials(run)
+    design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
+    evidence = gather(
+        windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
+        trained_length=design.trained_length, target=design.target,
+    )  # fmt: skip
+    return decide(evidence), evidence.standings[method].half

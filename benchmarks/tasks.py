@@ -1,6 +1,6 @@
 """Does the doctor's measure predict tasks? The plan of the experiment, and the experiment.
 
-    python benchmarks/tasks.py MODEL.gguf --texts FOLDER [--dtype bfloat16] [--record benchmarks/results/tasks.json]
+    python benchmarks/tasks.py MODEL.gguf --texts FOLDER [--dtype bfloat16] [--again]
 
 The plan, committed before anything was measured:
 
@@ -28,7 +28,8 @@ The plan, committed before anything was measured:
 Changed when it ran, before any result was seen: at a given length `dynamic` has the frequencies of `ntk`, so nine
 methods remain; windows of `tiny` have 12 questions instead of 16, which did not fit.
 
-Each reading is saved when it is done; the same command continues. About 40 minutes on two cores with AMX in bfloat16.
+Each reading is saved when it is done; the same command continues, and --again starts over. About 40 minutes on two
+cores with AMX in bfloat16.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from typing import Any
 import numpy as np
 import torch
 from league import far_found, read
-from records import RESULTS, environment
+from records import RESULTS, add_again, environment, excerpt, started
 
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import open_reader
@@ -197,10 +198,10 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--record", type=Path, default=RESULTS / "tasks.json")
+    add_again(parser, RESULTS / "tasks.json")
     given = parser.parse_args()
-    record: dict[str, Any] = json.loads(given.record.read_text()) if given.record.exists() else {}
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in given.texts.glob("*.txt")}
+    record = started(given)
+    moby, record["text"] = excerpt(given.texts, "moby_dick", 0)
 
     def keep(part: str, key: str, value: Callable[[], Any]) -> Any:
         if key not in record.setdefault(part, {}):
@@ -211,12 +212,12 @@ def main() -> None:
 
     methods = list(METHODS)
     for novel in ("bleak_house", "middlemarch"):
-        part = texts[novel][600_000:][:75_000]
+        part = excerpt(given.texts, novel, 600_000, 75_000)
         keep("smollm2 predictors", novel,
-             partial(read, given.model, novel, part, methods, target=12_288, dtype=given.dtype))  # fmt: skip
+             partial(read, given.model, part, methods, target=12_288, dtype=given.dtype))  # fmt: skip
     for number in range(16):
-        part = texts["bleak_house"][1_000 * (1500 + 4 * number) :][:4_000]
-        keep("tiny predictors", str(number), partial(read, "tiny", "bleak_house", part, methods, target=384))
+        part = excerpt(given.texts, "bleak_house", 1_000 * (1500 + 4 * number), 4_000)
+        keep("tiny predictors", str(number), partial(read, "tiny", part, methods, target=384))
     dtype = torch.bfloat16 if given.dtype == "bfloat16" else torch.float32
     smollm2 = Subject(given.model, dtype, 12_288, NUMBERS, Size(48, 24, 16))
     for name, subject in (("smollm2", smollm2), ("tiny", Subject("tiny", torch.float32, 384, WORDS, Size(12, 8, 8)))):
@@ -224,7 +225,7 @@ def main() -> None:
             for number in range(math.ceil(QUESTIONS / subject.size.questions)):
                 for method in ("control", *methods):
                     keep(f"{name} {task}", f"{method}/{number}",
-                         partial(subject.answers, task, number, method, texts["moby_dick"]))  # fmt: skip
+                         partial(subject.answers, task, number, method, moby))  # fmt: skip
     record["result"] = analysed(record)
     write_json(given.record, {"generator": "ropewalk", **record})
     print(json.dumps(record["result"], indent=1))

@@ -81,14 +81,6 @@ def cpu_clock(calls: Sequence[Call]) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def host_clock(calls: Sequence[Call]) -> float:
-    """Return the microseconds that the host spends to start work on a GPU."""
-    torch.cuda.synchronize()
-    spent = cpu_clock(calls)
-    torch.cuda.synchronize()
-    return spent
-
-
 class CudaClock:
     """Time on the GPU between two events around each call, in microseconds, its L2 cache overwritten before."""
 

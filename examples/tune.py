@@ -11,18 +11,28 @@ last checkpoint.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import json
+import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 
 import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.diagnosis.callback import DoctorCallback
 from ropewalk.layers.training import held_out_windows
 
 TINY = Path(rw.__file__).parent / "builtin" / "tiny"
@@ -37,6 +47,23 @@ def with_adapters(model: Any, rank: int) -> Any:
     norms = {name.rpartition(".")[2] for name, module in model.named_modules() if "Norm" in type(module).__name__}
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(linear), modules_to_save=sorted(norms))
     return get_peft_model(model, config)
+
+
+class Measure(TrainerCallback):
+    """Measure the attached model with the doctor before and after training, on one window of `text`."""
+
+    def __init__(self, handle: Any, tokenizer: Any, text: str) -> None:
+        self.handle, self.tokenizer, self.text = handle, tokenizer, text
+        self.found: dict[int, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **more: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.found[state.global_step] = rw.doctor(
+                model, tokenizer=self.tokenizer, text=self.text, methods="as-is", target=self.handle.target,
+                trained_length=self.handle.trained_length, windows=1, minutes=math.inf, state=folder, progress=False,
+            )  # fmt: skip
+
+    on_train_end = on_train_begin
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
@@ -62,14 +89,14 @@ def main(arguments: list[str] | None = None) -> list[float]:
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
-    rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
+    handle = rw.attach(model, given.method, target=given.target)  # on every process, before the Trainer
     window = given.window or given.target
     documents = [tokenizer(read_text(path)[1]).input_ids for path in given.text]
     windows = held_out_windows(documents, length=window, limit=10**9)[:, :-1]
     rows = [{"input_ids": ids, "labels": ids} for ids in windows]
     if given.rank:
         model = with_adapters(model, given.rank)
-    callbacks = [DoctorCallback(tokenizer, text=given.validation)] if given.validation and alone else []
+    callbacks = [Measure(handle, tokenizer, given.validation)] if given.validation and alone else []
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -103,13 +130,15 @@ def main(arguments: list[str] | None = None) -> list[float]:
     else:
         trainer.save_model()  # of adapters in several processes: the adapters
     if trainer.is_world_process_zero():
-        readings = [{"step": one.step, **one.metrics()} for callback in callbacks for one in callback.readings]
-        record = {"method": given.method, "target": given.target, "window": window, "loss": losses,
-                  "doctor": readings}  # fmt: skip
+        found = {step: dataclasses.asdict(one.evidence.standings["as-is"])
+                 for callback in callbacks for step, one in callback.found.items()}  # fmt: skip
+        texts = {Path(path).name: hashlib.sha256(read_text(path)[1].encode()).hexdigest() for path in given.text}
+        record = {"method": given.method, "target": given.target, "window": window, "texts": texts, "loss": losses,
+                  "doctor": found}  # fmt: skip
         (given.out / "tuning.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} updates; wrote {given.out}")
         for callback in callbacks:
-            print(callback.readings[-1].diagnosis.verdict.sentence)
+            print(list(callback.found.values())[-1].verdict.sentence)
     if not alone:
         dist.destroy_process_group()
     return losses

@@ -12,10 +12,10 @@ What an engine applies is each hypothesis of the expected rope, and faults that 
 check is one line of STATE/NAME.jsonl: stopped, the same command continues. The record
 benchmarks/results/verify-confusion.json is made of all lines that are there.
 
-    python scripts/confusion_of_verify.py model.gguf --servers
+    python scripts/confusion_of_verify.py model.Q4_1.gguf model.F16.gguf model.Q8_0.gguf --servers
 
-runs `ropewalk verify` at its defaults instead, against llama.cpp's server of a Q4_1 file and of its weights in Q8_0 and
-F16, each started right and wrong (`SERVERS`). The record is benchmarks/results/verify-servers.json.
+runs `ropewalk verify` at its defaults instead, against llama.cpp's server of each file, started right and wrong
+(`SERVERS`). The record is benchmarks/results/verify-servers.json.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
-from scipy.stats import beta
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -45,30 +42,28 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from records import environment  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.checkpoints.gguf_copy import copy_gguf  # noqa: E402
-from ropewalk.checkpoints.gguf_file import GGUFFile  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
-from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
+from ropewalk.methods.faults import Hypothesis  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
-from ropewalk.rope.extensions import Positions  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
-from ropewalk.rope.scaling import YaRN  # noqa: E402
+from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
+from ropewalk.rope.scaling import Linear, YaRN  # noqa: E402
+from ropewalk.statistics import binomial_interval  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
-from ropewalk.verification.hypotheses import Hypothesis  # noqa: E402
 from ropewalk.verification.outcome import Prediction  # noqa: E402
 from ropewalk.verification.questions import different, first_difference  # noqa: E402
 from ropewalk.verification.verify import OurSide, our_side  # noqa: E402
+from tests.attachment.families import FAMILIES, small_model  # noqa: E402
 from tests.layers.material import gguf_of  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
 SERVERS_RECORD = RECORD.with_name("verify-servers.json")
-TYPES = ("Q4_1", "F16", "Q8_0")
 SERVERS: Mapping[str, tuple[str | None, str, Mapping[str, float]]] = {
     "plain": (None, "as expected", {}),
     "yarn 2": ("yarn:2", "as expected", {"rope_scaling_type": 2, "rope_freq_scale": 0.5}),
@@ -82,19 +77,10 @@ SERVERS: Mapping[str, tuple[str | None, str, Mapping[str, float]]] = {
 LONGEST = 512  # tokens: what a verdict of a check covers, at most
 EXPECTED = ("own", "yarn:4")
 NOISES = (0.0, 0.03, 0.1)
-KEPT = (
-    "model",
-    "kind",
-    "expect",
-    "applied",
-    "noise",
-    "truth",
-    "verdict",
-    "requests",
-    "longest_prompt",
-    "neighbour",
-    "seconds",
-)  # of a line, in the record
+KEPT = ("model", "kind", "expect", "applied", "noise", "truth", "verdict", "requests", "longest_prompt", "neighbour",
+        "seconds")  # fmt: skip
+"""What the record has of a check."""
+Change = Callable[[RopeConfig], RopeConfig]
 
 
 class Applied:
@@ -125,92 +111,96 @@ class Applied:
         return NextTokens(values, len(input_ids))
 
 
-def unknown(positions: Positions) -> Iterator[tuple[str, Positions]]:
-    """Faults that are in no hypothesis."""
+def changed(positions: ModelRopes, change: Change, layers: Iterable[int] | None = None) -> ModelRopes:
+    """The ropes of these layers changed, by default of all."""
+    chosen = set(range(positions.num_layers) if layers is None else layers)
+    ropes = (change(rope) if rope is not None and layer in chosen else rope
+             for layer, rope in enumerate(positions.ropes))  # fmt: skip
+    return dataclasses.replace(positions, ropes=tuple(ropes))
 
-    def changed(change: Any, layers: Sequence[int] | None = None) -> Positions:
-        every = range(positions.num_layers) if layers is None else layers
-        return dataclasses.replace(positions, ropes=tuple(
-            change(rope) if rope is not None and layer in every else rope for layer, rope in enumerate(positions.ropes)
-        ))  # fmt: skip
 
-    def frequencies(rope: RopeConfig, change: Any) -> RopeConfig:
+def theta(times: float) -> Change:
+    """Multiply theta."""
+    return lambda rope: dataclasses.replace(rope, theta=rope.theta * times)
+
+
+def frequencies(change: Callable[[list[float]], Iterable[float]]) -> Change:
+    """Change the frequencies of a rope that has neither a factor nor a length."""
+
+    def changed(rope: RopeConfig) -> RopeConfig:
         if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
             return rope
         return RopeConfig(rope.head_dim, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, axes=rope.axes,
                           max_position_embeddings=rope.max_position_embeddings,
                           inv_freq=tuple(change(list(columns_of(rope, 2)))))  # fmt: skip
 
-    def theta(times: float, layers: Sequence[int] | None = None) -> Positions:
-        return changed(lambda rope: dataclasses.replace(rope, theta=rope.theta * times), layers)
-
-    def factor(times: float, name: str = "factor") -> Positions:
-        return changed(
-            lambda rope: dataclasses.replace(
-                rope, scaling=dataclasses.replace(rope.scaling, **{name: type(getattr(rope.scaling, name))(
-                    getattr(rope.scaling, name) * times)}))
-            if isinstance(rope.scaling, YaRN) else rope
-        )  # fmt: skip
-
-    for times in (0.3, 0.65, 1.12, 1.5, 3.3, 30.0):
-        yield f"theta times {times:g}", theta(times)
-    yield "theta times 10 on the first layer", theta(10.0, [0])
-    yield "theta times 10 on every other layer", theta(10.0, range(0, positions.num_layers, 2))
-    yield "every frequency times 1.1", changed(lambda rope: frequencies(rope, lambda f: [1.1 * x for x in f]))
-    yield "every frequency times 0.3", changed(lambda rope: frequencies(rope, lambda f: [0.3 * x for x in f]))
-    yield (
-        "slowest quarter at 0",
-        changed(lambda rope: frequencies(rope, lambda f: [x * (i < 3 * len(f) // 4) for i, x in enumerate(f)])),
-    )
-    yield "frequencies in reverse", changed(lambda rope: frequencies(rope, lambda f: f[::-1]))
-    yield "frequencies one pair late", changed(lambda rope: frequencies(rope, lambda f: [f[0], *f[:-1]]))
-    yield (
-        "negative angles of half the pairs",
-        changed(lambda rope: frequencies(rope, lambda f: [-x if i % 2 else x for i, x in enumerate(f)])),
-    )
-    if any(isinstance(rope.scaling, YaRN) for rope in positions.present_ropes):
-        yield "factor times 1.5", factor(1.5)
-        yield "factor times 0.6", factor(0.6)
-        yield "original length times 3", factor(3.0, "original_max_position_embeddings")
-        yield "original length times 0.25", factor(0.25, "original_max_position_embeddings")
+    return changed
 
 
-def readers(name: str) -> Reader:
+def yarn(name: str, times: float) -> Change:
+    """Multiply one number of YaRN."""
+
+    def changed(rope: RopeConfig) -> RopeConfig:
+        if not isinstance(rope.scaling, YaRN):
+            return rope
+        before = getattr(rope.scaling, name)
+        rule = dataclasses.replace(rope.scaling, **{name: type(before)(before * times)})
+        return dataclasses.replace(rope, scaling=rule)
+
+    return changed
+
+
+UNKNOWN: Mapping[str, Change] = {
+    **{f"theta times {times:g}": theta(times) for times in (0.3, 0.65, 1.12, 1.5, 3.3, 30.0)},
+    "every frequency times 1.1": frequencies(lambda f: [1.1 * x for x in f]),
+    "every frequency times 0.3": frequencies(lambda f: [0.3 * x for x in f]),
+    "slowest quarter at 0": frequencies(lambda f: [x * (i < 3 * len(f) // 4) for i, x in enumerate(f)]),
+    "frequencies in reverse": frequencies(lambda f: f[::-1]),
+    "frequencies one pair late": frequencies(lambda f: [f[0], *f[:-1]]),
+    "negative angles of half the pairs": frequencies(lambda f: [-x if i % 2 else x for i, x in enumerate(f)]),
+    "factor times 1.5": yarn("factor", 1.5),
+    "factor times 0.6": yarn("factor", 0.6),
+    "original length times 3": yarn("original_max_position_embeddings", 3.0),
+    "original length times 0.25": yarn("original_max_position_embeddings", 0.25),
+}
+"""Faults that are in no hypothesis."""
+
+
+def unknown(positions: ModelRopes) -> Iterator[tuple[str, ModelRopes]]:
+    """Those faults, and theta of single layers."""
+    for name, change in UNKNOWN.items():
+        yield name, changed(positions, change)
+    yield "theta times 10 on the first layer", changed(positions, theta(10.0), [0])
+    yield "theta times 10 on every other layer", changed(positions, theta(10.0), range(0, positions.num_layers, 2))
+
+
+def reader_of(name: str) -> Reader:
     """The model of a name."""
-    from tests.attachment.families import FAMILIES, small_model
-
     if name not in FAMILIES:
         return open_reader(name, dtype=torch.float32)
-    from ropewalk.checkpoints.reader import Reader
-
-    model = small_model(name, vocab_size=260, max_position_embeddings=256)
-    return Reader(model, TextTokenizer.bytes(), name)
+    return Reader(small_model(name, vocab_size=260, max_position_embeddings=256), TextTokenizer.bytes(), name)
 
 
-def options_of(rope: RopeConfig) -> Mapping[str, Any]:
-    """The options with which llama.cpp's server applies a rope."""
-    options: dict[str, Any] = {"rope_freq_base": float(rope.theta)}
+def options_of(one: Hypothesis, right: RopeConfig) -> dict[str, Any] | None:
+    """The options with which llama.cpp's server applies what an engine may apply; None if there are none."""
+    ropes = set(one.positions.ropes)
+    rope = ropes.pop()
+    if ropes or rope is None or any(one.positions.extensions) or rope.inv_freq is not None:
+        return None
     rule = rope.scaling
-    if rule is not None:
-        options |= {"rope_scaling_type": 2 if isinstance(rule, YaRN) else 1, "rope_freq_scale": 1 / rule.factor}
-    if isinstance(rule, YaRN):
-        options["yarn_orig_ctx"] = rule.original_max_position_embeddings
-        options |= {"yarn_beta_fast": float(rule.beta_fast), "yarn_beta_slow": float(rule.beta_slow)}
-    return options
-
-
-@contextmanager
-def server(name: str, side: OurSide, rope: RopeConfig, state: Path, more: Mapping[str, Any]) -> Iterator[Any]:
-    """llama.cpp's server with these options."""
-    file = find(name)
-    if file.suffix != ".gguf":
-        file = state / f"{name}.gguf"
-        if not file.exists():
-            gguf_of(name, file)
-    with llama_cpp_server(
-        file, side.tokenizer, context=1024, threads=1, options={**options_of(rope), **more}
-    ) as engine:
-        yield engine
+    options: dict[str, Any] = {"rope_freq_base": float(rope.theta)}
+    if isinstance(rule, Linear):
+        options |= {"rope_scaling_type": 1, "rope_freq_scale": 1 / rule.factor}
+    elif isinstance(rule, YaRN):
+        options |= {"rope_scaling_type": 2, "rope_freq_scale": 1 / rule.factor,
+                    "yarn_orig_ctx": rule.original_max_position_embeddings, "yarn_beta_fast": float(rule.beta_fast),
+                    "yarn_beta_slow": float(rule.beta_slow)}  # fmt: skip
+        default = YaRN(rule.factor, rule.original_max_position_embeddings, beta_fast=rule.beta_fast,
+                       beta_slow=rule.beta_slow)  # fmt: skip
+        rule = rule if rule == default else False
+    kept = dataclasses.replace(right, theta=rope.theta, scaling=rope.scaling,
+                               max_position_embeddings=rope.max_position_embeddings)  # fmt: skip
+    return options if kept == rope and (rule is None or isinstance(rule, Linear | YaRN)) else None
 
 
 def same(one: Hypothesis, other: Hypothesis, up_to: int) -> bool:
@@ -227,27 +217,6 @@ def engines(side: OurSide) -> list[Hypothesis]:
         if not any(same(one, other, side.up_to) for other in found):
             found.append(one)
     return found
-
-
-def served(side: OurSide) -> Iterator[tuple[Hypothesis, Mapping[str, Any]]]:
-    """What llama.cpp's server can be started with, and further options that change no rope."""
-    names = {"as expected", "no scaling", "theta 10000", "theta 500000", "pi 2 (linear)", "pi 4 (linear)"}
-    words = (
-        "yarn 2",
-        "yarn 4",
-        "yarn 8",
-        "yarn 16",
-        "yarn with original",
-        "yarn with beta",
-        "yarn with factor",
-        "theta ",
-    )
-    for one in engines(side):
-        ropes = set(one.positions.ropes)
-        plain = not any(one.positions.extensions) and len(ropes) == 1 and None not in ropes
-        by_name = one.name in names or one.name.removeprefix("unknown: ").startswith(words)
-        if plain and by_name and "first layer" not in one.name and next(iter(ropes)).inv_freq is None:
-            yield one, {}
 
 
 def checked(
@@ -272,13 +241,12 @@ def checked(
     sys.stdout.flush()
 
 
-def check(name: str, state: Path, kinds: Sequence[str], most: int | None) -> None:
+def check(name: str, state: Path) -> None:
     """Run what is due, one line each."""
-    reader, label = readers(name), Path(name).stem
+    reader, label = reader_of(name), Path(name).stem
     lines = state / f"{label}.jsonl"
     state.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["key"] for line in lines.read_text().splitlines()} if lines.exists() else set()
-    count = 0
     for expect in EXPECTED:
         up_to = min(LONGEST, reader.trained_length or LONGEST)
         try:
@@ -296,46 +264,27 @@ def check(name: str, state: Path, kinds: Sequence[str], most: int | None) -> Non
         first = next(iter(side.all.values()))
 
         log = partial(checked, golden, first, lines, label, expect)
-        if "ours" in kinds:
-            for one in engines(side):
-                for noise in NOISES:
-                    key = f"{label} {expect} ours {one.name} noise {noise}"
-                    if key in done or (most is not None and count >= most):
-                        continue
-                    try:
-                        engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
-                    except RopeError:  # this library cannot compute it
-                        break
-                    log(key, "ours", one, engine, noise=noise)
-                    count += 1
-        if "llama.cpp" in kinds and (name == "tiny" or name.endswith(".gguf")):
-            for one, more in served(side):
-                key = f"{label} {expect} llama.cpp {one.name} {dict(more)}"
-                if key in done or (most is not None and count >= most):
+        for one in engines(side):
+            for noise in NOISES:
+                key = f"{label} {expect} ours {one.name} noise {noise}"
+                if key in done:
                     continue
-                with server(name, side, one.positions.present_ropes[0], state, more) as engine:
-                    log(key, "llama.cpp", one, engine, options=dict(more))
-                count += 1
-
-
-class Converted(GGUFFile):
-    """A GGUF file whose matrices are converted to another type as they are read."""
-
-    def __init__(self, path: Path, kind: str) -> None:
-        super().__init__(path)
-        to = gguf.GGMLQuantizationType[kind]
-        self.before, self.tensors = self.tensors, {
-            name: dataclasses.replace(one, kind=int(to)) if len(one.shape) == 2 else one
-            for name, one in self.tensors.items()
-        }  # fmt: skip
-
-    def stored(self, name: str) -> Any:
-        """The bytes of a tensor in its new type."""
-        kinds = [gguf.GGMLQuantizationType(tensors[name].kind) for tensors in (self.before, self.tensors)]
-        values = super().stored(name)
-        if kinds[0] == kinds[1]:
-            return values
-        return gguf.quants.quantize(gguf.quants.dequantize(values, kinds[0]), kinds[1]).view("u1")
+                try:
+                    engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
+                except RopeError:  # this library cannot compute it
+                    break
+                log(key, "ours", one, engine, noise=noise)
+        weights = Path(name)
+        if name == "tiny" and not (weights := state / "tiny.gguf").exists():
+            gguf_of(name, weights)
+        for one in engines(side) if weights.suffix == ".gguf" else ():
+            options, key = (
+                options_of(one, side.positions.present_ropes[0]),
+                f"{label} {expect} llama.cpp {one.name} {{}}",
+            )
+            if options is not None and key not in done:
+                with llama_cpp_server(weights, side.tokenizer, context=1024, threads=1, options=options) as server:
+                    log(key, "llama.cpp", one, server)
 
 
 def check_server(file: Path, kind: str, title: str, state: Path, threads: int) -> dict[str, Any]:
@@ -367,26 +316,24 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in each)
 
 
-def check_servers(source: Path, state: Path, threads: int) -> dict[str, Any]:
+def check_servers(files: Sequence[Path], state: Path, threads: int) -> dict[str, Any]:
     """Check every server that is due; each line of the state is one. Predictions are saved from one to the next."""
     state.mkdir(parents=True, exist_ok=True)
     lines = state / "servers.lines"
     rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    for kind in TYPES:
-        file = source if kind in source.name else state / f"{source.stem.partition('.')[0]}.{kind}.gguf"
-        if not file.exists():
-            copy_gguf(Converted(source, kind), file, None)
+    for file in files:
+        kind = file.stem.rpartition(".")[2]
         for title in SERVERS:
             if (kind, title) not in {(row["weights"], row["applied"]) for row in rows}:
                 rows.append(check_server(file, kind, title, state, threads))
                 with lines.open("a") as stream:
                     stream.write(json.dumps(rows[-1]) + "\n")
-    return {**environment(), "model": source.stem, "servers": rows}
+    return {**environment(), "model": files[0].stem, "servers": rows}
 
 
 def bound(wrong: int, checks: int) -> float:
     """The upper end of the one-sided 95 % interval of a share (Clopper and Pearson)."""
-    return float(beta.ppf(0.95, wrong + 1, checks - wrong)) if wrong < checks else 1.0
+    return binomial_interval(wrong, checks, confidence=0.9)[1]
 
 
 def record(state: Path) -> dict[str, Any]:
@@ -409,10 +356,8 @@ def record(state: Path) -> dict[str, Any]:
     return {
         **environment(),
         "runs": len(runs),
-        "table": {
-            truth: {verdict: n for (t, verdict), n in sorted(table.items()) if t == truth}
-            for truth in ("as expected", "minor", "other")
-        },
+        "table": {truth: {verdict: n for (t, verdict), n in sorted(table.items()) if t == truth}
+                  for truth in ("as expected", "minor", "other")},
         "false_as_expected": {
             "checks": len(passed), "of": len(wrong), "upper_95": bound(len(passed), len(wrong)),
             "pairs": len(passed_pairs), "of_pairs": len(pairs),
@@ -431,19 +376,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--state", type=Path, default=ROOT / "benchmarks/state/verify-confusion")
-    parser.add_argument("--most", type=int, help="stop after so many checks of a model")
-    parser.add_argument("--kind", choices=("ours", "llama.cpp"), help="only these engines")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--servers", action="store_true", help="only llama.cpp's servers of one file, at defaults")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.servers:
-        found = check_servers(Path(given.models[0]), given.state, given.threads)
-        write_json(given.out or SERVERS_RECORD, found)
+        servers = check_servers([Path(one) for one in given.models], given.state, given.threads)
+        write_json(given.out or SERVERS_RECORD, servers)
         sys.exit()
     for model in given.models:
-        check(model, given.state, [given.kind] if given.kind else ["ours", "llama.cpp"], given.most)
+        check(model, given.state)
     summary = record(given.state)
     write_json(given.out or RECORD, summary)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")

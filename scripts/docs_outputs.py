@@ -1,6 +1,6 @@
-"""Run the code of the pages in docs/, and rewrite or check its printed output.
+"""Run the code of the pages in docs/, and rewrite its printed output.
 
-    python scripts/docs_outputs.py [--check] [PAGE ...]
+    python scripts/docs_outputs.py [PAGE ...]
     python scripts/docs_outputs.py --words      # the words of each page, and of all that are not generated
 
 A page's python blocks run one after another in one namespace, with the repository as working folder. The `text` block
@@ -22,11 +22,9 @@ from ropewalk.atomic_io import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+LESSON = DOCS / "lesson"
 LONGEST, WIDEST = 15, 100
-BLOCK = re.compile(
-    r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?",
-    re.DOTALL,
-)
+BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?", re.DOTALL)
 
 NO_PROSE = re.compile(r"^ *```.*?^ *```|<!--.*?-->", re.DOTALL | re.MULTILINE)
 GENERATED = ("models.md",)
@@ -89,7 +87,6 @@ def words() -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
     parser.add_argument("--words", action="store_true", help="print the words of each page outside code; run nothing")
     parser.add_argument("pages", nargs="*", type=Path)
     arguments = parser.parse_args()
@@ -99,16 +96,12 @@ def main() -> int:
         written = sum(count for name, count in counts.items() if name not in GENERATED)
         print(f"{written:6,} in {len(counts)} pages, without {', '.join(GENERATED)}")
         return 0
-    different = 0
     for page in [path.resolve() for path in arguments.pages] or pages():
         ran = run_page(page)
-        changed = ran.after != ran.before
-        different += changed
-        if changed and not arguments.check:
+        if ran.after != ran.before:
             write_whole(page, ran.after)
-        state = "differs" if changed and arguments.check else "rewritten" if changed else "unchanged"
-        print(f"{page.relative_to(ROOT)}: {state}")
-    return int(arguments.check and different > 0)
+        print(f"{page.relative_to(ROOT)}: {'unchanged' if ran.after == ran.before else 'rewritten'}")
+    return 0
 
 
 if __name__ == "__main__":

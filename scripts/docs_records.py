@@ -1,10 +1,12 @@
-"""Tables of benchmarks/results; each replaces a mark `<!-- record: NAME -->` on a page.
+"""Tables and sentences of benchmarks/results; each replaces a mark `<!-- record: NAME -->` on a page.
 
 python scripts/docs_records.py            # prints all of them
+python scripts/docs_records.py --write    # writes the README's sentence about machines, between its markers
 """
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -14,18 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropewalk.statistics import mean_and_interval
+from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS
+from ropewalk.statistics import mean_and_interval, plus_minus
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
 PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
 Record = dict[str, Any]
-DRAWN = runpy.run_path(str(Path(__file__).with_name("docs_drawn.py")))
-EXTENSION = runpy.run_path(str(Path(__file__).with_name("docs_extension.py")))
-STATUS = runpy.run_path(str(Path(__file__).with_name("docs_status.py")))
-document, lines, table, where, milliseconds = (
-    DRAWN[name] for name in ("document", "lines", "table", "where", "milliseconds")
-)
 
 
 def with_tables(markdown: str) -> str:
@@ -33,10 +31,36 @@ def with_tables(markdown: str) -> str:
     return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
 
 
-def plus_minus(value: float, interval: Sequence[float] | None, places: int = 3) -> str:
-    """Return a difference with half the width of its interval."""
-    half = "" if interval is None else f" ±{(interval[1] - interval[0]) / 2:.{places}f}"
-    return f"{value:+.{places}f}{half}"
+def document(name: str) -> Any:
+    """Read a record of one JSON document."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def lines(name: str, results: Path = RESULTS) -> list[Record]:
+    """Read a record of one JSON document per line; none if there is no such file."""
+    path = results / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()] if path.is_file() else []
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; columns of numbers are right-aligned."""
+    numbers = [all(re.match(r"[+-]?\d|$", row[column]) for row in rows) for column in range(len(heads))]
+    rule = ["--:" if number and column else "---" for column, number in enumerate(numbers)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def where(record: Record) -> str:
+    """Return the machine and the versions of a record in one line."""
+    known = record.get("versions", {})
+    versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "transformers") if name in known)
+    threads = f"{record['threads']} thread{'s' * (record['threads'] != 1)}"
+    return f"{record['device']}, {threads}, {versions or 'versions not recorded'}, {record['date'][:10]}"
+
+
+def milliseconds(microseconds: float) -> str:
+    """Return a median in milliseconds with three digits."""
+    value = microseconds / 1000
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def chance() -> str:
@@ -69,8 +93,6 @@ def agreement() -> str:
 
 def league(model: str) -> str:
     """Return what each method finds that needs no tuning, the best first."""
-    from ropewalk.methods import METHODS
-
     runs = list(document("league.json")[model].values())
     same = runs[0]["same_as"]
     found: list[tuple[float, list[str]]] = []
@@ -101,23 +123,13 @@ def tasks() -> str:
     """Return what each method finds in the tasks, and the correlations of the doctor's two measures with them."""
     result = document("tasks.json")["result"]
     counted, outcomes, values = result["counted"], result["outcomes"], result["values"]
-    control = [
-        "control",
-        "",
-        "",
-        *(f"{one['control']['found']} of {one['control']['asked']}" for one in outcomes.values()),
-    ]
+    controls = [f"{one['control']['found']} of {one['control']['asked']}" for one in outcomes.values()]
     rows = [
         [method, f"{values['smollm2']['far facts'][method]:.2f}", f"{-values['smollm2']['loss'][method]:+.2f}",
          *(f"{one[method]['found']} of {one[method]['asked']}" for one in outcomes.values())]
         for method in values["smollm2"]["loss"]
     ]  # fmt: skip
-    heads = [
-        "method",
-        "SmolLM2: far facts",
-        "loss less crop's",
-        *(name.replace("smollm2", "SmolLM2") for name in outcomes),
-    ]
+    heads = ["method", "SmolLM2: far facts", "loss less crop's", *(n.replace("smollm2", "SmolLM2") for n in outcomes)]
     found = []
     for measure, by_predictor in result["predictors"].items():
         for predictor, one in by_predictor.items():
@@ -128,7 +140,8 @@ def tasks() -> str:
                           f"{one['mean']:+.2f} ({low:+.2f} to {high:+.2f})", p])  # fmt: skip
     names = [name.replace("smollm2", "SmolLM2") for name in counted]
     correlations = table(["predictor", "of", *names, "mean (90 % interval)", "p"], found)
-    return f"{table(heads, [control, *rows])}\n\nSpearman's correlation over the nine methods:\n\n{correlations}"
+    tasks = table(heads, [["control", "", "", *controls], *rows])
+    return f"{tasks}\n\nSpearman's correlation over the nine methods:\n\n{correlations}"
 
 
 def answers() -> str:
@@ -140,19 +153,49 @@ def answers() -> str:
     return table(["text", "answer", "seconds", "processor seconds"], rows)
 
 
-def power() -> str:
-    """Return the share of simulated runs that show a method."""
-    of_kind: dict[tuple[float, int], list[Record]] = {}
-    for one in document("facts.json")["power"]:
-        of_kind.setdefault((one["share"], one["far_facts"]), []).append(one)
-    windows = [one["windows"] for one in next(iter(of_kind.values()))]
-    rows = [
-        [f"{100 * share:.0f} %", str(facts), *(f"{one['shown']:.2f}" for one in runs),
-         f"{runs[-1]['told_from_15_points_less']:.2f}"]
-        for (share, facts), runs in of_kind.items()
-    ]  # fmt: skip
-    heads = ["the method finds", "far facts in a window", *(f"shown after {count}" for count in windows)]
-    return table([*heads, f"distinguished after {windows[-1]}"], rows)
+def share(counts: Sequence[int]) -> str:
+    """Return a part of a whole in percent; nothing of nothing."""
+    return f"{100 * counts[0] / counts[1]:.0f} %" if counts[1] else "-"
+
+
+def rule_errors() -> str:
+    """Return how often runs with a known truth end in each answer, without and with twice the variance in groups."""
+    record = document("rule-errors.json")
+    truths: dict[str, list[Record]] = {}
+    for name, one in record["cells"].items():
+        truths.setdefault(name.rpartition(",")[0], []).append(one)
+    rows = []
+    for truth, cells in truths.items():
+        runs = [one["looks"][-1] for one in cells]
+        answers = [[share((run["actions"].get(action, 0), one["runs"])) for run, one in zip(runs, cells, strict=True)]
+                   for action in ("extend", "keep")]  # fmt: skip
+        first = [share((one["looks"][0]["actions"].get("extend", 0), one["runs"])) for one in cells]
+        keys = ("promised_more", "covered", "same_answer", "same_length")
+        counts = [[share(run[key]) for run in runs] for key in keys]
+        rows.append([truth, *(", ".join(of) for of in (first, *answers, *counts))])
+    heads = ["truth", "extend after 1 window", "extend", "keep", "promises more", "interval holds",
+             "pairs: same answer", "within an eighth"]  # fmt: skip
+    every = record["cells"].values()
+    differ, compared = (sum(one[key] for one in every) for key in ("differ", "compared"))
+    said = f"Another implementation of the rule differs in {differ} of {compared:,} cases."
+    return f"{table(heads, rows)}\n\n{said} Commit {record['environment']['commit']}."
+
+
+def phantoms() -> str:
+    """Return what the doctor concludes about models whose reach is known, by model, reach and windows."""
+    record, rows = document("phantoms.json"), []
+    for name, of in record["result"].items():
+        for one in of:
+            if one["windows_read"] < 4 and one["window"] is not None:
+                continue
+            found = sorted(tokens for tokens in one["estimates"] if tokens is not None)
+            estimates = f"{found[0]:,} to {found[-1]:,}" if found and one["window"] is not None else ""
+            keys = ("decided", "covered", "promised_more", "same_answer", "same_length")
+            reach = "all" if one["window"] is None else f"{one['window']:,}"
+            rows.append([name, reach, str(one["windows_read"]), estimates, *(share(one[key]) for key in keys)])
+    heads = ["model", "reach", "windows", "estimates", "right answer", "interval holds", "promises more",
+             "pairs: same answer", "within an eighth"]  # fmt: skip
+    return f"{table(heads, rows)}\n\n{where(record['environment'])}, commit {record['environment']['commit']}."
 
 
 def measured_on(runs: dict[str, list[Record]]) -> str:
@@ -174,7 +217,7 @@ def rotation() -> str:
 
 def attention() -> str:
     """Return the ratio of attention's median to torch's, on each machine."""
-    runs = {name: lines(f"{file}.jsonl") for name, file in (("AVX-512", "attention"), ("AVX2", "attention-avx2"))}
+    runs = {name: lines(file) for name, file in (("AVX-512", "attention"), ("AVX2", "attention-avx2"))}
     cases: dict[tuple[str, str], dict[str, float]] = {}
     for name, of in runs.items():
         for one in of:
@@ -191,11 +234,9 @@ def attention() -> str:
 
 def forward() -> str:
     """Return seconds of a whole model by length of the text (one run a length), memory, and what methods cost."""
-    from ropewalk.methods import METHODS
-
     chosen: dict[int, Record] = {}  # the last run with peers, or the last
     of_methods: dict[int, dict[str, str]] = {}
-    for one in lines("forward.jsonl"):
+    for one in lines("forward"):
         tokens = one["tokens"]
         if tokens not in chosen or any(name.startswith("transformers") for name in one["median_seconds"]):
             chosen[tokens] = one
@@ -222,7 +263,7 @@ def forward() -> str:
 
 def decode() -> str:
     """Return the times of one new token after a cached text."""
-    found = lines("decode.jsonl")
+    found = lines("decode")
     rows = [[f"{one['tokens']:,} tokens cached", one["dtype"],
              *(milliseconds(one["microseconds"][name]["p50"]) for name in ("ropewalk", "transformers")),
              f"{one['over_transformers']:.2f}"] for one in found]  # fmt: skip
@@ -232,7 +273,7 @@ def decode() -> str:
 
 def encodings() -> str:
     """Return the loss of each encoding at the trained length, and its rise beyond, with intervals over seeds."""
-    first, *measured = lines("compare.jsonl")
+    first, *measured = lines("compare")
     settings, losses = first["settings"], dict[tuple[str, str | None], dict[int, list[float | None]]]()
     for one in measured:
         if one["kind"] == "loss":
@@ -258,11 +299,8 @@ def encodings() -> str:
 def classification() -> str:
     """Return the accuracy of the classifier and of the linear model, and their difference, with intervals."""
     record, rows = document("classifier-banking77.json"), []
-    for who, title in (
-        ("classifier", "encoder from scratch"),
-        ("linear", "linear model"),
-        ("difference", "difference"),
-    ):
+    titles = {"classifier": "encoder from scratch", "linear": "linear model", "difference": "difference"}
+    for who, title in titles.items():
         one, sign = record[who], "+" if who == "difference" else ""
         low, high = one["interval"]
         spent = f"{one['cpu_seconds'] / 60:.1f}" if "cpu_seconds" in one else ""
@@ -340,60 +378,163 @@ def verify_servers() -> str:
     return f"{table(heads, list(map(cells, record['servers'])))}\n\n{where(record)}."
 
 
-FAULTS = {
-    "no scaling": "scaling ignored", "no rotation": "no rotation", "the other pairing": "the other pairing",
-    "partial factor": "rotary width", "theta's exponents": "exponents over the whole head", "theta": "another theta",
-    "the full layers": "ropes of the wrong layers", "the sliding layers": "ropes of the wrong layers",
-    "the ropes": "ropes of the wrong layers", "scaling on": "scaling on the wrong layers",
-    "scaling twice": "scaling twice", "yarn without its attention": "attention factor ignored",
-    "yarn with its attention": "attention factor twice", "yarn with original": "original length wrong",
-    "yarn with factor": "factor near the right one", "yarn with beta": "another ramp",
-    "yarn by the paper": "another formula", "yarn without rounded": "another formula",
-    "inv_freq in": "inv_freq in bfloat16", "positions": "positions that stop, restart or shift",
-    "rerope": "another method in attention", "self-extend": "another method in attention",
-    "unknown": "a fault that is no hypothesis",
-}  # fmt: skip
+# -- methods and engines --------------------------------------------------------------------------------------------
+
+TITLES = {
+    "transformers": "transformers",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "ollama": "Ollama",
+}
+MEMORY = ("cache_bytes", "temporary_bytes")
+FORGETS = "†"  # the mark of baselines in the table
 
 
-def verify_faults() -> str:
-    """Return what tells each kind of fault from its neighbours: prompts, requests, and the nearest other hypothesis."""
-    record = document("verify-confusion.json")
-    groups: dict[str, list[Record]] = {}
-    for run in record["each"]:
-        if run["kind"] == "ours" and run["truth"] != "as expected":
-            kind = next(
-                (label for start, label in FAULTS.items() if run["applied"].startswith(start)), "another scaling"
-            )
-            groups.setdefault(kind, []).append(run)
+def served(name: str) -> list[str]:
+    """Return for each engine of TITLES whether it runs a method: yes, yes with a caveat of its own (\\*), or no."""
+    from ropewalk.serving.serve import serve_config
 
-    def median(runs: Sequence[Record], key: str, noise: float) -> str:
-        values = sorted(run[key] for run in runs if run["noise"] == noise)
-        return str(values[len(values) // 2]) if values else "-"
+    cells = []
+    for engine in TITLES:
+        try:
+            settings = serve_config("tiny", engine, method=name, target=1024 if METHODS[name].extends else None)
+        except RopeError:
+            cells.append("no")
+            continue
+        own = any(caveat.rules and len(caveat.engines) == 1 for caveat in settings.caveats)
+        cells.append("yes\\*" if own else "yes")
+    return cells
 
+
+def methods() -> str:
+    """Return every method: effect, form in config.json, engines, cost relative to plain, source."""
+    record = document("method-costs.json")
+    plain, tokens = record["methods"]["plain"], record["tokens"]
     rows = []
-    for kind, runs in sorted(groups.items(), key=lambda item: item[0]):
-        near = Counter(run["neighbour"] for run in runs if run["verdict"] == "other").most_common(1)
-        found = sum(run["verdict"] in ("other", "none") for run in runs)
-        rows.append([
-            kind, f"{found} of {len(runs)}", median(runs, "longest_prompt", 0.0), median(runs, "requests", 0.0),
-            median(runs, "longest_prompt", 0.1), median(runs, "requests", 0.1), near[0][0] if near else "",
-        ])  # fmt: skip
-    heads = ["the engine applies", "found", "longest prompt, exact", "requests, exact", "longest prompt, 0.1 nats",
-             "requests, 0.1 nats", "most often its neighbour"]  # fmt: skip
-    return f"{table(heads, rows)}\n\nMedians over models and faults; errors of 0 and 0.1 nats on each log-probability."
+    for name, method in METHODS.items():
+        cost = record["methods"].get(name)
+        cells = ["", "", ""]
+        if cost is not None:
+            memory = sum(cost[kind] for kind in MEMORY) / sum(plain[kind] for kind in MEMORY)
+            cells = [f"{cost['decode']['ratio']:.2f}", f"{cost['prefill']['ratio']:.2f}", f"{memory:.2f}"]
+        source = f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
+        title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.forgets else "")
+        rows.append([title, method.changes, method.config or "none", *served(name), *cells, source])
+    heads = ["method", "effect", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
+             "arXiv"]  # fmt: skip
+    drawn = table(heads, rows)
+    mebibytes = sum(plain[kind] for kind in MEMORY) / 2**20
+    return (
+        f"{drawn}\n\n{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. \\*: with a "
+        "caveat of that engine for this rule, which `ropewalk serve-config` prints. Every method also runs in Python "
+        f"(`rw.attach`).\n\nCost is relative to `plain`. Decode: one token after {tokens:,}. Prefill: {tokens:,} "
+        f"tokens. Both are medians of processor time ({plain['decode']['p50']:,.0f} and "
+        f"{plain['prefill']['p50'] / tokens:,.0f} microseconds a token for `plain`). Memory: cache and temporary "
+        f"memory of a prefill in chunks of 1,024 tokens, without weights ({mebibytes:.0f} MiB for `plain`). Layers: "
+        f"{record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Methods of frequencies do "
+        "the same work as `plain`, so the spread of their ratios is the error of the others."
+    )
+
+
+# -- machines -------------------------------------------------------------------------------------------------------
+
+TIMED = ("rotation", "attention", "forward", "decode")  # records of the CPU, NAME.jsonl
+STEPS = ("tests", "rotation", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
+MARKED = re.compile(r"<!-- status -->.*?<!-- /status -->", re.DOTALL)
+INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
+                "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
+
+
+def on_gpus(step: str, results: Path = RESULTS) -> list[Record]:
+    """Return the last result of each key and GPU of a step; none of the interpreter.
+
+    A job that was stopped or skipped later does not hide an earlier result.
+    """
+    last: dict[tuple[str, str], Record] = {}
+    for one in lines(f"gpu-{step}", results):
+        if not one["interpreter"] and one["status"] not in ("stopped", "skipped"):
+            last[one["place"], one["key"]] = one
+    return list(last.values())
+
+
+def status(results: Path = RESULTS) -> str:
+    """Return which CPUs and GPUs the times are from, in two sentences."""
+    machines: dict[str, tuple[set[str], str]] = {}
+    for name in TIMED:
+        for one in lines(name, results):
+            names, newest = machines.setdefault(one["device"], (set(), ""))
+            names |= {one["instructions"]} if one.get("instructions") else set()
+            machines[one["device"]] = names, max(newest, one["date"][:10])
+    cpus = []
+    for device, (names, newest) in sorted(machines.items(), key=lambda item: item[1][1], reverse=True):
+        known = [label for key, label in INSTRUCTIONS.items() if key in names]
+        cpus.append(f"{device} ({', '.join([*known, f'last on {newest}'])})")
+    return f"CPU times: {'; '.join(cpus) or 'none'}. {gpus(results)}"
+
+
+def gpus(results: Path = RESULTS) -> str:
+    """Return which GPUs ran the Triton kernels, and how many checks failed there."""
+    newest: dict[str, str] = {}
+    wrong: dict[str, int] = {}
+    for step in STEPS:
+        for one in on_gpus(step, results):
+            newest[one["place"]] = max(newest.get(one["place"], ""), one["date"][:10])
+            bad = 0 if one["status"] == "done" else len(one.get("bad", [])) or 1
+            wrong[one["place"]] = wrong.get(one["place"], 0) + bad
+    if not newest:
+        return "No GPU was at hand: the Triton kernels ran in Triton's interpreter only."
+    parts = []
+    for place, date in sorted(newest.items(), key=lambda item: item[1], reverse=True):
+        parts.append(f"{place} (last on {date}" + (f"; {wrong[place]} checks failed)" if wrong[place] else ")"))
+    return f"GPU times: {'; '.join(parts)}."
+
+
+def gpu(results: Path = RESULTS) -> str:
+    """Return the section of the GPU's records; nothing without any."""
+    parts, rows = ["## On a GPU"], []
+    for one in (one for one in on_gpus("tests", results) if "outcomes" in one):
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(one["outcomes"].items()))
+        failed = f" Failed: {', '.join(f'`{name}`' for name in one['bad'])}." if one["bad"] else ""
+        parts.append(f"Tests on {one['place']} ({one['date'][:10]}), `{one['key']}`: {counts}.{failed}")
+    for one in [*on_gpus("rotation", results), *on_gpus("decode", results)]:
+        case = f"{one['key']}, {one['model']}" if "model" in one else one["key"]
+        times = {name: each["p50"] for name, each in one.get("microseconds", {}).items()}
+        base = times.get("copy") or times.get("transformers")
+        if one["status"] != "done":
+            rows.append([one["place"], f"{case}: {one['status']}", "", "", ""])
+        for name, time in sorted(times.items(), key=lambda item: item[1]):
+            rows.append([one["place"], case, name, milliseconds(time), f"{time / base:.2f}" if base else ""])
+    if rows:
+        parts.append(table(["GPU", "case", "by", "ms", "over a copy of the same bytes, or transformers"], rows))
+    for one in (one for one in on_gpus("doctor", results) if one["status"] == "done"):
+        sentence = one["result"]["verdict"]["sentence"]
+        parts.append(f"Doctor on {one['model']} at {one['target']:,} tokens, {one['place']}: {sentence}")
+    return "\n\n".join(parts) if parts[1:] else ""
+
+
+def written(text: str, sentence: str) -> str:
+    """Return the README with the sentence between its markers; raise ValueError without them."""
+    if len(MARKED.findall(text)) != 1:
+        raise ValueError("README.md needs <!-- status --> and <!-- /status --> once")
+    return MARKED.sub(lambda _: f"<!-- status -->{sentence}<!-- /status -->", text)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "agreement": agreement, "answers": answers, "power": power,
+    "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
+    "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
-    "models": models, "verify": verify, "verify-servers": verify_servers, "verify-faults": verify_faults,
-    **EXTENSION["TABLES"], **STATUS["TABLES"],
+    "models": models, "verify": verify, "verify-servers": verify_servers,
+    "methods": methods, "status": status, "gpu": gpu,
 }  # fmt: skip
 
 
 def main() -> int:
+    if "--write" in sys.argv[1:]:
+        README.write_text(written(README.read_text("utf-8"), status()), encoding="utf-8")
+        return 0
     for name, make in TABLES.items():
         sys.stdout.write(f"{name}\n\n{make()}\n\n")
     return 0

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from figure_numbers import converted, losses, wrongly_paired
 from torch import Tensor
 
 from ropewalk.atomic_io import finite, write_whole
@@ -40,8 +40,6 @@ from ropewalk.rope.frequencies import columns_of
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "figures" / "numbers"
-LESSON = runpy.run_path(str(Path(__file__).with_name("lesson_figures.py")))
-
 LONGEST = 524_288  # tokens of the longest target of a table: `abf`, which searches, takes ten seconds
 
 
@@ -164,11 +162,11 @@ def pairing_entries() -> list[dict[str, Any]]:
 
 def _pairing_entry(name: str) -> dict[str, Any]:
     model = rotary_model(name)
-    measured = LESSON["losses"](model, PAIRING_TEXTS, PAIRING_TOKENS)
-    wrong = LESSON["wrongly_paired"](model)
+    measured = losses(model, PAIRING_TEXTS, PAIRING_TOKENS)
+    wrong = wrongly_paired(model)
     assert model.tokenizer is not None
     ids, decode = model.tokenizer.encode(PROMPT), model.tokenizer.decode
-    cases = dict(zip(measured["bars"], (model, wrong, LESSON["converted"](wrong)), strict=True))
+    cases = dict(zip(measured["bars"], (model, wrong, converted(wrong)), strict=True))
     return {
         "model": NAMES.get(shown_name(name), shown_name(name)),
         "interleaved": next(rope.interleaved for rope in model.config.ropes if rope is not None),

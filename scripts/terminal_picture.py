@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-from html import unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,14 +52,6 @@ def picture(printed: str) -> str:
     svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     svg = svg.replace("Fira Code, monospace", "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace")
     return re.sub(r"^\s*<!-- .*? -->\n", "", svg, flags=re.MULTILINE)
-
-
-def words(svg: str) -> str:
-    """Return the text of the picture, line by line."""
-    lines: dict[float, list[tuple[float, str]]] = {}
-    for x, y, text in re.findall(r'<text class="doctor-tiny-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', svg):
-        lines.setdefault(float(y), []).append((float(x), text))
-    return "\n".join(" ".join(unescape(text) for _, text in sorted(parts)) for _, parts in sorted(lines.items()))
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Write straight quotes and double hyphens as printed books have them: `typographic.py TEXT OUT`.
+"""Write straight quotes and double hyphens as printed books have them, for make_tiny.py and make_texts.py.
 
 The novels that `tiny` is trained on are typed with " ' and --, the text that it is measured on is printed with
 “ ” ‘ ’ and —. A double quote opens before a word that begins, and closes otherwise. A single quote opens where it could
@@ -9,10 +9,7 @@ apostrophes. Two hyphens or more become one dash, and two spaces or more within 
 
 from __future__ import annotations
 
-import gzip
 import re
-import sys
-from pathlib import Path
 
 ELISIONS = (
     "em un um ud ull ll ve re s d t m tis twas twere twould twill twixt tother till cause cute prentice prentices "
@@ -58,16 +55,3 @@ def _single_opens(text: str, at: int, before: str) -> bool:
         return False
     first = not text[:at].strip(" \n“—")  # a quotation of several paragraphs opens anew in each
     return first or _CLOSES.search(text, at + 1) is not None
-
-
-def main() -> None:
-    """Read one file, plain or gzipped, and write another."""
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    raw = Path(sys.argv[1]).read_bytes()
-    text = (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode("utf-8-sig").replace("\r\n", "\n")
-    Path(sys.argv[2]).write_text(typographic(text), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
+from html import unescape
 from pathlib import Path
 from typing import get_args
 
@@ -14,16 +14,17 @@ import pytest
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.rules import Action
 
+figures = pytest.importorskip("figures", reason="the source distribution has no scripts/")
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 if not (ROOT / "docs").exists():
     pytest.skip("the source distribution has neither docs/ nor records", allow_module_level=True)
-FRONT = runpy.run_path(str(ROOT / "scripts/front_figure.py"))
-TERMINAL = runpy.run_path(str(ROOT / "scripts/terminal_picture.py"))
-RECORDS = runpy.run_path(str(ROOT / "scripts/docs_records.py"))
-LEAGUE = json.loads(FRONT["RECORD"].read_text())["smollm2"]
-ANSWERS = json.loads((FRONT["RECORD"].parent / "doctor-answers.json").read_text())
-TINY = Diagnosis.read(TERMINAL["RECORD"])
+import docs_records  # noqa: E402
+import terminal_picture  # noqa: E402
+
+LEAGUE = json.loads(figures.LEAGUE.read_text())["smollm2"]
+ANSWERS = json.loads((figures.LEAGUE.parent / "doctor-answers.json").read_text())
+TINY = Diagnosis.read(terminal_picture.RECORD)
 
 
 def test_it_is_short_and_begins_with_a_picture():
@@ -72,8 +73,8 @@ def test_the_python_lines_run(tmp_path, monkeypatch):
 
 def test_the_figure_is_the_record():
     """Each of its files says all numbers; they are those of the record."""
-    said = FRONT["description"](LEAGUE, 8192, 16384)
-    files = sorted(FRONT["TO"].glob("front-*.svg"))
+    said = figures.description(LEAGUE, 8192, 16384)
+    files = sorted(figures.ASSETS.glob("front-*.svg"))
     assert len(files) == 4
     for file in files:
         text = file.read_text()
@@ -91,7 +92,7 @@ def test_the_quoted_numbers_are_the_records():
     assert {(run["trained_length"], run["target"]) for run in LEAGUE.values()} == {(8192, 16384)}
     assert ANSWERS["bleak_house"]["answer"].split(". ")[0] in readme
     exact, families, version = re.search(
-        r"and (\d+) of the (\d+) causal families of transformers ([\d.]+) are", RECORDS["models"]()
+        r"and (\d+) of the (\d+) causal families of transformers ([\d.]+) are", docs_records.models()
     ).groups()
     assert f"{exact} of the {families} families of transformers {version}" in readme
 
@@ -102,11 +103,19 @@ def test_every_action_is_named():
     assert set(re.findall(r"^\| `(\w+)` \| [A-Z]", page, re.MULTILINE)) == set(get_args(Action))
 
 
+def text_of(svg: str) -> str:
+    """Return the text of the picture, line by line."""
+    lines: dict[float, list[tuple[float, str]]] = {}
+    for x, y, text in re.findall(r'<text class="doctor-tiny-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', svg):
+        lines.setdefault(float(y), []).append((float(x), text))
+    return "\n".join(" ".join(unescape(text) for _, text in sorted(parts)) for _, parts in sorted(lines.items()))
+
+
 def test_the_terminal_is_the_record():
     """The picture holds the command, its verdict, every row of its table, and the next command; it fetches nothing."""
-    svg = TERMINAL["PICTURE"].read_text()
+    svg = terminal_picture.PICTURE.read_text()
     assert set(re.findall(r"https?://[^\s\"')]+", svg)) == {"http://www.w3.org/2000/svg"}
-    shown = TERMINAL["words"](svg).replace("\xa0", " ")
+    shown = text_of(svg).replace("\xa0", " ")
     lines, words = [line.split() for line in shown.splitlines()], " ".join(shown.split())
     assert TINY.environment["command"] == "ropewalk doctor tiny"
     assert words.startswith(f"$ {TINY.environment['command']} --json result.json ")

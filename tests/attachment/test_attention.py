@@ -17,7 +17,8 @@ from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import DualChunk, LogN, Positions, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rotation.backends import reference
 from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.attachment.families import ALL, FAMILIES, SMALL, outputs_of, small_model
@@ -40,7 +41,7 @@ def decoder(llama, tmp_path_factory) -> rw.Decoder:
     return rw.load(folder)
 
 
-def under(own: Positions, rule: object) -> Positions:
+def under(own: ModelRopes, rule: object) -> ModelRopes:
     """A rule in every layer that can take it."""
     layers = zip(own.ropes, own.sliding_windows, strict=True)
     able = (rope is not None and (window is None or not rule.remaps) for rope, window in layers)

@@ -131,6 +131,6 @@ def test_the_composite_model_and_its_files(tmp_path):
     assert check(model) == ()
     model.save_pretrained(tmp_path)
     assert rw.RopeConfig.from_hf(tmp_path, alpha=read_alpha(tmp_path)) == own
-    assert Checkpoint.open(tmp_path).ropes == {None: own}
+    assert Checkpoint.open(tmp_path).ropes.rotating == {None: own}
     again = modeling.MistralLarge4ForConditionalGeneration.from_pretrained(tmp_path)
     assert torch.equal(again.model.language_model.rotary_emb.alpha, ALPHA)

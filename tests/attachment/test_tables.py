@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DeepseekV4Config
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.tables import TablesForward
-from ropewalk.rope.extensions import Positions
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.attachment.families import ALL, outputs_of, small_model
 
 NEAR, FAR = torch.arange(24)[None], torch.arange(24)[None] + 1_000_000
@@ -76,14 +76,14 @@ def test_a_cast_model_gets_the_frequencies_that_its_config_says():
 @pytest.mark.parametrize("broken", ["theta", "pairing", "axes"])
 def test_a_wrong_reading_of_a_class_is_noticed(monkeypatch, broken):
     """A config read with another theta, arranged for another pairing, or with its axes mixed up is refused."""
-    from ropewalk.attachment import rotary
+    from ropewalk.attachment import handle
 
-    def misread(config, alpha=None):
-        rope = rw.RopeConfig.from_hf(config)
-        wrong = {"theta": {"theta": rope.theta * 1.01}, "pairing": {}, "axes": {"axes": rope.axes and rope.axes[::-1]}}
-        return {None: replace(rope, **wrong[broken])}
+    def wrong(rope):
+        changes = {"theta": {"theta": rope.theta * 1.01}, "axes": {"axes": rope.axes and rope.axes[::-1]}}
+        return replace(rope, **changes.get(broken, {}))
 
-    monkeypatch.setattr(rotary, "ropes_of_layer_types", misread)
+    read = handle.positions_of
+    monkeypatch.setattr(handle, "positions_of", lambda model, config: read(model, config).mapped(wrong))
     if broken == "pairing":
         model = small_model("cohere")
         kind = type(model.model.rotary_emb)
@@ -182,7 +182,7 @@ def test_positions_of_any_kind(llama):
         with pytest.raises(rw.RopeError, match="rotate the same pairs"):
             handle.set_positions(handle.own.with_rope(replace(theirs, rotary_dim=8)))
         with pytest.raises(rw.RopeError, match="one entry for each layer"):
-            handle.set_positions(Positions((theirs,), (None,), (None,)))
+            handle.set_positions(ModelRopes((theirs,), (None,), (None,)))
         assert torch.equal(outputs_of(llama, IDS), changed)
         handle.set_positions(handle.own.with_rope(None))  # without any rope
         assert torch.equal(outputs_of(llama, IDS), outputs_of(llama, IDS, position_ids=FAR * 3))

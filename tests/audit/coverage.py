@@ -15,7 +15,7 @@ from ropewalk.audit.live import is_rotary
 from ropewalk.audit.live_check import check, examine
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.causal import causal_families, small_model
 from tests.parity.classes import CHANGES, Part, config_of, reading_of, rotary_classes
 
@@ -39,7 +39,7 @@ def way(part: Part) -> tuple[str, list[str]]:
     module, config = made
     try:
         family = FAMILIES.get(family_name(config.model_type) or "")
-        how, problems = examine(module, ropes_of_layer_types(reading_of(config)), family and family.module.looked_up)
+        how, problems = examine(module, ModelRopes.from_hf(reading_of(config)), family and family.module.looked_up)
     except RopeError as error:
         return "not checked", [str(error).splitlines()[0]]
     bad = [problem.text for problem in problems if problem.severity != "note"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from functools import cache
@@ -14,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.audit.audit import Audit, audit, audit_sentences, float32_cos_error, reach, wavelengths
-from ropewalk.audit.findings import Layers, layers_of
 from ropewalk.audit.sources import audits_of, findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.model_ropes import Layers, ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, Proportional, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.rope.models import CONFIGS, fixture, fixture_names, transformers_config
@@ -295,9 +296,9 @@ def test_the_heuristic_is_shown_where_it_says_something(name: str) -> None:
 def test_windows_of_published_configurations(name: str) -> None:
     """Which layers see how far."""
     read = source(name)
-    assert {label: layers.window for label, layers in layers_of(read).items()} == WINDOWS.get(
-        name, dict.fromkeys(read.ropes)
-    )
+    ropes = read.ropes.rotating
+    windows = {label: read.ropes.layers_of(label).window for label in ropes}
+    assert windows == WINDOWS.get(name, dict.fromkeys(ropes))
 
 
 @pytest.mark.parametrize(
@@ -311,15 +312,16 @@ def test_windows_of_published_configurations(name: str) -> None:
 )
 def test_what_carries_a_distance_beside_the_rotation(name: str, beside: str | None) -> None:
     """Multi-head latent attention, and layers without rotation."""
-    assert {layers.other_signal for layers in layers_of(source(name)).values()} == {beside}
+    ropes = source(name).ropes
+    assert {ropes.layers_of(label).other_signal for label in ropes.rotating} == {beside}
 
 
 def test_layers_of_a_model_that_is_there() -> None:
     """Windows and layers without a rope, read from the model itself."""
     model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, 4))
-    (found,) = layers_of(Checkpoint.of_positions("", model.config.positions)).values()
+    found = model.config.positions.layers_of(None)
     assert (found.window, found.other_signal) == (8, "some layers do not rotate")
-    (everything,) = layers_of(Checkpoint.of_positions("", tiny_decoder().config.positions)).values()
+    everything = tiny_decoder().config.positions.layers_of(None)
     assert (everything.window, everything.other_signal) == (None, None)
 
 
@@ -357,6 +359,15 @@ def test_the_layers_of_a_rope_are_those_of_its_class(fields: dict[str, Any], rot
         assert where.endswith(", in 7 of 9 layers: 0-2, 4-6, 8.")
 
 
+@pytest.mark.parametrize("key", ["no_rope_layer_interval", "no_rope_layers", "compress_ratios", "layers_block_type"])
+@pytest.mark.parametrize("value", ["x", [None], 5, {"a": 1}, [[1]]])
+def test_a_damaged_list_of_layers_is_not_used(key: str, value: object) -> None:
+    """Or refused; never an error of Python."""
+    with contextlib.suppress(RopeError):
+        ropes = ModelRopes.from_hf({"model_type": "llama4_text", "num_hidden_layers": 8, **SIZES, key: value})
+        assert ropes.rotating
+
+
 def test_a_proportional_rope_counts_its_rotating_pairs() -> None:
     """Gemma 4's class rotates 64 of the 256 pairs of its full layers; all of them turn within its length."""
     (full, _) = audits("gemma_4_e4b")
@@ -380,7 +391,7 @@ def test_our_own_form_is_read(tmp_path: Path) -> None:
     """A decoder that no family can say: two ropes, one layer without."""
     other = RopeConfig(8, interleaved=False, theta=1e6, max_position_embeddings=16)
     save(tiny_decoder((ROPE, None, other), num_hidden_layers=3), tmp_path / "m")
-    assert list(Checkpoint.open(tmp_path / "m").ropes.values()) == [ROPE, other]
+    assert list(Checkpoint.open(tmp_path / "m").ropes.rotating.values()) == [ROPE, other]
     save(tiny_decoder(None), tmp_path / "nope")
     with pytest.raises(RopeError, match="no rotary embedding in any layer"):
         Checkpoint.open(tmp_path / "nope")

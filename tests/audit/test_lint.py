@@ -16,9 +16,9 @@ import torch
 from ropewalk.audit import traps
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.traps import lint
-from ropewalk.checkpoints.checkpoint import ropes_of
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.rope.models import transformers_config
 from tests.rope.test_config import CONFIGS, ODD, places, with_value
 
@@ -81,7 +81,8 @@ def changed(config: dict[str, Any], scaling: dict[str, Any] | None = None, **cha
 
 def codes(config: dict[str, Any], target: int = 32_768, *, known: bool = False) -> list[str]:
     """The codes that fire; `known` hands the RopeConfigs over as well."""
-    return [finding.code for finding in lint(config, ropes=ropes_of(config) if known else None, target=target)]
+    ropes = ModelRopes.from_hf(config) if known else None
+    return [finding.code for finding in lint(config, ropes=ropes, target=target)]
 
 
 MEDIUM35 = changed(
@@ -276,7 +277,7 @@ def test_every_trap_has_a_case() -> None:
 )
 def test_yarn_variants_differ_as_measured(config: dict[str, Any], apart: str) -> None:
     """The research note: 1.7x for Qwen at 4, 3.0x for Llama 2 at 16."""
-    found = [f for f in lint(config, ropes=ropes_of(config)) if f.code == "yarn-variants"]
+    found = [f for f in lint(config, ropes=ModelRopes.from_hf(config)) if f.code == "yarn-variants"]
     assert apart in found[0].message
 
 
@@ -297,7 +298,7 @@ def test_findings_come_by_severity_and_name_their_layers() -> None:
 
 def severity(code: str, config: dict[str, Any]) -> str:
     """Of a finding, with the RopeConfigs at hand."""
-    return next(finding.severity for finding in lint(config, ropes=ropes_of(config)) if finding.code == code)
+    return next(finding.severity for finding in lint(config, ropes=ModelRopes.from_hf(config)) if finding.code == code)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +322,7 @@ def test_nobody_is_told_to_change_what_a_model_was_trained_with() -> None:
     """The same block asks one thing of a model whose scaling it is, and another of one that was given it."""
     own = {"attention_factor": 1.5, "factor": 32.0, "original_max_position_embeddings": 4096}
     shipped = changed(QWEN25, own, model_type="gpt_oss", head_dim=64)
-    cures = [{f.code: f.cure for f in lint(config, ropes=ropes_of(config))} for config in (shipped, QWEN25)]
+    cures = [{f.code: f.cure for f in lint(config, ropes=ModelRopes.from_hf(config))} for config in (shipped, QWEN25)]
     assert "Keep it" in cures[0]["attention-factor"]
     local = changed(shipped, layer_types=["sliding_attention", "full_attention"])
     assert "local-layers-scaled" not in codes(local, known=True)
@@ -362,10 +363,11 @@ def test_a_followed_cure_ends_its_finding(
     code: str, config: dict[str, Any], cured: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
     """And leaves the rope that it promises: that of transformers' class before, or of the model as trained."""
-    ropes = ropes_of(cured)
+    ropes = ModelRopes.from_hf(cured)
     assert code not in [finding.code for finding in lint(cured, ropes=ropes, target=2048)]
-    full = ropes.get("full_attention") or next(iter(ropes.values()))
-    wanted = next(iter(ropes_of(config if expected is None else expected).values()))
+    rotating = ropes.rotating
+    full = rotating.get("full_attention") or next(iter(rotating.values()))
+    wanted = next(iter(ModelRopes.from_hf(config if expected is None else expected).rotating.values()))
     for length in (100, 100_000):
         assert frequencies(full, length) == pytest.approx(frequencies(wanted, length), rel=1e-12)
 
@@ -391,7 +393,7 @@ def test_one_mscale_of_two() -> None:
     assert factors == pytest.approx([0.1 * math.log(64) + 1, 1.0])
     (found,) = [f for f in lint(MEDIUM35) if f.code == "mscale-one-sided"]
     assert (found.severity, "Keep" in found.cure, f"{factors[0]:.4f}" in found.message) == ("note", True, True)
-    assert next(iter(ropes_of(MEDIUM35).values())).trained is None  # its block is not Ministral 3's
+    assert next(iter(ModelRopes.from_hf(MEDIUM35).rotating.values())).trained is None  # its block is not Ministral 3's
     # vLLM 0.32.0's rotary_embedding/deepseek_scaling_rope.py, lines 44 to 60: DeepSeek's formula
     (found,) = [f for f in lint(changed(MEDIUM35, {"mscale": 0.7})) if f.code == "mscale-one-sided"]
     assert (found.severity, f"{0.07 * math.log(64) + 1:.4f}" in found.message) == ("warning", True)
@@ -438,8 +440,8 @@ def test_the_block_of_step_3_5_is_for_full_layers() -> None:
     own = Step3p7TextConfig(**copy.deepcopy(stated), num_hidden_layers=8).rope_parameters
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ropes = ropes_of(STEP35)
-    for label, rope in ropes.items():
+        ropes = ModelRopes.from_hf(STEP35)
+    for label, rope in ropes.rotating.items():
         read = rope.to_hf()
         assert {key: read[key] for key in ("rope_type", "rope_theta")} == {
             key: own[label][key] for key in ("rope_type", "rope_theta")

@@ -19,6 +19,7 @@ from mpmath import mpf
 import ropewalk as rw
 from ropewalk.audit.vectors import CASES, SCHEMA, conformance_vectors
 from ropewalk.checkpoints.checkpoint import Checkpoint
+from ropewalk.rope.model_ropes import ModelRopes
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load
 from tests.cli.doctor_runs import run_command
@@ -118,7 +119,9 @@ def test_other_configs(path: Path, tmp_path: Path) -> None:
 def test_pairs_of_separate_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rope that pairs halves inside the features of each axis has a pairing of its own, and the oracle's rotation."""
     rope = rw.RopeConfig(16, interleaved=False, axes=(0, 0, 0, 1, 1, 1, 1, 1), axis_blocks=True)
-    monkeypatch.setattr(Checkpoint, "open", lambda _: Checkpoint(name="own", config={}, ropes={None: rope}))
+    monkeypatch.setattr(
+        Checkpoint, "open", lambda _: Checkpoint(name="own", config={}, ropes=ModelRopes((rope,), (None,), (None,)))
+    )
     made = conformance_vectors("own.json")
     assert made.document["ropes"][0]["pairing"] == "halves_of_each_axis"
     x, y = (made.tensors[name].astype(float) for name in ("input.k.16", "rope.prefill.k"))
@@ -129,12 +132,8 @@ def test_pairs_of_separate_axes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_native_model_with_two_ropes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Names of ropes, cases and tensors are single words; a pair of frequency zero has a tolerance, too."""
-    ropes = {
-        f"rope {number}": rw.RopeConfig(8, interleaved=True, inv_freq=(1.0, 0.1, 0.0, 0.0), rotary_dim=8)
-        if number
-        else rw.RopeConfig(8, interleaved=True, theta=500.0)
-        for number in (0, 1)
-    }
+    zeros = rw.RopeConfig(8, interleaved=True, inv_freq=(1.0, 0.1, 0.0, 0.0), rotary_dim=8)
+    ropes = ModelRopes((rw.RopeConfig(8, interleaved=True, theta=500.0), zeros), (None,) * 2, (None,) * 2)
     monkeypatch.setattr(Checkpoint, "open", lambda _: Checkpoint(name="own", config={}, ropes=ropes))
     made = conformance_vectors("own.json")
     made.write(tmp_path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ropewalk.checkpoints.texts import default_texts, novel
 from ropewalk.diagnosis.facts import (
     AFTER,
     GROUP,
@@ -18,11 +20,15 @@ from ropewalk.diagnosis.facts import (
     WORDS,
     Filled,
     Found,
+    Kind,
     Layout,
     Teller,
+    Wording,
     chance_of,
     ids_after,
 )
+from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.statistics import binomial_interval
 
@@ -118,6 +124,47 @@ def test_the_seed_decides() -> None:
     assert [fact.value for fact in one.facts] != [fact.value for fact in other.facts]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pair_returns(kind: str) -> None:
+    """Nor may one under another assignment of a group's values, which would make the distribution by chance inexact."""
+    teller = Teller(KINDS[kind], encode, decode)
+    layout, told = teller.layout(1200, 4000), set[tuple[str, str]]()
+    for number in range(8):
+        window = teller.fill(layout, encode(STORY), seed=(number,), told=told)
+        assert not {(fact.name, value) for fact in window.facts for value in fact.choices} & told
+        told |= {(fact.name, fact.value) for fact in window.facts}
+
+
+def test_the_facts_of_runs(tmp_path: Path) -> None:
+    """The same command has the same; another text or seed has others. No pair returns, and no window overlaps."""
+    parts = [novel(start, 16_000) for start in (100_000, 100_000, 130_000)]
+
+    def facts_of(part: str, seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
+        settings = DoctorSettings(target=512, text=[("part", part)], state=tmp_path, seed=seed)
+        run = prepare("tiny", settings, progress=False)
+        starts = sorted(window.start for window in run.windows)
+        return [(fact.name, fact.value) for one in run.filled for fact in one.facts], starts
+
+    (one, starts), (same, _), (other, _) = map(facts_of, parts)
+    seeded, _ = facts_of(parts[0], seed=1)
+    assert len(starts) == 8
+    assert all(later - first >= 512 for first, later in itertools.pairwise(starts))
+    assert one == same
+    assert len({*one}) == len(one)
+    assert len({*one} & {*other}) <= 0.05 * len(one)
+    assert len({*one} & {*seeded}) <= 0.05 * len(one)
+
+
+def test_texts_of_several_languages(tmp_path: Path) -> None:
+    """Each window is told in its text's language, under one layout."""
+    texts = [("story", STORY[:20_000]), ("Geschichte", TEXTS["german"][0][:20_000])]
+    run = prepare("tiny", DoctorSettings(target=1024, text=texts, state=tmp_path), progress=False)
+    names = [{*Kind.of(run.kind, language).names} for language in ("english", "german")]
+    for window in run.windows:
+        assert {fact.name for fact in window.facts} <= names[window.text]
+        assert len(window.facts) == run.layout.far + run.layout.near
+
+
 def test_names_of_the_text_are_not_used() -> None:
     teller = Teller(WORDS, encode, decode)
     layout = teller.layout(1200, 4000)
@@ -125,6 +172,74 @@ def test_names_of_the_text_are_not_used() -> None:
     window = teller.fill(layout, encode(body), seed=(0,))
     assert not {fact.name for fact in window.facts} & {"Lisbon", "Oslo"}
     assert not {fact.value for fact in window.facts} & {"apple", "river"}
+
+
+TURN = "<|im_start|>user\nWhy did the old man go out again?<|im_end|>\n<|im_start|>assistant\nTo fish.<|im_end|>\n"
+TEXTS = {
+    "english": (STORY, ".!?"),
+    "german": ("Der alte Mann ist nicht auf dem Meer, und die Fische sind mit sich allein. " * 900, "."),
+    "french": ("Le vieil homme est dans la barque et les poissons ne viennent pas. " * 900, "."),
+    "spanish": ("El viejo y los peces del mar se van con las olas, pero una no. " * 900, "."),
+    "chinese": ("老人又去海边了。他没有运气。他也这样说。" * 3000, "。"),
+    "code": ("def fish(sea):\n    return [one for one in sea if one.size > 3]\n\n\n" * 900, ")]:\n3"),
+    "chat": (TURN * 600, "\n"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("language", TEXTS)
+def test_facts_are_put_as_the_text_is(language: str, kind: str) -> None:
+    """In its language, between its sentences, lines or turns; asked as they are told, or in a turn of the user."""
+    story, ends = TEXTS[language]
+    wording = Wording.of(story)
+    assert wording.language == (language if language != "chat" else "english")
+    assert (wording.chat is not None) == (language == "chat")
+    teller = Teller(KINDS[kind], encode, decode, (Wording(), wording))
+    layout = teller.layout(2000, 9000)
+    window = teller.fill(layout, encode(story), seed=(0,), wording=wording)
+    text, places = decode(window.ids.tolist()), 0
+    assert len(window.facts) == len({fact.name for fact in window.facts}) == layout.far + layout.near
+    for fact, (question, choices) in zip(window.facts, window.questions, strict=True):
+        said, asked = text[fact.start : fact.end], decode(question)
+        assert fact.told == said.strip()
+        assert fact.value in decode(choices[fact.right])
+        assert len(question) + max(map(len, choices)) <= layout.target - layout.asked_at
+        assert len({len(choice) for choice in choices}) == 1
+        if language == "chat":
+            assert said.startswith("<|im_start|>user\n")
+            assert said.endswith(".<|im_end|>\n")
+            assert asked.startswith("<|im_start|>user\nW")
+            assert "?<|im_end|>\n<|im_start|>assistant\n" in asked
+        else:
+            assert said.startswith(asked)
+        assert fact.name in asked
+        places += text[fact.start - 1] in ends
+    assert places >= 0.8 * len(window.facts)
+    if language in ("german", "french", "spanish", "chinese"):
+        english = Teller(KINDS[kind], encode, decode).fill(layout, encode(story), seed=(0,))
+        assert len({fact.name for fact in window.facts} & {fact.name for fact in english.facts}) < 20
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("De oude man is niet op zee, en het is een mooie dag van de week. " * 50, "english"),  # Dutch
+        (
+            "Quel ramo del lago di Como, che volge a mezzogiorno, tra due catene non interrotte di monti, " * 50,
+            "english",
+        ),
+        (
+            "Uma noite destas, vindo da cidade, encontrei um rapaz aqui do bairro, que eu conheço de vista. " * 50,
+            "english",
+        ),
+        ("En un lloc de la Manxa, el nom del qual no vull recordar, vivia un gentilhome de llança. " * 50, "english"),
+        ("吾輩は猫である。名前はまだ無い。" * 50, "english"),  # Japanese
+        ("", "english"),
+        *((text, "code" if "python" in name else "english") for name, text in default_texts()),
+    ],
+)
+def test_other_languages_get_english(text: str, language: str) -> None:
+    assert Wording.of(text) == (language, None)
 
 
 def test_facts_known_at_the_trained_length() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from ropewalk.figures.material import rotary_model, windows
 from tests.figures.drawn import check_units, lines
 
 pytest.importorskip("matplotlib")
+figures = pytest.importorskip("figures", reason="the source distribution has no scripts/")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "docs").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "docs_figures.py"))
-LESSON = SCRIPT["LESSON"]
+numbers = figures.of
 SQUARE = np.arange(16.0).reshape(4, 4) / 16
 
 
@@ -33,7 +32,7 @@ def turn(head_dim: int) -> np.ndarray:
 
 def test_the_order_of_words_matters_only_with_positions() -> None:
     """Each weight against its softmax by hand; without positions the weights of two words do not depend on order."""
-    found = LESSON["order_numbers"](head=1, seed=5)
+    found = numbers.order_numbers(head=1, seed=5)
     vectors = torch.randn(3, 64, generator=torch.Generator().manual_seed(5)).double().numpy()
     torch.manual_seed(5)
     layer = rw.Attention(64, 4, encoding="none", causal=False)
@@ -53,17 +52,17 @@ def test_the_order_of_words_matters_only_with_positions() -> None:
 
 def test_the_layers_shapes_follow_from_its_sizes() -> None:
     """Keys and values have their own number of heads; the output has the input's shape."""
-    shapes = LESSON["layer_numbers"](heads=6, key_heads=3, head_dim=8, tokens=5, batch=4)["shapes"]
+    shapes = numbers.layer_numbers(heads=6, key_heads=3, head_dim=8, tokens=5, batch=4)["shapes"]
     assert shapes["x"] == shapes["out"] == (4, 5, 48)
     assert (shapes["q"], shapes["k"], shapes["v"]) == ((4, 5, 6, 8), (4, 5, 3, 8), (4, 5, 3, 8))
     assert shapes["weights"] == (4, 6, 5, 5)
     with pytest.raises(RopeError, match="num_key_value_heads"):
-        LESSON["layer_numbers"](heads=4, key_heads=3)
+        numbers.layer_numbers(heads=4, key_heads=3)
 
 
 def test_a_cache_shows_these_distances() -> None:
     """Query m and key n: m - n, 0, only m = n, and m - n (m - n + 1), as n rotates key n in each step after its own."""
-    found = LESSON["cache_numbers"](tokens=6)["distances"]
+    found = numbers.cache_numbers(tokens=6)["distances"]
     m, n = np.indices((6, 6))
     expected = {
         "right": m - n,
@@ -78,17 +77,17 @@ def test_a_cache_shows_these_distances() -> None:
 
 def test_biases_by_distance() -> None:
     """ALiBi's slopes halve from head to head; T5's last bucket begins at 113, and the figure marks it."""
-    found = LESSON["biases_numbers"]()
+    found = numbers.biases_numbers()
     np.testing.assert_allclose(found["alibi"][:, 8], [-8 / 2 ** (head + 1) for head in range(8)])
     assert (found["buckets"][[15, 16, 112, 113, 128]] == [15, 16, 30, 31, 31]).all()
-    left, right = LESSON["biases"](**found).axes
+    left, right = figures.biases(**found).axes
     assert len(lines(left)) == 8
     assert list(right.lines[1].get_xdata()) == [113, 113]
 
 
 def test_precision_against_float64() -> None:
     """Ropewalk's tables stay within 1.2e-7, bfloat16's within half a unit at 1; float32 angles grow with position."""
-    found = LESSON["precision_numbers"](head_dim=16, longest=1_000_000, points=6)
+    found = numbers.precision_numbers(head_dim=16, longest=1_000_000, points=6)
     assert found["cosines"]["ropewalk"].max() < 1.2e-7
     assert found["scores"]["ropewalk"].max() < 1e-6
     assert 1e-3 < found["cosines"]["tables in bfloat16"].max() <= 2.0**-9 + 1e-7
@@ -105,7 +104,7 @@ def test_pairs_are_those_that_rotation_mixes() -> None:
     """Turning one feature reaches its partner and no other, in each convention."""
     for interleaved in (True, False):
         cos, sin = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved)).cos_sin(torch.tensor([1]))
-        for first, second in LESSON["pairs_of"](8, interleaved):
+        for first, second in numbers.pairs_of(8, interleaved):
             one = torch.zeros(1, 1, 1, 8)
             one[..., first] = 1
             turned = rw.rotate(one, cos, sin, interleaved=interleaved)[0, 0, 0]
@@ -114,7 +113,7 @@ def test_pairs_are_those_that_rotation_mixes() -> None:
 
 def test_clocks_are_powers_of_one_rotation() -> None:
     """Position p of pair i is exp(i f)^p; the wall's turns are p f / 2 pi."""
-    found = LESSON["clocks_numbers"](rw.RopeConfig(32, interleaved=False), pairs=(0, 5), positions=4, position=100)
+    found = numbers.clocks_numbers(rw.RopeConfig(32, interleaved=False), pairs=(0, 5), positions=4, position=100)
     for pair in (0, 5):
         points = np.exp(1j * turn(32)[pair]) ** np.arange(4)
         np.testing.assert_allclose(found["circles"][pair], (points.real, points.imag), atol=1e-12)
@@ -122,32 +121,32 @@ def test_clocks_are_powers_of_one_rotation() -> None:
     np.testing.assert_allclose(
         found["hands"], ((np.exp(100j * turn(32))).real, np.exp(100j * turn(32)).imag), atol=1e-12
     )
-    assert list(LESSON["clocks_numbers"](SCRIPT["PAPER"])["circles"]) == [0, 4, 8, 16]
+    assert list(numbers.clocks_numbers(figures.PAPER)["circles"]) == [0, 4, 8, 16]
 
 
 def test_tables_are_the_papers_and_a_trained_one() -> None:
     """Sine and cosine by turns; angles are position times frequency; the learned one is not noise."""
-    found = LESSON["tables_numbers"](rw.RopeConfig(32, interleaved=False))
-    learned, source = LESSON["learned_table"]()
+    found = numbers.tables_numbers(rw.RopeConfig(32, interleaved=False))
+    learned, source = numbers.learned_table()
     positions, hidden = learned.shape
     for place, feature in ((3, 4), (200, 7)):
         angle = place / 10_000 ** (2 * (feature // 2) / hidden)
         assert found["sinusoidal"][place, feature] == pytest.approx([np.sin, np.cos][feature % 2](angle), abs=1e-12)
     np.testing.assert_allclose(found["angles"], np.outer(np.arange(positions), turn(32)), rtol=1e-12)
     distance = np.cos(7 * turn(32)).mean()
-    assert found["alike"]["rope"][50, 43] == pytest.approx(distance, abs=1e-12)
+    assert found["alike"]["RoPE"][50, 43] == pytest.approx(distance, abs=1e-12)
     alike = found["alike"]["learned"]
     np.testing.assert_allclose(np.diag(alike), 1, atol=1e-12)
     near = np.diagonal(alike, 1).mean()
     far = np.diagonal(alike, positions // 2).mean()
     assert near > 0.3 + far  # neighbours came out alike: independent rows would have cosines of about 1 / sqrt(hidden)
     assert "Moby-Dick" in source
-    assert LESSON["TABLE"].stat().st_size < 200_000
+    assert numbers.TABLE.stat().st_size < 200_000
 
 
 def test_a_shift_of_both_changes_nothing() -> None:
     """Diagonals of the table are equal, and every entry is the sum over pairs of |q||k| cos(angle + distance f)."""
-    found = LESSON["shift_numbers"](rw.RopeConfig(16, interleaved=False), length=12, shifts=9, seed=3)
+    found = numbers.shift_numbers(rw.RopeConfig(16, interleaved=False), length=12, shifts=9, seed=3)
     for offset in range(-11, 12):
         assert np.ptp(np.diagonal(found["grid"], offset)) < 2e-6
     q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(3)).double().numpy()
@@ -167,7 +166,7 @@ def test_a_shift_of_both_changes_nothing() -> None:
 def test_axial_similarity_is_a_mean_of_cosines() -> None:
     """Half of the pairs follow the row, half the column; in reading order there is one number for both."""
     grid = rw.RopeConfig(16, interleaved=False, theta=100.0, axes=(0,) * 4 + (1,) * 4, axes_restart=True)
-    found = LESSON["axial_numbers"](grid, side=5, row=1, column=3)
+    found = numbers.axial_numbers(grid, side=5, row=1, column=3)
     f = 100.0 ** (-np.arange(4) / 4)
     (_, patch, cross), (_, corner, moved), (_, _, order) = found["panels"]
     assert (patch, corner) == ((1, 3), (4, 0))
@@ -183,7 +182,7 @@ def test_axial_similarity_is_a_mean_of_cosines() -> None:
 def test_the_wrong_pairing_costs_and_conversion_mends_it() -> None:
     """Losses by one plain forward; the converted model's are the model's own up to rounding."""
     model = rotary_model("tiny")
-    found = LESSON["losses"](model, 3, 32)
+    found = numbers.losses(model, 3, 32)
     own, wrong, mended = (found["bars"][name] for name in ("its own pairing", "the wrong pairing", "converted"))
     ids = windows(model, 3, 32)
     with torch.inference_mode():
@@ -218,26 +217,26 @@ def record(folder: Path) -> Path:
 def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
     """Means over seeds; a missing value has no point; a scaling's line begins at the trained length."""
     path = record(tmp_path)
-    found = SCRIPT["comparison_numbers"](path)
+    found = numbers.comparison_numbers(path)
     assert {name: [point[:2] for point in points] for name, points in found["encodings"].items()} == {
         "rope": [(64, 4.5), (128, 6.5)], "learned": [(64, 4.5)]
     }  # fmt: skip
     assert [point[:2] for point in found["scalings"]["pi"]] == [(64, 4.5), (128, 5.5)]
     assert found["trained_length"] == 64
     assert found["encodings"]["rope"][0][2] == pytest.approx((4.5 - 12.706 / 2, 4.5 + 12.706 / 2), abs=1e-3)
-    left, right = SCRIPT["comparison"](**found).axes
+    left, right = figures.comparison(**found).axes
     assert {line.get_label() for line in right.lines} >= {"rope", "pi"}
     np.testing.assert_allclose(lines(left)["rope"], [4.5, 6.5])
 
 
 def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both files of each, named on standard output; docs/figures has those of every figure."""
-    assert SCRIPT["main"](["layer", "--out", str(tmp_path / "new")]) == 0
+    assert figures.main(["layer", "--out", str(tmp_path / "new")]) == 0
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["layer.png", "layer.svg"]
     assert capsys.readouterr().out.split() == [str(tmp_path / "new" / f"layer.{kind}") for kind in ("png", "svg")]
     with pytest.raises(SystemExit):
-        SCRIPT["main"](["roll"])
-    drawn = {f"{name}.{kind}" for name in SCRIPT["FIGURES"] for kind in ("png", "svg")}
+        figures.main(["roll"])
+    drawn = {f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")}
     assert {path.name for path in (ROOT / "docs" / "figures").iterdir()} == drawn
 
 
@@ -247,27 +246,27 @@ def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
 def _order() -> Any:
     changed = SQUARE[:2, :2] + [[0.0, 0.002], [0.1, 0.0]]
     rows = [("one", [((0, 1), SQUARE[:2, :2]), ((1, 0), changed)])]
-    return LESSON["order"](rows, words=("dog", "bites"))
+    return figures.order(rows, words=("dog", "bites"))
 
 
 def _pairing() -> Any:
     pairs = {"interleaved": [(0, 1), (2, 3)], "half-split": [(0, 2), (1, 3)]}
     bars = {"its own pairing": (3.0, 3.0, 3.0), "the wrong pairing": (5.0, 4.5, 5.5), "converted": (3.0, 3.0, 3.0)}
-    return LESSON["pairing"](pairs, losses={"tiny": {"uniform": 8.0, "bars": bars}})
+    return figures.pairing(pairs, losses={"tiny": {"uniform": 8.0, "bars": bars}})
 
 
 def _cache() -> Any:
     right = np.array([[0.0, np.nan], [1.0, 0.0]])
-    return LESSON["cache"]({"right": right, "again": np.array([[0.0, np.nan], [-2.0, 1e-9]])})
+    return figures.cache({"right": right, "again": np.array([[0.0, np.nan], [-2.0, 1e-9]])})
 
 
 def _biases() -> Any:
-    return LESSON["biases"](-np.outer([1.0, 0.5], range(4)), buckets=np.array([0, 1, 2, 2]))
+    return figures.biases(-np.outer([1.0, 0.5], range(4)), buckets=np.array([0, 1, 2, 2]))
 
 
 def _precision() -> Any:
     curves = {"ropewalk": [1e-8, 1e-8], "angles in float32": [1e-7, 1e-3]}
-    return LESSON["precision"]([64, 1000], cosines=curves, scores=curves, distance=16)
+    return figures.precision([64, 1000], cosines=curves, scores=curves, distance=16)
 
 
 @pytest.mark.parametrize("draw", [_order, _pairing, _cache, _biases, _precision], ids=lambda draw: draw.__name__[1:])
@@ -278,9 +277,9 @@ def test_axes_have_units(draw: Callable[[], Any]) -> None:
 
 def test_looks_differ_without_colour() -> None:
     """Line and marker, or hatch, tell curves and bars apart."""
-    looks = LESSON["_PRECISION_LOOKS"].values()
+    looks = figures._PRECISION_LOOKS.values()
     assert len({(look.line, look.marker) for look in looks}) == len(looks)
-    assert len({look.line for look in LESSON["_BARS"].values()}) == len(LESSON["_BARS"])
+    assert len({look.line for look in figures._BARS.values()}) == len(figures._BARS)
 
 
 def test_the_order_of_words_frames_what_differs() -> None:
@@ -296,7 +295,7 @@ def test_the_order_of_words_frames_what_differs() -> None:
 def test_the_layer_shows_its_shapes() -> None:
     """Each shape is on the picture once, and only queries and keys pass through a rotation."""
     shapes = {name: (1, number) for number, name in enumerate(("x", "q", "k", "v", "weights", "out"))}
-    (axes,) = LESSON["layer"](shapes).axes
+    (axes,) = figures.layer(shapes).axes
     written = [text.get_text() for text in axes.texts if text.get_text()]
     assert sorted(text for text in written if "[" in text) == [f"[1, {number}]" for number in range(6)]
     assert written.count("rotate") == 2
@@ -317,23 +316,21 @@ def test_the_figures_of_one_rope_show_their_numbers() -> None:
     """Hands, red where a pair has not turned once; tables; the curves of a shift; a picture for each patch."""
     grid = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
     small = rw.RopeConfig(8, interleaved=False)
-    for figure in (LESSON["clocks"](small), LESSON["tables"](SCRIPT["PAPER"]), LESSON["shift"](small),
-                   LESSON["axial"](grid, side=4, row=1, column=2)):  # fmt: skip
+    of_clocks = numbers.clocks_numbers(small, position=12)
+    of_shift = numbers.shift_numbers(small, length=4, shifts=2)
+    of_axial = numbers.axial_numbers(grid, side=4, row=1, column=2)
+    clocks, shift, axial = figures.clocks(**of_clocks), figures.shift(**of_shift), figures.axial(**of_axial)
+    for figure in (clocks, shift, axial, figures.tables(**numbers.tables_numbers(figures.PAPER))):
         check_units(figure)
-    numbers = LESSON["clocks_numbers"](small, position=12)
-    top, bottom = LESSON["clocks"](small, position=12).subfigs
-    for axes, (x, y) in zip(top.axes, numbers["circles"].values(), strict=True):
+    top, bottom = clocks.subfigs
+    for axes, (x, y) in zip(top.axes, of_clocks["circles"].values(), strict=True):
         np.testing.assert_array_equal(axes.lines[-1].get_data(), (x, y))
     hands = [axes.lines[-1] for axes in bottom.axes[:4]]
-    assert [hand.get_color() == "#d55e00" for hand in hands] == [turn < 1 for turn in numbers["turns"]]
-    numbers = LESSON["shift_numbers"](small, length=4, shifts=2)
-    left, right = LESSON["shift"](small, length=4, shifts=2).axes[:2]
-    assert np.array_equal(np.asarray(left.images[0].get_array()), numbers["grid"])
-    assert list(lines(right).values()) == [values.tolist() for values in numbers["curves"].values()]
-    numbers = LESSON["axial_numbers"](grid, side=4, row=1, column=2)
-    for axes, (name, (row, column), values) in zip(
-        LESSON["axial"](grid, side=4, row=1, column=2).axes[:3], numbers["panels"], strict=True
-    ):
+    assert [hand.get_color() == "#d55e00" for hand in hands] == [turn < 1 for turn in of_clocks["turns"]]
+    left, right = shift.axes[:2]
+    assert np.array_equal(np.asarray(left.images[0].get_array()), of_shift["grid"])
+    assert list(lines(right).values()) == [values.tolist() for values in of_shift["curves"].values()]
+    for axes, (name, (row, column), values) in zip(axial.axes[:3], of_axial["panels"], strict=True):
         assert axes.get_title(loc="left") == name
         assert np.array_equal(np.asarray(axes.images[0].get_array()), values)
         assert axes.lines[0].get_data() == ([column], [row])

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-import runpy
 import warnings
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nbformat", reason="it is in the group `docs`")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "docs" / "lesson").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
-NOTEBOOKS = runpy.run_path(str(ROOT / "scripts/docs_notebooks.py"))
-PAGES = NOTEBOOKS["pages"]()
+docs_site = pytest.importorskip("docs_site", reason="mkdocs is in the group `docs`")
+PAGES = sorted(docs_site.LESSON.glob("*.md"))
 
 
 @pytest.fixture(scope="module", params=PAGES, ids=lambda page: page.stem)
 def made(request):
     """Return a page and its notebook."""
-    return request.param, NOTEBOOKS["notebook"](request.param)
+    return request.param, docs_site.notebook(request.param)
 
 
 def test_it_holds_the_whole_page(made):
@@ -42,7 +40,7 @@ def test_it_holds_the_whole_page(made):
     assert all(f"](attachment:{name})" in text for name in pictures)
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     code = "\n\n".join(cell["source"] for cell in cells)
-    blocks = NOTEBOOKS["OUTPUTS"]["BLOCK"].finditer(before)
+    blocks = docs_site.BLOCK.finditer(before)
     assert code == "\n\n".join(found["code"].rstrip("\n") for found in blocks)
     assert not any("benchmarks/" in cell["source"] or "tests/" in cell["source"] for cell in cells)
 
@@ -69,7 +67,7 @@ def test_it_runs_from_anywhere(page, tmp_path, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for cell in NOTEBOOKS["notebook"](page)["cells"]:
+        for cell in docs_site.notebook(page)["cells"]:
             if cell["cell_type"] != "code":
                 continue
             printed = io.StringIO()

@@ -4,57 +4,52 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
+docs_records = pytest.importorskip("docs_records", reason="the source distribution has no scripts/")
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 if not DOCS.exists():
     pytest.skip("the source distribution has neither docs/ nor records", allow_module_level=True)
-MADE = runpy.run_path(str(ROOT / "scripts/docs_records.py"))
-COMMANDS = runpy.run_path(str(ROOT / "scripts/docs_commands.py"))
 
 
 def rows(name):
     """The cells of a table's rows by its first column; without the head."""
-    found = [line.strip("| ").split(" | ") for line in MADE["TABLES"][name]().splitlines() if line.startswith("| ")]
+    found = [
+        line.strip("| ").split(" | ") for line in docs_records.TABLES[name]().splitlines() if line.startswith("| ")
+    ]
     return {" ".join(cells[0].split()): [cell.strip() for cell in cells[1:]] for cells in found[2:]}
-
-
-def lines(name):
-    """A record of one document per line."""
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
 
 
 def test_every_mark_has_its_table_and_every_table_its_mark():
     """A page with an unknown mark does not build."""
     marks = re.findall(r"<!-- record: (.*?) -->", "".join(page.read_text() for page in DOCS.rglob("*.md")))
-    assert set(marks) == set(MADE["TABLES"])
+    assert set(marks) == set(docs_records.TABLES)
     page = (DOCS / "backends.md").read_text()
-    assert "<!-- record" not in MADE["with_tables"](page)
+    assert "<!-- record" not in docs_records.with_tables(page)
     with pytest.raises(KeyError):
-        MADE["with_tables"]("<!-- record: nothing --> *x*")
+        docs_records.with_tables("<!-- record: nothing --> *x*")
 
 
 def test_rotation_and_attention():
     """Ratios of medians; one is above its bound in `benchmarks/rotation.py`, and the page names it."""
-    last = lines("rotation.jsonl")[-1]["run"]
-    [in_place] = [one["microseconds"] for one in lines("rotation.jsonl")
+    last = docs_records.lines("rotation")[-1]["run"]
+    [in_place] = [one["microseconds"] for one in docs_records.lines("rotation")
                   if (one["run"], one["kind"], one.get("dtype")) == (last, "one tensor", "float32")
                   and "ropewalk, in place" in one["microseconds"]]  # fmt: skip
     found = rows("rotation")
     ratio = in_place["ropewalk, in place"]["p50"] / in_place["copy"]["p50"]
     assert found["in place, float32"][1] == f"{ratio:.2f}"
     line = r"^\| (.+?) \| (.+?) \| ([\d.]+) \| [\d.]* \| ([\d.]+) \|$"
-    table = re.findall(line, MADE["TABLES"]["rotation"](), re.MULTILINE)
+    table = re.findall(line, docs_records.TABLES["rotation"](), re.MULTILINE)
     assert len(table) == 16
     missed = [(name, other) for name, other, ratio, bound in table if float(ratio) > float(bound)]
     assert missed == [("new output, bfloat16", "transformers")]
-    text = MADE["TABLES"]["attention"]()
-    for one in lines("attention.jsonl"):
+    text = docs_records.TABLES["attention"]()
+    for one in docs_records.lines("attention"):
         times = one["microseconds"]
         assert f"| {times['ropewalk']['p50'] / times['sdpa']['p50']:.2f} |" in text
         assert one["over_sdpa"] < 1
@@ -62,21 +57,21 @@ def test_rotation_and_attention():
 
 def test_whole_models():
     """Seconds of a forward, what a method costs over plain, milliseconds of a token."""
-    text = MADE["TABLES"]["forward"]()
+    text = docs_records.TABLES["forward"]()
     column = {head.strip().removesuffix(" tokens"): at for at, head in enumerate(text.splitlines()[0].split("|"))}
     cells = {row.split("|")[1].strip(): row.split("|") for row in text.splitlines()[2:] if row.startswith("|")}
-    with_peers = [one for one in lines("forward.jsonl") if "transformers float32" in one["median_seconds"]]
+    with_peers = [one for one in docs_records.lines("forward") if "transformers float32" in one["median_seconds"]]
     for one in {one["tokens"]: one for one in with_peers}.values():
         for name in ("ropewalk float32", "transformers float32"):
             assert float(cells[name][column[f"{one['tokens']:,}"]]) == round(one["median_seconds"][name], 1)
-    with_methods = [one for one in lines("forward.jsonl") if "dca bfloat16" in one["median_seconds"]]
+    with_methods = [one for one in docs_records.lines("forward") if "dca bfloat16" in one["median_seconds"]]
     for one in {one["tokens"]: one for one in with_methods}.values():
         ratio = one["median_seconds"]["dca bfloat16"] / one["median_seconds"]["ropewalk bfloat16"]
         assert f"dca bfloat16 {ratio:.2f}" in text
-    for one in lines("decode.jsonl"):
+    for one in docs_records.lines("decode"):
         ours = one["microseconds"]["ropewalk"]["p50"]
         row = f"| {one['tokens']:,} tokens cached | {one['dtype']} | "
-        shown = next(line for line in MADE["TABLES"]["decode"]().splitlines() if line.startswith(row))
+        shown = next(line for line in docs_records.TABLES["decode"]().splitlines() if line.startswith(row))
         assert float(shown.removeprefix(row).split(" | ")[0]) == pytest.approx(ours / 1000, rel=0.005)
 
 
@@ -86,13 +81,13 @@ def test_models():
     exact, classes, causal, families = re.findall(
         r"\*\*(\d+) of (\d+) rotary classes and (\d+) of (\d+) families", head
     )[0]
-    text = MADE["TABLES"]["models"]()
+    text = docs_records.TABLES["models"]()
     assert text.startswith(f"{exact} of the {classes} rotary classes and {causal} of the {families} causal families")
 
 
 def test_encodings_and_texts():
     """Mean loss at the trained length, recomputed; scores of the classifiers with their intervals."""
-    first, *measured = lines("compare.jsonl")
+    first, *measured = docs_records.lines("compare")
     found = rows("encodings")
     for name, title in (("rope", "RoPE"), ("alibi", "ALiBi")):
         losses = [one["loss"] for one in measured
@@ -114,7 +109,7 @@ def test_methods():
     from ropewalk.serving.served import Served
 
     record = json.loads((RESULTS / "method-costs.json").read_text())
-    plain, lines = record["methods"]["plain"], MADE["TABLES"]["methods"]().splitlines()
+    plain, lines = record["methods"]["plain"], docs_records.TABLES["methods"]().splitlines()
     heads, _, *table = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
     end = 3 + len(ENGINES)  # of the columns of engines
     titles = {engine.lower(): engine for engine in heads[3:end]}
@@ -186,16 +181,19 @@ def test_verify_servers():
 
 def test_every_command_has_its_options():
     """Each command of the help stands on the page, also those of groups, with the options that it takes."""
-    from ropewalk.cli.app import COMMANDS as names
+    pytest.importorskip("mkdocs")
+    from docs_site import COMMANDS as PLACE
+    from docs_site import commands
 
-    text = "\n\n".join(COMMANDS["commands"]())
-    page = (DOCS / "commands.md").read_text()
-    for name in names:
+    from ropewalk.cli.app import COMMANDS
+
+    text = "\n\n".join(commands())
+    for name in COMMANDS:
         assert f"\n## ropewalk {name}\n" in f"\n{text}"
     assert "### ropewalk extend apply" in text
     for option in ("--target TOKENS", "--windows INTEGER", "--report PATH", "--minutes FLOAT"):
         assert f"| `{option}` |" in text.split("## ropewalk extend")[0]
-    assert COMMANDS["with_commands"](page).endswith(text + "\n")
+    assert len(PLACE.findall((DOCS / "commands.md").read_text())) == 1
 
 
 def test_the_evidence_quotes_its_records():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
-import runpy
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -83,8 +82,9 @@ def test_the_reference_has_every_public_name(site):
 def test_every_name_of_the_reference_has_an_example():
     """In the docstring of each."""
     marks = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
-    hooks = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))
-    entries = hooks["NAMES"].sub(lambda found: hooks["names_of"](found[1]), marks)
+    from docs_site import NAMES, names_of
+
+    entries = NAMES.sub(lambda found: names_of(found[1]), marks)
     paths = re.findall(r"^::: (\S+)$", entries, re.MULTILINE)
     assert len(paths) > 80
     without = [path for path in paths if ">>>" not in (inspect.getdoc(pydoc.locate(path)) or "")]

@@ -19,7 +19,7 @@ from ropewalk.errors import NoRotation
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Condition, Trained, family_name, trained_as
 from ropewalk.families.family import HALF, FamilyTable
 from ropewalk.families.trained import FACTS
-from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.rope_parameters import rope_types
 from tests.rope.models import fixture, fixture_names, transformers_config
 
@@ -127,7 +127,7 @@ PUBLISHED: dict[str, tuple[int, bool | None]] = {
 
 def furthest(config: Any) -> rw.RopeConfig:
     """The rope of the full layers, or the only one."""
-    ropes = {label: rope for label, rope in ropes_of_layer_types(config).items() if rope is not None}
+    ropes = {label: rope for label, rope in ModelRopes.from_hf(config).by_type.items() if rope is not None}
     return ropes.get("full_attention") or next(iter(ropes.values()))
 
 

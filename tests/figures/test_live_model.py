@@ -28,7 +28,7 @@ from tests.figures.browser import Watched, why_not
 from tests.figures.test_browser import MOVE, UNNAMED
 
 WEB = Path(__file__).resolve().parents[2] / "web"
-SCRIPT = WEB.parent / "scripts" / "explorer_model_golden.py"
+SCRIPT = WEB.parent / "scripts" / "explorer_golden.py"
 needs_browser = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 needs_node = pytest.mark.skipif(
     shutil.which("node") is None or not (WEB / "node_modules" / "esbuild").exists(),

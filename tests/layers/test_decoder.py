@@ -11,7 +11,8 @@ from torch import Tensor
 from ropewalk import RopeConfig, RopeError
 from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
-from ropewalk.rope.extensions import Positions, ReRoPE
+from ropewalk.rope.extensions import ReRoPE
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
 from tests.layers.test_separate_rows import ROPES
 
@@ -279,7 +280,7 @@ def test_with_positions_sets_both_at_once() -> None:
         (without.with_positions(rope=(rope(),) * 3, extension=(near, None, None)), (rope(),) * 3, (near, None, None)),
         (model, (rope(),) * 3, nothing),
     ):
-        assert changed.config.positions == Positions(ropes, extensions, nothing)
+        assert changed.config.positions == ModelRopes(ropes, extensions, nothing)
     assert (both.config.rope, both.config.extension) == (far, near)
     for same in (scaled.with_positions(extension=near), both.with_positions()):
         assert torch.equal(same(tokens), both(tokens))
@@ -301,5 +302,5 @@ def test_with_positions_refuses(settings: dict[str, Any], message: str) -> None:
         make(rope()).with_positions(**settings)
     with pytest.raises(RopeError, match="with a rope over all earlier tokens"):
         make(rope()).with_positions(extension=ReRoPE(4)).with_positions(rope=None)
-    with pytest.raises(RopeError, match=r"Positions: a tuple `extensions` needs one entry per layer"):
-        Positions((rope(),), (), (None,))
+    with pytest.raises(RopeError, match=r"ModelRopes: a tuple `extensions` needs one entry per layer"):
+        ModelRopes((rope(),), (), (None,))

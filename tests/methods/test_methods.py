@@ -23,13 +23,14 @@ from ropewalk.methods import (
 )
 from ropewalk.methods.table import METHOD_TABLE
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import LogN, Positions
+from ropewalk.rope.extensions import LogN
 from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder
 
 ROPE = RopeConfig(64, interleaved=False, max_position_embeddings=256)
-FOUR = Positions((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 128, None, 512))
+FOUR = ModelRopes((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 128, None, 512))
 REACH = Reach(256, 1024)
 
 
@@ -77,9 +78,9 @@ def test_extensions_in_attention_reach_the_layers_that_can_take_them() -> None:
 def test_as_is_keeps_scaling_and_extensions() -> None:
     """Every other method removes them first."""
     scaled = dataclasses.replace(ROPE, scaling=Linear(2.0))
-    own = Positions((scaled,), (LogN(256),), (None,))
+    own = ModelRopes((scaled,), (LogN(256),), (None,))
     assert method_named("as-is").positions(own, REACH) == own
-    assert method_named("plain").positions(own, REACH) == Positions((ROPE,), (None,), (None,))
+    assert method_named("plain").positions(own, REACH) == ModelRopes((ROPE,), (None,), (None,))
 
 
 LLAMA3 = Llama3(8.0, 1.0, 4.0, 256)
@@ -88,7 +89,7 @@ BELONGS = dataclasses.replace(ROPE, scaling=LLAMA3, max_position_embeddings=2048
 
 def test_a_scaling_that_the_model_was_trained_with_stays() -> None:
     """plain is the model as it is; every other method acts on the frequencies as they are, in sliding layers none."""
-    positions, reach = Positions((BELONGS, BELONGS), (None, None), (None, 512)), Reach(2048, 8192)
+    positions, reach = ModelRopes((BELONGS, BELONGS), (None, None), (None, 512)), Reach(2048, 8192)
     assert BELONGS.trained_length == 2048
     assert method_named("plain").positions(positions, reach) == positions
     assert method_named("dca").positions(positions, reach).ropes == positions.ropes
@@ -110,7 +111,7 @@ def test_a_scaling_for_inference_is_removed() -> None:
         assert rope.trained_length == 256
         assert method_named("plain").rope(rope, REACH).scaling is None
         assert method_named("pi").rope(rope, REACH).scaling == Linear(4.0)
-        assert "as-is" in chosen_methods(None, Positions((rope,), (None,), (None,)), REACH)
+        assert "as-is" in chosen_methods(None, ModelRopes((rope,), (None,), (None,)), REACH)
 
 
 def test_abf_keeps_the_sum_of_the_models_own_cosines_positive() -> None:
@@ -151,17 +152,17 @@ def test_longrope_keeps_its_factor_when_the_stated_length_changes() -> None:
 def test_whether_a_scaling_belongs_to_the_model_can_be_open() -> None:
     """A stated length settles it where the two readings differ in length."""
     yarn = dataclasses.replace(ROPE, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
-    positions = Positions((None, yarn, ROPE), (None,) * 3, (None,) * 3)
+    positions = ModelRopes((None, yarn, ROPE), (None,) * 3, (None,) * 3)
     assert unsettled(positions) is yarn
-    assert unsettled(Positions((ROPE, BELONGS), (None,) * 2, (None,) * 2)) is None
+    assert unsettled(ModelRopes((ROPE, BELONGS), (None,) * 2, (None,) * 2)) is None
     assert unsettled(settled(positions, True, "somebody")) is None
     assert [rope and rope.trained_length for rope in settled(positions, True, "").ropes] == [None, 1024, 256]
     known = [settled_by_length(positions, length).ropes[1] for length in (256, 257, None)]
     assert [rope and rope.scaling_is_trained for rope in known] == [False, True, None]
-    equal = Positions((dataclasses.replace(ROPE, scaling=Linear(4.0)),), (None,), (None,))
+    equal = ModelRopes((dataclasses.replace(ROPE, scaling=Linear(4.0)),), (None,), (None,))
     assert settled_by_length(equal, 256) is equal
     still = dataclasses.replace(ROPE, scaling=Proportional(0.5))  # no length scaling
-    assert unsettled(Positions((still,), (None,), (None,))) is None
+    assert unsettled(ModelRopes((still,), (None,), (None,))) is None
 
 
 def test_what_cannot_be_applied_is_refused() -> None:
@@ -183,7 +184,7 @@ def test_what_cannot_be_applied_is_refused() -> None:
 def test_the_methods_of_a_run() -> None:
     """By default the common ones that a config can hold, and crop; all adds every other that needs no tuning."""
 
-    def chosen(*asked: str, reach: Reach = REACH, positions: Positions = FOUR) -> tuple[str, ...]:
+    def chosen(*asked: str, reach: Reach = REACH, positions: ModelRopes = FOUR) -> tuple[str, ...]:
         return chosen_methods(list(asked) or None, positions, reach)
 
     frequencies = ("pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance")
@@ -193,9 +194,9 @@ def test_the_methods_of_a_run() -> None:
     assert chosen("crop,yarn") == ("plain", "yarn", "crop")
     assert chosen(reach=Reach(256, 256)) == ("plain",)
     scaled = dataclasses.replace(ROPE, scaling=Linear(2.0))
-    assert chosen(positions=Positions((scaled,), (None,), (None,)))[:2] == ("plain", "as-is")
+    assert chosen(positions=ModelRopes((scaled,), (None,), (None,)))[:2] == ("plain", "as-is")
     proportional = dataclasses.replace(ROPE, scaling=Proportional(0.5))
-    assert chosen(positions=Positions((proportional,), (None,), (None,))) == ("plain", "crop")
+    assert chosen(positions=ModelRopes((proportional,), (None,), (None,))) == ("plain", "crop")
 
 
 @pytest.mark.parametrize(

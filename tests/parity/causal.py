@@ -202,13 +202,13 @@ def _noticed(model: nn.Module, wrong: str) -> bool:
 
 @contextlib.contextmanager
 def _misread(wrong: str) -> Iterator[None]:
-    from ropewalk.attachment import rotary
+    from ropewalk.attachment import handle
     from tests.parity.check import sabotaged
 
-    read = rotary.ropes_of_layer_types
+    read = handle.positions_of
 
-    def misread(config: Any, alpha: Any = None) -> Any:
-        return {label: rope and sabotaged(rope)[wrong] for label, rope in read(config, alpha=alpha).items()}
+    def misread(model: Any, config: Any) -> Any:
+        return read(model, config).mapped(lambda rope: sabotaged(rope)[wrong])
 
-    with mock.patch.object(rotary, "ropes_of_layer_types", misread):
+    with mock.patch.object(handle, "positions_of", misread):
         yield

@@ -11,7 +11,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.families import FAMILIES
-from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
 from tests.parity.own import LONGEST, Sample, frequencies, sample
 from tests.parity.record import reason, rounded
@@ -58,7 +58,7 @@ def _silent(config: Any) -> str:
     changed = CHANGES.get(config.model_type, {})
     fields = {key: value for key, value in config.to_dict().items() if key in SIZES} | changed
     try:
-        same = ropes_of_layer_types(fields) == ropes_of_layer_types(reading_of(config))
+        same = ModelRopes.from_hf(fields).by_type == ModelRopes.from_hf(reading_of(config)).by_type
     except rw.RopeError:
         return "refused"
     return "the same rope" if same else "another rope"
@@ -67,7 +67,7 @@ def _silent(config: Any) -> str:
 def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, rw.RopeConfig]]:
     """Each layer type that has frequencies of its own: its name there, ours, and our reading of it."""
     alpha = _alpha(part, config)
-    ropes = ropes_of_layer_types(reading_of(config), alpha=alpha)
+    ropes = ModelRopes.from_hf(reading_of(config), alpha=alpha).by_type
     turning = [label for label, rope in ropes.items() if rope is not None]
     own = Model(config, None, part.cls).layer_types if hasattr(config, "layer_types") else [None]
     for layer_type in own:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import ropewalk as rw
 from ropewalk.families import FAMILIES
-from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.classes import Part, all_parts, config_classes, default_config
 from tests.parity.draw import configs
 from tests.parity.own import frequencies, is_special, sample
@@ -102,7 +102,7 @@ def _live(part: Part, config: Any) -> list[str | None]:
 def _side(part: Part, source: Any, config: Any, own: list[str | None]) -> str:
     """How we read one side: "equal", "no rotation", or "refused" with the reason; raises `Differs`."""
     try:
-        ropes = ropes_of_layer_types(source)
+        ropes = ModelRopes.from_hf(source).by_type
         turning = [label for label, rope in ropes.items() if rope is not None]
         if not turning:
             return "no rotation"

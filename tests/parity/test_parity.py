@@ -11,7 +11,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.families import FAMILIES
-from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.__main__ import PAGE, RANDOM, RECORD
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
@@ -182,5 +182,5 @@ def test_a_null_is_read_as_by_transformers(name: str) -> None:
             except NotBuilt:
                 refused += 1
                 with pytest.raises(rw.RopeError):
-                    ropes_of_layer_types(fields)
+                    ModelRopes.from_hf(fields)
     assert refused >= 3

@@ -17,8 +17,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import read_config
-from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
 
 
@@ -222,14 +222,14 @@ def with_value(config: dict[str, Any], path: tuple[Any, ...], value: object) -> 
 def test_any_value_is_used_or_refused(name: str) -> None:
     """Odd values anywhere: the frequencies, or RopeError, and no memory for what a config only states."""
     config, refused, read = CONFIGS[name], 0, 0
-    assert ropes_of_layer_types(config)
+    assert ModelRopes.from_hf(config).by_type
     for path in places(config):
         for value in ODD:
             changed = with_value(config, path, value)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    for rope in ropes_of_layer_types(changed).values():
+                    for rope in ModelRopes.from_hf(changed).by_type.values():
                         if rope is not None:
                             assert all(map(abs, columns_of(rope, 20)))
                             assert attention_factor_of(rope, 20) > 0
@@ -275,7 +275,7 @@ def test_a_decoder_of_any_size_is_built_or_refused(tmp_path: Path) -> None:
 def test_numbers_have_a_range(name: str, change: dict[str, Any], message: str) -> None:
     """The key, its value and the range."""
     with pytest.raises(rw.RopeError, match=message):
-        ropes_of_layer_types({**CONFIGS[name], **change})
+        ModelRopes.from_hf({**CONFIGS[name], **change})
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_numbers_have_a_range(name: str, change: dict[str, Any], message: str) -
 def test_null_is_no_default(name: str, change: dict[str, Any], key: str) -> None:
     """transformers keeps the null and fails, or computes another rope; an absent key has the class's default."""
     with pytest.raises(rw.RopeError, match=f"`{key}` (is null|must be a string)"):
-        ropes_of_layer_types({**CONFIGS[name], **change})
+        ModelRopes.from_hf({**CONFIGS[name], **change})
 
 
 def test_a_fraction_of_one_head_may_exceed_it() -> None:

@@ -14,8 +14,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import read_alpha
-from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import columns_of, columns_of_lengths
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, LeRoPE, Linear, Proportional, Stacked, YaRN, rule_from_dict
 
 ALPHA = (0.3, -0.2, 0.1, -0.7, 0.05, 0.0, 1.1, -0.4)
@@ -52,7 +52,7 @@ def test_it_is_what_transformers_computes(block):
 
 def test_without_alpha_nothing_is_assumed():
     """The config alone is refused, with the call that reads alpha; so is an alpha that would have no effect."""
-    for read in (rw.RopeConfig.from_hf, ropes_of_layer_types):
+    for read in (rw.RopeConfig.from_hf, ModelRopes.from_hf):
         with pytest.raises(rw.RopeError, match=r"ropewalk\.checkpoints\.load\.read_alpha\(folder\)"):
             read(CONFIG)
         with pytest.raises(rw.RopeError, match="no effect"):
@@ -68,7 +68,7 @@ def test_every_layer_type_and_none():
     zeros = [0.0] * 8
     composite = {"model_type": "mistral_large4", "text_config": {k: v for k, v in CONFIG.items() if k != "model_type"}}
     assert rw.RopeConfig.from_hf(composite, alpha=ALPHA) == rope()
-    assert ropes_of_layer_types(CONFIG, alpha=ALPHA) == {None: rope()}
+    assert ModelRopes.from_hf(CONFIG, alpha=ALPHA).by_type == {None: rope()}
     plain = rw.RopeConfig.from_hf({**CONFIG, "model_type": "mistral4"})
     np.testing.assert_allclose(columns_of(rw.RopeConfig.from_hf(CONFIG, alpha=zeros)), columns_of(plain), rtol=1e-15)
 

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import ropewalk as rw
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity import causal
 
 
@@ -71,7 +71,7 @@ TABLES = {"cos", "sin", "freqs_cis"}
 def other_pairing(model: Any, to: str) -> Iterator[list[str]]:
     """The class's function of rotation pairs the other way; the names of the functions that were called."""
     module, called = sys.modules[type(model).__module__], []
-    ropes = [rope for rope in ropes_of_layer_types(model.config).values() if rope is not None]
+    ropes = [rope for rope in ModelRopes.from_hf(model.config).by_type.values() if rope is not None]
 
     def moved(x: torch.Tensor, width: int, back: bool) -> torch.Tensor:  # a pair's features to where the class has them
         known = {2 * rope.pairs for rope in ropes if rope.head_dim == x.shape[-1]} or {x.shape[-1]}

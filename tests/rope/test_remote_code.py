@@ -10,6 +10,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.families import FAMILIES, SOURCES
+from ropewalk.rope.model_ropes import ModelRopes
 from tests import oracle
 from tests.rope.models import transformers_config
 
@@ -90,13 +91,13 @@ def test_scaling_of_remote_code() -> None:
 def test_layers_of_families_of_5_24() -> None:
     """Dory has two thetas, Lara Mini rotates only layers with a window, and both have other layers between them."""
     dory = {"model_type": "dory", "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"]}
-    ropes = rw.rope.config.ropes_of_layer_types(dory)
+    ropes = ModelRopes.from_hf(dory).by_type
     assert {label: (rope.head_dim, rope.theta) for label, rope in ropes.items() if rope} == {
         "sliding_attention": (256, 1e4),
         "full_attention": (256, 1e7),
     }
     lara = {"model_type": "lara_mini", "layer_types": ["linear_attention", "sliding_attention", "full_attention"]}
-    ropes = rw.rope.config.ropes_of_layer_types(lara)
+    ropes = ModelRopes.from_hf(lara).by_type
     assert [label for label, rope in ropes.items() if rope] == ["sliding_attention"]
     with pytest.raises(rw.RopeError, match="no rotation"):
         rw.RopeConfig.from_hf(lara, layer_type="full_attention")

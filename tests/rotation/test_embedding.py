@@ -292,7 +292,7 @@ def test_shifted_keys_in_other_dtypes(dtype):
     ],
 )  # fmt: skip
 def test_messages_name_what_was_passed(call, message):
-    """Positions, the layout, the offset: what the user wrote, not the tables made of it."""
+    """ModelRopes, the layout, the offset: what the user wrote, not the tables made of it."""
     with pytest.raises(rw.RopeError, match=f"(?s){message}") as caught:
         call(torch.zeros(2, 5, 4, 8), torch.zeros(2, 5, 4, 8))
     assert "`cos`" not in str(caught.value)

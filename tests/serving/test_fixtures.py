@@ -20,8 +20,9 @@ from ropewalk import serving
 from ropewalk.attachment import attach
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies, same_rope
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.serving.applying import _replace_former_keys
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import Refused, serving_plan
@@ -171,9 +172,9 @@ def test_the_override_gives_the_measured_ropes(engine: str, folder: Path, name: 
         if name == "phi_3_5_vision_su":
             pytest.skip("its config needs its own code")
         text = told(folder, source, keys, steps)
-        ropes = ropes_of_layer_types(text)
+        ropes = ModelRopes.from_hf(text).by_type
         assert text.max_position_embeddings == reach.target
-        for label, rope in zip(source.labels, METHODS[method].positions(source.own, reach).ropes, strict=True):
+        for label, rope in zip(source.own.labels, METHODS[method].positions(source.own, reach).ropes, strict=True):
             if rope is None:
                 continue
             read = ropes[label] if label in ropes else ropes.get(None)

@@ -16,10 +16,10 @@ from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
+from ropewalk.methods.faults import Hypothesis
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.serve import serve_config
 from ropewalk.verification.adapters import llama_cpp_server
-from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Predictions
 from tests.checkpoints.gguf_files import write_foreign

@@ -19,8 +19,8 @@ from ropewalk.checkpoints.load import load
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.frequencies import same_rope
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import CONVERTER, DEVIATIONS, ENGINES
 from ropewalk.serving.recorded import Recorded
@@ -174,7 +174,7 @@ def test_a_block_for_each_layer_type(engine: str, method: str, length: int, tmp_
     source = gemma3(tmp_path / "gemma")
     target = TARGET if METHODS[method].extends else None
     found = serve_config(source, engine, method=method, target=target)
-    own = ropes_of_layer_types(transformers.AutoConfig.from_pretrained(source))
+    own = ModelRopes.from_hf(transformers.AutoConfig.from_pretrained(source)).by_type
     assert found.length == length
     assert set(found.block) == {"full_attention", "sliding_attention"}
     if method == "as-is":
@@ -189,7 +189,7 @@ def test_a_block_for_each_layer_type(engine: str, method: str, length: int, tmp_
         told = override(found.steps[0], flags[engine])
         assert told["max_position_embeddings"] == TARGET  # vLLM multiplies no length of Gemma 3
         config.update(told)
-    ropes = ropes_of_layer_types(config)
+    ropes = ModelRopes.from_hf(config).by_type
     wanted = {
         "full_attention": METHODS[method].rope(own["full_attention"], REACH),
         "sliding_attention": own["sliding_attention"],

@@ -128,7 +128,7 @@ def frequencies_of(rope: RopeConfig) -> Callable[[Layer], None]:
 
 
 FAULTS = {
-    "theta": (YARN, frequencies_of(RopeConfig(16, interleaved=False)), "theta 10000 in place of 1000000 and no"),
+    "theta": (YARN, frequencies_of(RopeConfig(16, interleaved=False)), "no scaling, theta 10000 in place of 1000000"),
     "no scaling": (LLAMA3, frequencies_of(RopeConfig(16, interleaved=False, theta=5e5)), ": no scaling"),
     "attention factor": (YARN, lambda layer: layer.cos_sin_cache.div_(0.1 * math.log(4) + 1), "it is missing"),
     "partial": (PARTIAL, frequencies_of(RopeConfig(16, interleaved=False)), "the partial factor is ignored"),

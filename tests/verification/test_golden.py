@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
-from ropewalk.verification.faulty_positions import FaultyPositions
+from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.verification.golden import Golden, write_golden
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving

@@ -9,10 +9,10 @@ import pytest
 import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
+from ropewalk.methods.faults import Hypothesis
+from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.engine import NextTokens
-from ropewalk.verification.faulty_positions import FaultyPositions
-from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.outcome import Prediction
 from ropewalk.verification.predictions import Predictions
 from ropewalk.verification.questions import PromptQuestion

@@ -11,11 +11,11 @@ import torch
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
+from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
 from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
-from ropewalk.verification.faulty_positions import FaultyPositions
 from ropewalk.verification.golden import Golden
 from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.outcome import Prediction, Probe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
-from ropewalk.attachment.layers import labels_of, layer_types_of_config, positions_of, rope_fields, text_config_of
+from ropewalk.attachment.layers import positions_of, rope_fields, text_config_of
 from ropewalk.attachment.live_attention import (
     WITH_MASKS,
     CallLayouts,
@@ -38,7 +39,7 @@ from ropewalk.imports import need
 from ropewalk.layers.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Positions
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
 
 _MARK = "_ropewalk_attachment"
@@ -97,7 +98,7 @@ class Attachment:
     """The handle of an attached model, returned by `attach`; a `with` block detaches the model at its end.
 
     - `positions`: each layer's current rope, extension and window. `own`: those of the model's config.
-    - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
+    - `method`, `target`: the method and its length in tokens, or None.
     - `length`: tokens, which a written config.json states instead of the target; None: the target.
     - `kernels`: whether ropewalk's attention kernel runs for supported calls.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
@@ -115,22 +116,21 @@ class Attachment:
     """
 
     model: nn.Module
-    own: Positions
-    positions: Positions
+    own: ModelRopes
+    positions: ModelRopes
     method: Method | None = None
     target: int | None = None
     length: int | None = None
     kernels: bool = False
     difference: float | None = None
     _modules: tuple[RotaryModule, ...] = ()
-    labels: tuple[str | None, ...] = ()
     _config: Any = None
     _length: SeqLen = field(default_factory=SeqLen)
     _layouts: CallLayouts = field(default_factory=CallLayouts)
     _slice: Slice | None = None
     _called: bool = False
     _noise: float | None = None
-    _stated: tuple[Positions, dict[str, Any]] | None = None
+    _stated: tuple[ModelRopes, dict[str, Any]] | None = None
     _forwards: list[TablesForward] = field(default_factory=list)
     _kept: list[Replaced] = field(default_factory=list)
     _replaced: list[Replaced] = field(default_factory=list)
@@ -177,12 +177,12 @@ class Attachment:
         windows = {None: None, "full_attention": False, "sliding_attention": True}  # chunks follow neither rule
         known = all(
             windows.get(label, not window) in (None, window is not None)
-            for label, window in zip(layer_types_of_config(self._config), self.own.sliding_windows, strict=True)
+            for label, window in zip(self.own.labels, self.own.sliding_windows, strict=True)
         )
         masked = getattr(self._config, "_attn_implementation", None) in WITH_MASKS
         return self.attached and known and masked and len(self._states) == self.positions.num_layers
 
-    def set_positions(self, positions: Positions) -> None:
+    def set_positions(self, positions: ModelRopes) -> None:
         """Set the ropes and extensions of the model.
 
         When an extension first remaps positions, a short forward under a neutral extension must agree with the model's
@@ -226,7 +226,7 @@ class Attachment:
             return True
 
         fields = rope_fields(
-            config.to_dict(), self.labels, self.own, self.positions, method=method, target=self.target,
+            config.to_dict(), self.own, self.positions, method=method, target=self.target,
             length=self.length, accepts=accepts,
         )  # fmt: skip
         if isinstance(fields, dict):
@@ -251,9 +251,9 @@ class Attachment:
             self._kept.pop().restore()
         self._forwards.clear()
 
-    def _install(self, positions: Positions) -> None:
+    def _install(self, positions: ModelRopes) -> None:
         """Install tables, hooks and attention functions for these positions in the modules."""
-        plan = plan_layers(self._modules, self.labels, self.own, positions)
+        plan = plan_layers(self._modules, self.own, positions)
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
         needed = {*plan.overrides, *(rotating if self.kernels else plan.extensions)}
         layers = attention_layers(self.model, self._config, sorted(needed))
@@ -290,7 +290,7 @@ class Attachment:
             if isinstance(module, whole) and text_config_of(module) is self._config:
                 self._kept.append(Replaced(module, "save_pretrained", SavePretrained(module)))
 
-    def _matching_slice(self, positions: Positions) -> Slice:
+    def _matching_slice(self, positions: ModelRopes) -> Slice:
         """Return the rotated features of a head: under a neutral extension the model must agree with itself."""
         self._check_weights()
         before, still = self.positions, neutral(self.own, positions)
@@ -450,10 +450,14 @@ def attach_silently(
     chosen = method if method is None or isinstance(method, Method) else method_named(method)
     _check_free(model)
     config = text_config_of(model)
-    modules, own = rotary_modules(model, config), positions_of(model, config)
-    labels = labels_of(config)
+    try:
+        own = positions_of(model, config)
+    except RopeError as error:
+        facts = {**error.facts, "class": type(model).__name__, "file": inspect.getfile(type(model))}
+        raise RopeError(error.rule, facts=facts, cure=error.cure) from error
+    modules = rotary_modules(model, config, own)
     handle = Attachment(
-        model=model, own=own, positions=own, method=chosen, target=target, kernels=kernels, labels=labels,
+        model=model, own=own, positions=own, method=chosen, target=target, kernels=kernels,
         _modules=modules, _config=config,
     )  # fmt: skip
     wanted, length = _under(own, chosen, target, trained_length)
@@ -518,8 +522,8 @@ def _checked(handle: Attachment) -> float | None:
 
 
 def _under(
-    own: Positions, method: Method | None, target: int | None, trained_length: int | None
-) -> tuple[Positions, int | None]:
+    own: ModelRopes, method: Method | None, target: int | None, trained_length: int | None
+) -> tuple[ModelRopes, int | None]:
     """Return the positions under a method, and the length for frequencies that depend on one."""
     check_whole("attach", target=target, trained_length=trained_length)
     if method is None or method.keeps_own:

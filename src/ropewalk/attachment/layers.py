@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,14 +21,11 @@ from ropewalk.methods import (
     why_no_effect,
     with_mscales,
 )
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
-from ropewalk.rope.extensions import Positions
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import same_rope
-from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
+from ropewalk.rope.rope_parameters import is_windowed
 from ropewalk.rope.values import MOST_SIZE, TRAINED_KEY, as_whole
-
-_TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
-_ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")
 
 
 def text_config_of(model: nn.Module) -> Any:
@@ -40,7 +38,7 @@ def text_config_of(model: nn.Module) -> Any:
             cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is already exact.",
         )
     text = config.get_text_config(decoder=True)
-    count, types = as_whole(getattr(text, "num_hidden_layers", None)), [getattr(text, key, None) for key in _TYPES]
+    count, types = as_whole(getattr(text, "num_hidden_layers", None)), [getattr(text, key, None) for key in TYPE_KEYS]
     named = all(isinstance(one, list | tuple) and all(isinstance(label, str) for label in one) for one in types if one)
     if not (callable(getattr(text, "to_dict", None)) and count is not None and 0 <= count <= MOST_SIZE and named):
         raise RopeError(
@@ -51,58 +49,19 @@ def text_config_of(model: nn.Module) -> Any:
     return text
 
 
-def labels_of(config: Any) -> tuple[str | None, ...]:
-    """Return the label of each layer's rope: its layer type, or the family's name for that type's block."""
-    family = family_named(config.model_type)
-    named = {} if family is None else family.block_of
-    return tuple(label if label is None else named.get(label, label) for label in layer_types_of_config(config))
-
-
-def layer_types_of_config(config: Any) -> list[str | None]:
-    """Return the type of each layer, or None if the config does not contain it."""
-    count = int(config.num_hidden_layers)
-    stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
-    if not stated and getattr(config, "compress_ratios", None):  # DeepSeek-V4's older spelling
-        stated = ["compressed_sparse_attention" if ratio else "sliding_attention" for ratio in config.compress_ratios]
-    labels: list[str | None] = list(stated)[:count] if stated else [None] * count
-    return labels + [None] * (count - len(labels))
-
-
-def attends(label: str | None) -> bool:
-    """Return whether layers of this type have attention with a rope; None stands for all layers."""
-    return label is None or ("linear" not in label and any(word in label for word in _ATTENDING))
-
-
-def positions_of(model: nn.Module, config: Any) -> Positions:
+def positions_of(model: nn.Module, config: Any) -> ModelRopes:
     """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
 
     **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
-    count, labels, blocks = int(config.num_hidden_layers), layer_types_of_config(config), labels_of(config)
-    ropes, flags = ropes_of_layer_types(config, alpha=alpha_of(model, config)), flags_of(config, count)
-    fields: Mapping[str, Any] = config.to_dict()
+    found = ModelRopes.from_hf(config, alpha=alpha_of(model, config))
     live = _live_windows(model, config.model_type)
-
-    def rope_of(layer: int) -> RopeConfig | None:
-        label = labels[layer]
-        if flags is not None and not flags[layer]:
-            return None
-        if not attends(label):
-            return None
-        if None in ropes:
-            return ropes[None]
-        if flags is not None:
-            return next((rope for rope in ropes.values() if rope is not None), None)
-        return ropes.get(blocks[layer])
-
-    def window_of(layer: int) -> int | None:
-        label = labels[layer]
-        if label is not None and not is_windowed(label):
-            return None  # Exaone 4 has the number in every layer, and uses it by the layer's type
-        return live[layer] if layer in live else window_of_layer_type(fields, label)
-
-    layers = range(count)
-    return Positions(tuple(map(rope_of, layers)), (None,) * count, tuple(map(window_of, layers)))
+    # Exaone 4 has the number in every layer, and uses it by the layer's type
+    windows = (
+        live.get(layer, window) if window or label is None or is_windowed(label) else None
+        for layer, (label, window) in enumerate(zip(found.labels, found.sliding_windows, strict=True))
+    )
+    return replace(found, sliding_windows=tuple(windows))
 
 
 def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
@@ -118,19 +77,6 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     """Return a buffer or a parameter by its name, without a gradient; None if the module has neither."""
     found = module._buffers.get(name, module._parameters.get(name))
     return None if found is None else found.detach()
-
-
-def flags_of(config: Any, count: int) -> list[bool] | None:
-    """Return whether each layer rotates; None if neither the config nor its class has such a list."""
-    family = family_named(config.model_type)
-    key = "no_rope_layers" if family is None else family.flags
-    stated = getattr(config, key or "", None)
-    if key and family is not None and not stated:
-        every = getattr(config, "no_rope_layer_interval", None) or 4
-        stated = [(layer + 1) % every != 0 for layer in range(count)]
-    if not isinstance(stated, list | tuple) or not len(stated) >= count > 0:
-        return None
-    return [bool(flag) for flag in stated[:count]]
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:
@@ -154,8 +100,7 @@ _KEPT = ("partial_rotary_factor",)
 
 def fields_under(
     fields: Mapping[str, Any],
-    labels: Sequence[str | None],
-    own: Positions,
+    own: ModelRopes,
     method: str,
     reach: Reach,
     length: int | None = None,
@@ -166,21 +111,19 @@ def fields_under(
     """
     record = method_named(method)
     if not record.extends and (record.keeps_own or all(rope.as_trained() == rope for rope in own.present_ropes)):
-        blocks = {str(label): _block(rope) for label, rope in zip(labels, own.ropes, strict=True) if rope}
+        blocks = {str(label): _block(rope) for label, rope in zip(own.labels, own.ropes, strict=True) if rope}
         main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
         if main is None:
             return "the model has no rope"
         nested = any(isinstance(block, Mapping) for block in stated.values())
-        unused = {key: dict(block) for key, block in stated.items() if nested and key not in map(str, labels)}
+        unused = {key: dict(block) for key, block in stated.items() if nested and key not in map(str, own.labels)}
         return {
             "rope_parameters": unused | blocks if nested else next(iter(blocks.values())),
             "max_position_embeddings": main.max_position_embeddings or reach.trained,
         }
     try:
         changed = record.positions(own, reach)
-        return rope_fields(
-            fields, labels, own, changed, method=record, target=reach.target, length=length, accepts=_accepted
-        )
+        return rope_fields(fields, own, changed, method=record, target=reach.target, length=length, accepts=_accepted)
     except RopeError as error:
         if record.extends and not reach.extends:
             raise
@@ -210,9 +153,8 @@ def attention_keys(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def rope_fields(
     fields: Mapping[str, Any],
-    labels: Sequence[str | None],
-    own: Positions,
-    positions: Positions,
+    own: ModelRopes,
+    positions: ModelRopes,
     *,
     method: Method | None,
     target: int | None,
@@ -222,7 +164,7 @@ def rope_fields(
     """Return the config's keys for these positions, or the reason why there are none, as a clause.
 
     **Arguments:**
-    - `fields`: of the decoder's config. `labels`: the layer types. `own`: the current positions of `fields`.
+    - `fields`: of the decoder's config. `own`: the current positions of `fields`.
     - `method`, `target`: the method that made the positions, and its length in tokens. `length`: stated instead.
     - `accepts`: whether the config's class takes such fields.
 
@@ -235,7 +177,7 @@ def rope_fields(
     no_effect = why_no_effect(own, positions, target) if method is not None and method.extends and target else None
     if no_effect is not None:
         return no_effect
-    wanted = _ropes_of_names(labels, own.ropes, positions.ropes)
+    wanted = _ropes_of_names(own.labels, own.ropes, positions.ropes)
     if wanted is None:
         return "layers of one type have different ropes"
     stated = fields.get("rope_parameters")
@@ -302,7 +244,7 @@ def _describes(
 ) -> bool:
     """Return whether a config describes these ropes, by their numbers."""
     try:
-        ropes = ropes_of_layer_types(fields)
+        ropes = ModelRopes.from_hf(fields).by_type
     except RopeError:
         return False
     rotating = {rope for rope in ropes.values() if rope is not None}

@@ -29,7 +29,8 @@ from ropewalk.layers.attend import LogitRules
 from ropewalk.layers.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.layers.remap import Remap, attend_remapped
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension, Positions, ReRoPE
+from ropewalk.rope.extensions import Extension, ReRoPE
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rotation.backends import choose_attention
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -68,7 +69,7 @@ class Slice:
     interleaved: bool
 
 
-def possible_slices(own: Positions) -> list[Slice]:
+def possible_slices(own: ModelRopes) -> list[Slice]:
     """Return all possible slices, the likeliest first."""
     stated = next(rope.interleaved for rope in own.present_ropes)
     return [Slice(trailing, pairing) for trailing in (False, True) for pairing in (stated, not stated)]
@@ -296,7 +297,7 @@ def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Ma
     return {layer: candidates[0] for layer, candidates in modules.items() if len(candidates) == 1}
 
 
-def neutral(own: Positions, positions: Positions) -> Positions:
+def neutral(own: ModelRopes, positions: ModelRopes) -> ModelRopes:
     """Return the model's own ropes, with a neutral extension for each one that remaps."""
     extensions = tuple(_NEUTRAL if one is not None and one.remaps else None for one in positions.extensions)
     return replace(own, extensions=extensions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attachment.layers import alpha_of, belongs_to, tensor_of
+from ropewalk.attachment.layers import belongs_to, tensor_of
 from ropewalk.attachment.tables import (
     LayerTables,
     TablesForward,
@@ -20,8 +19,9 @@ from ropewalk.attachment.tables import (
 )
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
-from ropewalk.rope.extensions import Extension, Positions
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.model_ropes import ModelRopes
 
 _NAME = re.compile("Rotary|RoPE|Rope")
 _FORWARD = "forward"
@@ -37,16 +37,12 @@ class RotaryModule:
     tables: Mapping[str | None, LayerTables]
 
 
-def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
+def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> tuple[RotaryModule, ...]:
     """Return the rotary modules of the decoder described by `config`, without those of other parts (vision towers).
 
     **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
-    try:
-        ropes = ropes_of_layer_types(config, alpha=alpha_of(model, config))
-    except RopeError as error:
-        facts = {**error.facts, "class": type(model).__name__, "file": inspect.getfile(type(model))}
-        raise RopeError(error.rule, facts=facts, cure=error.cure) from error
+    ropes = own.by_type
     modules = [
         _module_with_forward(name, module, ropes)
         for name, module in model.named_modules()
@@ -173,9 +169,7 @@ class LayerPlan:
     text_only: bool = False
 
 
-def plan_layers(
-    modules: Sequence[RotaryModule], labels: Sequence[str | None], own: Positions, positions: Positions
-) -> LayerPlan:
+def plan_layers(modules: Sequence[RotaryModule], own: ModelRopes, positions: ModelRopes) -> LayerPlan:
     """Plan a model under these positions; raise `RopeError` if that is impossible."""
     _check(own, positions)
     plan = LayerPlan(extensions={layer: one for layer, one in enumerate(positions.extensions) if one is not None})
@@ -190,7 +184,7 @@ def plan_layers(
             layers = [
                 layer
                 for layer, rope in enumerate(own.ropes)
-                if rope is not None and (label is None or len(rotary.tables) == 1 or labels[layer] == label)
+                if rope is not None and (label is None or len(rotary.tables) == 1 or own.labels[layer] == label)
             ]
             ropes = [wanted(layer) for layer in layers]
             common = max(dict.fromkeys(ropes), key=ropes.count) if ropes else tables.rope
@@ -204,7 +198,7 @@ def plan_layers(
     return plan
 
 
-def _check(own: Positions, positions: Positions) -> None:
+def _check(own: ModelRopes, positions: ModelRopes) -> None:
     """Raise `RopeError` for positions that the model's layers do not support."""
     if positions.num_layers != own.num_layers:
         raise RopeError(

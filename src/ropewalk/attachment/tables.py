@@ -213,7 +213,7 @@ class TablesForward:
     """The forward of one rotary module, by layer type, without a reference to the module or to a tensor.
 
     - `begin`: a function to call when the model begins a forward.
-    - `tables`, `text_only`: set for each `Positions` of the model.
+    - `tables`, `text_only`: set for each `ModelRopes` of the model.
     - `own`: the module's own forward; set by `detach` if a wrapper still calls this one.
     - `nudge`: a fraction to change every number by, up or down at random, to measure the model's rounding noise.
     """

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.audit.findings import Layers
 from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, inverse_frequencies, reach
+from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.values import MOST_TOKENS, check_whole
 
 Array = npt.NDArray[np.float64]

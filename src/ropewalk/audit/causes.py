@@ -1,25 +1,37 @@
-"""Named causes of wrong frequencies, found by comparing a list of inverse frequencies with faulty ropes."""
+"""The fault that gives a list of inverse frequencies: the first of the catalogue, or one whose number is solved for."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 
 from ropewalk.errors import RopeError
+from ropewalk.methods.faults import (
+    BLOCK,
+    FLOAT32,
+    THETA,
+    Hypothesis,
+    factor_name,
+    faults_of_scaling,
+    fixed_at,
+    methods,
+    other_faults,
+    rounded,
+)
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import columns_of
-from ropewalk.rope.scaling import NTK, Linear, Scaling, Stacked
-from ropewalk.rope.values import TRAINED_KEY
+from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.rope.scaling import Linear
 
-THETAS = (1e4, 1e5, 5e5, 1e6)
 _LONGEST = 2**24  # tokens: the longest state of length-dependent frequencies that is searched
+_LARGEST = 1e15  # the largest theta and factor that are searched
 Columns = Sequence[float]
-Ropes = Mapping[str | None, RopeConfig | None]
-"""The ropes of a model by layer type; the key None is the rope of all layers."""
 
 
 def largest_error(found: Columns, expected: Columns) -> float:
@@ -34,26 +46,34 @@ def largest_error(found: Columns, expected: Columns) -> float:
     return max((abs(a - b) / (abs(b) or scale) for a, b in zip(found, expected, strict=True)), default=0.0)
 
 
-def cause_of(found: Columns, rope: RopeConfig, others: Ropes, tolerance: float) -> str | None:
-    """Return the cause of these frequencies in words, or None if no named cause matches within `tolerance`.
+class Cause(NamedTuple):
+    """The name of a fault with the right value, if it has one, and its cure."""
+
+    words: str
+    cure: str
+
+
+def cause_of(found: Columns, rope: RopeConfig, ropes: ModelRopes, tolerance: float) -> Cause | None:
+    """Return the fault with these frequencies, or None if there is none within `tolerance`.
 
     **Arguments:**
-    - `found`: inverse frequencies, radians per token. `rope`: the expected rope. `others`: the model's other ropes.
+    - `found`: inverse frequencies, radians per token. `rope`: the expected rope. `ropes`: those of the model.
 
-    >>> cause_of([1.0, 0.01], RopeConfig(4, interleaved=False, theta=5e5), {}, 1e-5)
+    >>> rope = RopeConfig(4, interleaved=False, theta=5e5)
+    >>> cause_of([1.0, 0.01], rope, ModelRopes((rope,), (None,), (None,)), 1e-5).words
     'theta 10000 in place of 500000'
     """
-    for name, columns in _candidates(rope, others):
-        if largest_error(found, columns) <= tolerance:
-            return name
-    expected = columns_of(rope, 1)
-    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        if largest_error(found, _rounded(expected, dtype)) <= min(tolerance, 1e-4):
-            return f"frequencies rounded to {name}"
-    length = grown_length(found, rope, tolerance)
-    if length is not None:
-        return f"the frequencies of a sequence of {length:,} tokens"
-    return _by_ratio(found, expected, tolerance) or _by_theta(found, tolerance)
+    if largest_error(found, columns_of(rope, 1)) <= tolerance:
+        return None
+    of_types = ropes.of_types() if ropes.types else ropes
+    scaled = methods(of_types, rope.trained_length or 8192, without="abf")  # which solves for a theta, as this does
+    listed = (faults_of_scaling(of_types), other_faults(of_types), scaled)
+    return (
+        _listed(chain(*listed), found, rope, of_types, tolerance)
+        or _rounded(found, rope, tolerance)
+        or _solved(found, rope, tolerance)
+        or _multiplied(found, columns_of(rope, 1), tolerance)
+    )
 
 
 def grown_length(found: Columns, rope: RopeConfig, tolerance: float) -> int | None:
@@ -70,83 +90,65 @@ def grown_length(found: Columns, rope: RopeConfig, tolerance: float) -> int | No
     return low if largest_error(found, columns_of(rope, low)) <= max(tolerance, 1e-4) else None
 
 
-def _candidates(rope: RopeConfig, others: Ropes) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield the frequencies of each named fault, without those that change nothing."""
+def _listed(
+    faults: Iterable[Hypothesis], found: Columns, rope: RopeConfig, ropes: ModelRopes, tolerance: float
+) -> Cause | None:
+    """Return the first fault that makes these frequencies of the layers with this rope."""
     expected = columns_of(rope, 1)
-    for name, change in _faults(rope, others):
-        try:
-            columns = columns_of(change(), 1)[: rope.pairs]
-        except (RopeError, TypeError):
-            continue  # this fault cannot happen to this rope
-        if largest_error(columns, expected) > 1e-6:
-            yield name, columns
+    for fault in faults:
+        for own, wrong in zip(ropes.ropes, fault.positions.ropes, strict=True):
+            columns = columns_of(wrong, 1)[: rope.pairs] if wrong and own == rope else expected
+            if largest_error(columns, expected) > 1e-6 and largest_error(found, columns) <= tolerance:
+                return Cause(f"{fault.name} in place of {fault.right}" if fault.right else fault.name, fault.cure)
+    return None
 
 
-def _faults(rope: RopeConfig, others: Ropes) -> Iterator[tuple[str, Callable[[], RopeConfig]]]:
-    """Yield the name of each fault and a function that returns the faulty rope, or raises."""
+def _rounded(found: Columns, rope: RopeConfig, tolerance: float) -> Cause | None:
+    expected = columns_of(rope, 1)
+    for name in ("bfloat16", "float16"):
+        if largest_error(found, rounded(expected, getattr(torch, name))) <= min(tolerance, 1e-4):
+            return Cause(f"inv_freq in {name}", FLOAT32)
+    length = grown_length(found, rope, tolerance)
+    return None if length is None else Cause(fixed_at(length), "Use the frequencies of each text's own length.")
+
+
+def _solved(found: Columns, rope: RopeConfig, tolerance: float) -> Cause | None:
+    """Return the theta or the factor that gives these frequencies, whatever it is."""
     rule, plain = rope.scaling, rope.unscaled()
-    yield "no scaling", rope.unscaled
-    for label, other in others.items():
-        if other is not None and other != rope:
-            yield f"the rope of {label} layers", partial(dataclasses.replace, other)
-    name = f"the frequencies of all {rope.head_dim} features: the partial factor is ignored"
-    yield name, partial(dataclasses.replace, rope, rotary_dim=None, axes=None)
-    own = rope.theta if isinstance(rope.theta, float) else math.nan
-    for theta in sorted({*THETAS, 10 * own, own / 10} - {own}):
-        for base, more in ((rope, ""), (plain, " and no scaling")):
-            name = f"theta {theta:.0f} in place of {own:.0f}{more}"
-            yield name, partial(dataclasses.replace, base, theta=theta)
-    if rule is not None and plain != rope:
-        for name, changed in _rules(rope, rule):
-            yield name, lambda changed=changed: dataclasses.replace(rope, scaling=changed())  # type: ignore[misc]
-
-
-def _rules(rope: RopeConfig, rule: Scaling) -> Iterator[tuple[str, Callable[[], Scaling]]]:
-    """Yield faulty scaling rules; a rule without the field raises TypeError when it is built."""
-
-    def replaced(**fields: object) -> Callable[[], Scaling]:
-        return lambda: dataclasses.replace(rule, **fields)  # type: ignore[type-var]
-
-    yield "scaling twice", lambda: Stacked(rule.written_out(rope.max_position_embeddings), rule)
     factor = getattr(rule, "factor", None)
-    if isinstance(factor, int | float):
-        yield f"linear scaling by {factor:g}", lambda: Linear(factor)
-        yield f"NTK scaling by {factor:g}", lambda: NTK(factor)
-        for times in (0.5, 2.0, factor):
-            yield f"factor {factor * times:g} in place of {factor:g}", replaced(factor=factor * times)
-    original, longest = rope.original_length, rope.max_position_embeddings
-    factors = [factor, 1 / factor] if isinstance(factor, int | float) and factor else []
-    lengths = [longest, *(round(original * f) for f in factors if original)]
-    for length in dict.fromkeys(lengths) if original else ():
-        if length and length != original:
-            yield f"{TRAINED_KEY} {length} in place of {original}", replaced(**{TRAINED_KEY: length})
-    yield "its scaling by the paper's formula", replaced(variant="paper")
-    yield "its scaling without rounded bounds", replaced(truncate=False)
-    for name in ("short_factor", "long_factor"):
-        if hasattr(rule, name):
-            one = getattr(rule, name)
-            yield f"the {name} at every length", replaced(short_factor=one, long_factor=one)
+    numbers: list[tuple[str, Callable[[float], RopeConfig], str]] = []
+    if isinstance(rope.theta, float) and rope.inv_freq is None:
+        for base, prefix in ((rope, ""), (plain, "no scaling, ")):
+            words = f"{prefix}theta {{:.0f}} in place of {rope.theta:.0f}"
+            numbers.append((words, lambda x, base=base: replace(base, theta=x), THETA))  # type: ignore[misc]
+    if rule is not None and isinstance(factor, int | float):
+        words = f"{factor_name(rule.rope_type, '{:g}')} in place of {factor:g}"
+        numbers.append((words, lambda x: replace(rope, scaling=replace(rule, factor=x)), BLOCK))  # type: ignore[type-var]
+    numbers.append(("pi {:g} (linear)", lambda x: replace(plain, scaling=Linear(x)), BLOCK))
+    for words, change, cure in numbers:
+        with suppress(RopeError, TypeError):
+            value = float(f"{_bisected(found, change):.6g}")
+            if largest_error(found, columns_of(change(value), 1)) <= tolerance:
+                return Cause(words.format(value), cure)
+    return None
 
 
-def _rounded(columns: Columns, dtype: torch.dtype) -> list[float]:
-    return [float(x) for x in torch.tensor(columns, dtype=torch.float32, device="cpu").to(dtype).tolist()]
+def _bisected(found: Columns, change: Callable[[float], RopeConfig]) -> float:
+    """Return the number above 1 at which the slowest pair that rotates has its frequency, which falls with it."""
+    at = max((pair for pair, frequency in enumerate(found) if frequency > 0), default=0)
+    low, high = 1.0 + 1e-9, _LARGEST
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if columns_of(change(middle), 1)[at] > found[at] else (low, middle)
+    return high
 
 
-def _by_ratio(found: Columns, expected: Columns, tolerance: float) -> str | None:
+def _multiplied(found: Columns, expected: Columns, tolerance: float) -> Cause | None:
     """Return the factor if all frequencies have the same one."""
     if len(found) != len(expected) or not expected or expected[0] == 0 or found[0] <= 0:
         return None
     ratio = found[0] / expected[0]
     if abs(ratio - 1) <= tolerance or largest_error(found, [ratio * x for x in expected]) > tolerance:
         return None
-    return f"every frequency {'divided' if ratio < 1 else 'multiplied'} by {1 / ratio if ratio < 1 else ratio:.6g}"
-
-
-def _by_theta(found: Columns, tolerance: float) -> str | None:
-    """Return the theta if the frequencies are those of plain RoPE."""
-    pairs = len(found)
-    if pairs < 3 or min(found) <= 0 or abs(found[0] - 1) > tolerance:
-        return None
-    theta = found[-1] ** (-pairs / (pairs - 1))
-    plain = [theta ** (-i / pairs) for i in range(pairs)]
-    return f"plain RoPE with theta {theta:.6g}" if largest_error(found, plain) <= 10 * tolerance else None
+    words = f"every frequency {'divided' if ratio < 1 else 'multiplied'} by {1 / ratio if ratio < 1 else ratio:.6g}"
+    return Cause(words, BLOCK)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
-from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks, each_layer, layer_of
+from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import PERMUTED
@@ -20,6 +20,7 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
 
 ROUNDING = 1e-6  # relative: the numbers of a GGUF file are float32
@@ -64,19 +65,21 @@ def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     (pi/2) for one pair. Relative differences up to 1e-6 are rounding. Other differences show from the next token. The
     order of the query rows is compared if both checkpoints have weights (of GGUF files, those in `PERMUTED`).
     """
-    own, others = each_layer(a), each_layer(b)
-    layers = [(f"layer {n}", one[1:], other[1:]) for n, (one, other) in enumerate(zip(own, others, strict=False))]
+    own, others = _each_layer(a.ropes), _each_layer(b.ropes)
+    layers = [(f"layer {n}", one, other) for n, (one, other) in enumerate(zip(own, others, strict=False))]
     if not own or len(own) != len(others):
-        labels = [label for label in (*a.ropes, *b.ropes) if label or max(len(a.ropes), len(b.ropes)) == 1]
-        pairs = [(label, layer_of(a, label)[1:], layer_of(b, label)[1:]) for label in dict.fromkeys(labels)]
+        types = [[*each.ropes.rotating] for each in (a, b)]
+        labels = [label for label in types[0] + types[1] if label or max(map(len, types)) == 1]
+        pairs = [(label, a.ropes.of_type(label), b.ropes.of_type(label)) for label in dict.fromkeys(labels)]
         layers = [(label or "other layers", one, other) for label, one, other in pairs]
     groups: dict[tuple[Layer, Layer], list[str]] = {}
     for name, one, other in layers:
         groups.setdefault((one, other), []).append(name)
-    if not a.ropes or not b.ropes:
+    rotates = [bool(each.ropes.rotating) for each in (a, b)]
+    if not all(rotates):
         cure = "If B is a copy of A, one of the configs lost the rotation, or names another class."
-        which = "B" if a.ropes else "A"
-        return [_differs("layers", "error", 1, f"no layer of {which} rotates.", cure)] if a.ropes or b.ropes else []
+        told = f"no layer of {'B' if rotates[0] else 'A'} rotates."
+        return [_differs("layers", "error", 1, told, cure)] if any(rotates) else []
     copies = _are_copies(a, b)
     found = _pairing(a, b, _order_of_rows(a, b)) if copies else []
     for (one, other), names in groups.items():
@@ -86,6 +89,12 @@ def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     if not copies:
         found = [replace(each, cure=_FIT, severity=_OWN.get(each.code, each.severity)) for each in found]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
+
+
+def _each_layer(ropes: ModelRopes) -> list[Layer]:
+    """Return the rope and the window of each layer; [] if the config does not state them."""
+    each = zip(ropes.ropes, ropes.sliding_windows, strict=True)
+    return [(rope, window if rope else None) for rope, window in each] if ropes.numbered else []
 
 
 def _are_copies(a: Checkpoint, b: Checkpoint) -> bool:
@@ -181,7 +190,7 @@ def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
 
 def _pairing(a: Checkpoint, b: Checkpoint, order: str | None) -> list[Difference]:
     """Return the difference if the order of B's query rows does not fit the two pairings."""
-    ways = [PERMUTED.get(each.arch or "", next(iter(each.ropes.values())).interleaved) for each in (a, b)]
+    ways = [PERMUTED.get(each.arch or "", next(iter(each.ropes.rotating.values())).interleaved) for each in (a, b)]
     wanted = "same" if ways[0] == ways[1] else "interleaved" if ways[1] else "half"
     if order == wanted or (order is None and wanted == "same"):
         return []
@@ -195,7 +204,7 @@ def _pairing(a: Checkpoint, b: Checkpoint, order: str | None) -> list[Difference
 
 def _order_of_rows(a: Checkpoint, b: Checkpoint) -> str | None:
     """Return how the query rows of B are those of A: "same", permuted to "interleaved" or "half"; None if unknown."""
-    first, second, rope = _query(a), _query(b), next(iter(a.ropes.values()))
+    first, second, rope = _query(a), _query(b), next(iter(a.ropes.rotating.values()))
     if first is None or second is None or first.shape != second.shape or len(first) % rope.head_dim:
         return None
     apart = {"same": float((first - second).norm())}

@@ -1,84 +1,17 @@
-"""The rope blocks of a Hugging Face config, their layers, and findings about them."""
+"""The rope blocks of a Hugging Face config, and findings about them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partialmethod
-from types import SimpleNamespace
 from typing import Any, Literal
 
-from ropewalk.attachment.layers import attends, flags_of, layer_types_of_config
-from ropewalk.checkpoints.checkpoint import Checkpoint, family_of
 from ropewalk.families import Family, family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.hugging_face import NESTED, describe, text_part
-from ropewalk.rope.rope_parameters import blocks_of_layers, window_of_layer_type
-from ropewalk.rope.values import as_whole, is_number
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The layers of one rope.
-
-    - `window`: the window of each layer in tokens; None for all tokens.
-    - `other_signal`: the other information about positions, in words; None if there is none.
-    - `numbers`: of the layers, from 0; () if the config does not state the type of each. `count`: all layers.
-    """
-
-    window: int | None = None
-    other_signal: str | None = None
-    numbers: tuple[int, ...] = ()
-    count: int = 0
-
-
-Layer = tuple[str | None, RopeConfig | None, int | None]
-"""A layer's type, its rope (None: no rotation), and its window in tokens."""
-
-
-def each_layer(model: Checkpoint) -> list[Layer]:
-    """Return each layer of a model, in their order; [] if its config does not state the type of each."""
-    if model.positions is not None:
-        names = {rope: label for label, rope in model.ropes.items()}
-        pairs = zip(model.positions.ropes, model.positions.sliding_windows, strict=True)
-        return [(names[rope] if rope else None, rope, window) for rope, window in pairs]
-    text = text_part(model.config)
-    count = as_whole(text.get("num_hidden_layers")) or 0
-    config = SimpleNamespace(**{"model_type": None, **text, "num_hidden_layers": count})
-    labels, flags = layer_types_of_config(config), flags_of(config, count)
-    if flags is None and None in labels:
-        return []
-    only = next(iter(model.ropes), None)
-    layers = enumerate(only if label is None else label for label in labels)
-    return [layer_of(model, label) if flags is None or flags[n] else (label, None, None) for n, label in layers]
-
-
-def layer_of(model: Checkpoint, label: str | None) -> Layer:
-    """Return a layer of this type, or with a label of `Checkpoint.ropes`."""
-    family = family_of(model.config)
-    name = family.block_of.get(label or "", label) if family else label
-    rope = model.ropes.get(name, model.ropes.get(None) if attends(label) else None)
-    return name, rope, window_of_layer_type(text_part(model.config), label) if rope else None
-
-
-def layers_of(model: Checkpoint) -> dict[str | None, Layers]:
-    """Return the layers of each rope of a checkpoint."""
-    layers, text, family = each_layer(model), text_part(model.config), family_of(model.config)
-    kinds: list[tuple[str | None, Any]] = [(label, rope) for label, rope, _ in layers]
-    if family is not None:
-        kinds += blocks_of_layers(describe(text)).items()
-    still = any(block is None and attends(label) for label, block in kinds)
-    signal = "only a slice of each head rotates" if family and family.mla else None
-    signal = signal or ("some layers do not rotate" if still else None)
-    found = {}
-    for label, own in model.ropes.items():
-        numbers = tuple(n for n, (_, rope, _) in enumerate(layers) if rope == own)
-        windows = {layers[n][2] for n in numbers} or {layer_of(model, label)[2]}
-        window = None if None in windows else max(filter(None, windows))
-        found[label] = Layers(window, signal, numbers, len(layers))
-    return found
-
+from ropewalk.rope.hugging_face import NESTED, text_part
+from ropewalk.rope.model_ropes import Layers
+from ropewalk.rope.values import is_number
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES = ("error", "warning", "note")

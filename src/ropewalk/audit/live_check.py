@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attachment import Attachment, attachment_of
+from ropewalk.attachment import attachment_of
 from ropewalk.attachment.tables import TablesForward
-from ropewalk.audit.causes import Ropes, largest_error
+from ropewalk.audit.causes import largest_error
 from ropewalk.audit.findings import SEVERITIES, Finding
 from ropewalk.audit.live import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
 from ropewalk.audit.problems import (
@@ -24,9 +25,10 @@ from ropewalk.audit.problems import (
 )
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.model_ropes import ModelRopes
 
 _UNDESCRIBED = ("MusicFlamingoRotaryEmbedding",)  # its angles are products of two times, not of positions
 
@@ -125,23 +127,19 @@ class _Configs:
         *path, tensor = (self.looked_up or "").split(".")
         return tensor if tensor and name.split(".")[-len(path) :][: len(path)] == path else None
 
-    def of(self, name: str, module: nn.Module) -> Ropes | str:
-        """Return the ropes of a module by layer type, or the reason why they are unknown."""
+    def of(self, name: str, module: nn.Module) -> ModelRopes | str:
+        """Return the ropes of a module, or the reason why they are unknown."""
         if self.rope is not None:
-            return {None: self.rope}
+            return ModelRopes((self.rope,), (None,), (None,))
         if self.attachment is not None and _is_attached(module):
-            return _attached(self.attachment)
+            return dataclasses.replace(self.attachment.own, ropes=self.attachment.positions.ropes)
         source = self._source(name, module)
         if source is None:
             return "the module has no config, and the model's config has several parts"
         try:
             family = family_named(_model_type(source))
-            learned = (
-                None
-                if family is None or family.module.learned is None
-                else tensors_of(module).get(family.module.learned)
-            )
-            return ropes_of_layer_types(source, alpha=learned)
+            learned = family and family.module.learned
+            return ModelRopes.from_hf(source, alpha=tensors_of(module).get(learned) if learned else None)
         except RopeError as error:
             return f"ropewalk does not support the rope of its config: {str(error).splitlines()[0]}"
 
@@ -163,14 +161,6 @@ def _config_of(model: nn.Module) -> Any:
     """Return the config of a model or of the model inside a wrapper, such as that of data parallelism."""
     configs = (getattr(module, "config", None) for module in model.modules())
     return next((config for config in configs if _model_type(config)), None)
-
-
-def _attached(handle: Attachment) -> Ropes:
-    """Return the ropes of an attached model's layers, by layer type."""
-    ropes: dict[str | None, RopeConfig | None] = {}
-    for label, rope in zip(handle.labels, handle.positions.ropes, strict=True):
-        ropes[label] = ropes.get(label) or rope
-    return ropes
 
 
 def _model_type(config: Any) -> str:
@@ -197,10 +187,10 @@ def _parts(config: Any) -> Iterator[Any]:
 # --- one module
 
 
-def examine(module: nn.Module, ropes: Ropes | str, looked_up: str | None = None) -> tuple[set[str], list[Problem]]:
+def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = None) -> tuple[set[str], list[Problem]]:
     """Return how a module was checked ("called", "tables", "frequencies"), and its problems.
 
-    `ropes`: by layer type, or the reason why they are unknown. `looked_up`: see `tables_of`.
+    `ropes`: of the model, or the reason why they are unknown. `looked_up`: see `tables_of`.
     """
     kind = type(module).__name__
     if any(tensor.is_meta for tensor in tensors_of(module).values()):
@@ -261,11 +251,10 @@ def _is_attached(module: nn.Module) -> bool:
     return isinstance(vars(module).get("_old_forward", vars(module).get("forward")), TablesForward)
 
 
-def _ropes_of(label: str | None, ropes: Ropes) -> list[RopeConfig | None]:
+def _ropes_of(label: str | None, ropes: ModelRopes) -> list[RopeConfig | None]:
     """Return the rope of a layer type; for a module without layer types every rope of the model."""
-    if label in ropes:
-        return [ropes[label]]
-    return [*dict.fromkeys(rope for rope in ropes.values() if rope is not None)]
+    by_type = ropes.by_type
+    return [by_type[label]] if label in by_type else [*dict.fromkeys(ropes.rotating.values())]
 
 
 def _nearest(ropes: Sequence[RopeConfig | None], found: Tensor) -> RopeConfig | None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ropewalk.audit.causes import Ropes, cause_of, grown_length, largest_error
+from ropewalk.audit.causes import cause_of, grown_length, largest_error
 from ropewalk.audit.findings import Severity
 from ropewalk.audit.live import TableRows, arrangement_of_class, called_rows, takes_positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.tables import make_tables
 
 _EXACT = 5e-6  # relative: float32 powers and divisions
@@ -43,7 +44,7 @@ class Problem:
 
 
 def compare_frequencies(
-    name: str, tensor: Tensor, rope: RopeConfig, ropes: Ropes, label: str | None
+    name: str, tensor: Tensor, rope: RopeConfig, ropes: ModelRopes, label: str | None
 ) -> Iterator[Problem]:
     """Yield problems of a module's inverse frequencies; `ropes`: all ropes of the model."""
     if not tensor.is_floating_point():
@@ -90,7 +91,8 @@ def compare_frequencies(
     if cause is None and (max(values) > 2 * math.pi or ascends):
         yield Problem("uninitialised", name, f"{text}: these are not frequencies, {_EMPTY}", _FILL, label)
     else:
-        yield Problem("frequencies", name, text + (f": {cause}" if cause else ""), layer_type=label)
+        text, cure = (f"{text}: {cause.words}", cause.cure) if cause else (text, _REBUILD)
+        yield Problem("frequencies", name, text, cure, label)
 
 
 def _worst(values: Sequence[float], columns: Sequence[float]) -> int:
@@ -124,7 +126,7 @@ def farthest(rope: RopeConfig) -> tuple[int, ...]:
 
 
 def compare_table(
-    module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: Ropes, known: Set[str]
+    module: nn.Module, rows: TableRows, rope: RopeConfig, ropes: ModelRopes, known: Set[str]
 ) -> Iterator[Problem]:
     """Yield problems of a module's table: its length, dtype, order of features and numbers.
 
@@ -181,7 +183,7 @@ def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
 
 
 def compare_call(
-    module: nn.Module, label: str | None, rope: RopeConfig, ropes: Ropes, known: Set[str], sines_first: bool
+    module: nn.Module, label: str | None, rope: RopeConfig, ropes: ModelRopes, known: Set[str], sines_first: bool
 ) -> list[Problem] | None:
     """Return problems of a rotary module's cos and sin, near and far; None if it cannot be called.
 
@@ -221,7 +223,7 @@ def _call_pairing(
 
 
 def compare_rows(
-    rows: TableRows, rope: RopeConfig, ropes: Ropes, seq_len: int, label: str | None, known: Set[str]
+    rows: TableRows, rope: RopeConfig, ropes: ModelRopes, seq_len: int, label: str | None, known: Set[str]
 ) -> Iterator[Problem]:
     """Yield problems of rows of cos and sin, for the frequencies of a sequence length."""
     if "uninitialised" in known:
@@ -262,7 +264,8 @@ def compare_rows(
         columns = [abs(x) for x in columns_of(rope, seq_len)]
         cause, pair = cause_of(found, rope, ropes, max(1e-5, eps)), _worst(found, columns)
         text += f"; pair {pair} rotates by {found[pair]:.5g} rad per token, expected {columns[pair]:.5g}"
-    yield Problem("tables", rows.name, text + (f": {cause}" if cause else ""), layer_type=label)
+    text, cure = (f"{text}: {cause.words}", cause.cure) if cause else (text, _REBUILD)
+    yield Problem("tables", rows.name, text, cure, label)
 
 
 def _truth(rows: TableRows, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:

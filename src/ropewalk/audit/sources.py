@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import Audit, audit
-from ropewalk.audit.findings import Finding, layers_of
+from ropewalk.audit.findings import Finding
 from ropewalk.audit.traps import lint
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
 from ropewalk.checkpoints.gguf import PERMUTED
@@ -21,10 +21,10 @@ def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: i
     Lengths are in tokens, as for `audit`. Those of the first audit apply to the whole model.
     """
     audits: list[Audit] = []
-    layers = layers_of(model)
-    for label, rope in sorted(model.ropes.items(), key=lambda item: item[0] != "full_attention"):
+    for label, rope in sorted(model.ropes.rotating.items(), key=lambda item: item[0] != "full_attention"):
         rope = replace(rope, interleaved=PERMUTED.get(model.arch or "", rope.interleaved))
-        audits.append(audit(rope, trained_length=trained_length, target=target, layer_type=label, layers=layers[label]))
+        layers = model.ropes.layers_of(label)
+        audits.append(audit(rope, trained_length=trained_length, target=target, layer_type=label, layers=layers))
         trained_length, target = audits[0].trained_length, audits[0].target
     return audits
 
@@ -33,7 +33,7 @@ def findings_of(model: Checkpoint, target: int) -> list[Finding]:
     """Return the lint of the config; no findings without a config."""
     if not model.config:
         return []
-    found = lint(model.config, ropes=model.ropes, layers=layers_of(model), target=target)
+    found = lint(model.config, ropes=model.ropes, target=target)
     if model.alpha is not None and not has_weights(model.path):
         found.append(
             Finding(

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.attachment.layers import attends
 from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
-from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, blocks
+from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.families import described, unread_keys
-from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import reach
+from ropewalk.rope.model_ropes import Layers, ModelRopes, attends
 from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
@@ -506,29 +505,28 @@ TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
 def lint(
     config: Mapping[str, Any],
     *,
-    ropes: Mapping[str | None, RopeConfig] | None = None,
-    layers: Mapping[str | None, Layers] | None = None,
+    ropes: ModelRopes | None = None,
     target: int = 32_768,
 ) -> list[Finding]:
     """Return the known traps in a Hugging Face config, most severe first.
 
     **Arguments:**
     - `config`: the raw dict of a config.json, or of a nested `text_config`.
-    - `ropes`: the RopeConfig of each layer type (None for a config with one rope), if known; traps about frequencies
-      need it. `layers`: the layers of each; see `audit`.
+    - `ropes`: of the model, if known; traps about frequencies need them.
     - `target`: the required length in tokens.
 
     >>> findings = lint({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0})
     >>> [finding.code for finding in findings]
     ['old-spelling']
     """
-    known, around = ropes or {}, layers or {}
+    known = ropes.rotating if ropes else {}
     findings: list[Finding] = []
     for block in blocks(config):
         label = block.layer_type if block.layer_type in known else None
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
-        ready = dataclasses.replace(block, rope=known.get(label), layers=around.get(label, Layers()), target=target)
+        layers = ropes.layers_of(label) if ropes and label in known else Layers()
+        ready = dataclasses.replace(block, rope=known.get(label), layers=layers, target=target)
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))

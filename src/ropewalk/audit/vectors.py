@@ -26,7 +26,7 @@ from ropewalk.imports import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
-from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.tables import angle_of
 
 FORMAT, VERSION = "rope-vectors", 1
@@ -107,8 +107,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
     ['inv_freq', 'cos_sin', 'cos_sin']
     """
     read = Checkpoint.open(source)
-    text = text_part(read.config)
-    ropes = sorted(read.ropes.items(), key=lambda item: item[0] != "full_attention")
+    ropes = sorted(read.ropes.rotating.items(), key=lambda item: item[0] != "full_attention")
     tensors: dict[str, Array] = {}
     cases: list[dict[str, Any]] = []
     described = []
@@ -120,7 +119,7 @@ def conformance_vectors(source: str | Path) -> Vectors:
         if number == 0:
             made.add_prompts()
             made.add_images(read.config)
-        described.append({"name": name, **_describe(label, rope, text)})
+        described.append({"name": name, **_describe(label, rope, read.ropes.layers_of(label))})
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -147,16 +146,11 @@ def _rope_part(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **{key: _rope_part(part) for key, part in parts.items()}}
 
 
-def _describe(label: str | None, rope: RopeConfig, text: Mapping[str, Any]) -> dict[str, Any]:
-    types, flags = text.get("layer_types"), text.get("no_rope_layers")
-    layers: str | list[int] | None = "all" if label is None else None
-    if isinstance(types, list) and label in types:
-        layers = [layer for layer, own in enumerate(types) if own == label]
-    elif isinstance(flags, list) and flags:
-        layers = [layer for layer, rotates in enumerate(flags) if rotates]
+def _describe(label: str | None, rope: RopeConfig, of: Layers) -> dict[str, Any]:
+    every = label is None and len(of.numbers) in (0, of.count)
     pairing = "interleaved" if rope.interleaved else "halves_of_each_axis" if rope.blocks else "halves"
     return {
-        "layers": layers,
+        "layers": "all" if every else list(of.numbers) or None,
         "pairing": pairing,
         "pairing_formula": PAIRINGS[pairing],
         "head_dim": rope.head_dim,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from ropewalk.checkpoints.load import read_alpha, read_config
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import NoRotation
 from ropewalk.families import Family, family_named
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
-from ropewalk.rope.extensions import Positions
 from ropewalk.rope.hugging_face import head_dim_of, text_part
+from ropewalk.rope.model_ropes import ModelRopes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,18 +26,15 @@ class Checkpoint:
 
     - `name`: of its file or folder, for reports. `path`: its location; None for a loaded model.
     - `config`: the content of its config.json, or an equivalent one for a GGUF file; empty for a loaded model.
-    - `ropes`: by layer type, or by None if there is one rope.
-    - `arch`: of a GGUF file, as in its metadata; else None.
-    - `positions`: of each layer, of a loaded model and of ropewalk's own form; else None.
+    - `ropes`: of each layer. `arch`: of a GGUF file, as in its metadata; else None.
     - `alpha`: LeRoPE's learned logarithms, zeros without weights; None for other families.
     """
 
     name: str
     config: Mapping[str, Any]
-    ropes: Mapping[str | None, RopeConfig]
+    ropes: ModelRopes
     path: Path | None = None
     arch: str | None = None
-    positions: Positions | None = None
     alpha: tuple[float, ...] | None = None
 
     @classmethod
@@ -46,7 +42,7 @@ class Checkpoint:
         """Open a config.json, a Hugging Face folder, a .gguf file (its metadata), OWNER/NAME of the hub, or "tiny".
 
         Raises `RopeError` if the source is missing, the config is not supported, or no layer of the model has a rope.
-        With `rotates=False` a model without rotation has no `ropes`.
+        With `rotates=False` a model without rotation has no layer in `ropes`.
         """
         path = find(source, weights=False)
         name = display_name(source, path) if path.name != "config.json" else str(source)
@@ -59,29 +55,28 @@ class Checkpoint:
                 own = cls.of_positions(name, read_config(config).positions)
                 return dataclasses.replace(own, config=config, path=path, arch=arch)
             alpha = _alpha(config, path)
-            return cls(name=name, config=config, ropes=ropes_of(config, alpha), path=path, arch=arch, alpha=alpha)
+            ropes = ModelRopes.from_hf(config, alpha=alpha)
+            return cls(name=name, config=config, ropes=ropes, path=path, arch=arch, alpha=alpha)
         except NoRotation:
             if rotates:
                 raise
-            return cls(name=name, config=config, ropes={}, path=path, arch=arch)
+            return cls(name=name, config=config, ropes=ModelRopes((), (), ()), path=path, arch=arch)
 
     @classmethod
-    def of_positions(cls, name: str, positions: Positions) -> Checkpoint:
-        """Return a model with each distinct rope of its layers by number; raise `RopeError` if there is none."""
-        distinct = list(dict.fromkeys(positions.present_ropes))
-        if not distinct:
+    def of_positions(cls, name: str, positions: ModelRopes) -> Checkpoint:
+        """Return a model with these ropes; raise `RopeError` if there is none."""
+        if not positions.present_ropes:
             raise NoRotation(
                 "inspect: this model has no rotary embedding in any layer.",
                 facts={"source": name},
                 cure="Choose a model with RoPE.",
             )
-        ropes = {None if len(distinct) == 1 else f"rope {index}": rope for index, rope in enumerate(distinct)}
-        return cls(name=name, config={}, ropes=ropes, positions=positions)
+        return cls(name=name, config={}, ropes=positions)
 
-    def known_from(self, positions: Positions) -> Checkpoint:
+    def known_from(self, positions: ModelRopes) -> Checkpoint:
         """Return the same model with the training status of these ropes (see `RopeConfig.trained`)."""
         known = {rope: rope for rope in positions.present_ropes}
-        return dataclasses.replace(self, ropes={label: known.get(rope, rope) for label, rope in self.ropes.items()})
+        return dataclasses.replace(self, ropes=self.ropes.mapped(lambda rope: known.get(rope, rope)))
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
@@ -100,11 +95,3 @@ def _alpha(config: Mapping[str, Any], path: Path) -> tuple[float, ...] | None:
     if family is None or family.module.learned is None:
         return None
     return read_alpha(path) if has_weights(path) else (0.0,) * (head_dim_of(text_part(config), family, None) // 2)
-
-
-def ropes_of(config: Mapping[str, Any], alpha: Sequence[float] | None = None) -> dict[str | None, RopeConfig]:
-    """Return the ropes of a Hugging Face config by layer type, {None: rope} for one rope; raise as `from_hf`."""
-    ropes = {label: rope for label, rope in ropes_of_layer_types(config, alpha=alpha).items() if rope is not None}
-    if not ropes:
-        RopeConfig.from_hf(config)  # raises NoRotation
-    return ropes

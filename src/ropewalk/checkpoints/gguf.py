@@ -19,7 +19,8 @@ from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.tokenizer import TextTokenizer
-from ropewalk.rope.config import fraction_of, ropes_of_layer_types
+from ropewalk.rope.config import fraction_of
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rope.scaling import Ladder, Llama3
 from ropewalk.rope.scaling.yarn import yarn_mscale
@@ -580,7 +581,7 @@ def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     if block.get("original_max_position_embeddings") and "original_max_position_embeddings" in fields:
         config.original_max_position_embeddings = block["original_max_position_embeddings"]
     try:
-        ropes_of_layer_types(config)
+        ModelRopes.from_hf(config)
     except RopeError as error:
         raise file.error(
             "the rope of the GGUF file does not fit what transformers computes for this architecture.",

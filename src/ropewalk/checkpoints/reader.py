@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.handle import attach_silently
-from ropewalk.attachment.layers import fields_under, labels_of, positions_of, text_config_of
+from ropewalk.attachment.layers import fields_under, positions_of, text_config_of
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.tokenizer import TextTokenizer, ids_of
 from ropewalk.methods import Reach, trained_length_of
-from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes
 
 if TYPE_CHECKING:
     from ropewalk.checkpoints.live_model import LiveModel, Prefix, Top
@@ -59,7 +59,7 @@ class Reader:
         self._refused: RopeError | None = None
         LiveModel(self.model)  # raises if it is not a causal language model
         if attachment_of(self.model) is None:
-            self._own: Positions = positions_of(self.model, text_config_of(self.model))
+            self._own: ModelRopes = positions_of(self.model, text_config_of(self.model))
             self._refused = _attach(self.model)
         self.name = name or _name_of(model)
         self.tokenizer = text_tokenizer(tokenizer, model)
@@ -78,7 +78,7 @@ class Reader:
         return f"transformers {sys.modules['transformers'].__version__}, {type(self.model).__name__}"
 
     @property
-    def positions(self) -> Positions:
+    def positions(self) -> ModelRopes:
         """Return the rope, window and extension of each layer."""
         handle = attachment_of(self.model)
         return self._own if handle is None else handle.positions
@@ -86,7 +86,7 @@ class Reader:
     def config_under(self, method: str, reach: Reach) -> dict[str, Any] | None:
         """Return the keys of config.json under a method, nested as there; None if none express it."""
         whole, config = self.model.config, text_config_of(self.model)
-        fields = fields_under(config.to_dict(), labels_of(config), self.positions, method, reach)
+        fields = fields_under(config.to_dict(), self.positions, method, reach)
         part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
         return None if isinstance(fields, str) else fields if part is None else {part: fields}
 
@@ -121,7 +121,7 @@ class Reader:
             digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + hashlib.sha256(flat.data).digest())
         return digest.hexdigest()[:20]
 
-    def under(self, positions: Positions) -> Reader:
+    def under(self, positions: ModelRopes) -> Reader:
         """Return the same model with shared weights and these positions in its layers.
 
         `method.positions(reader.positions, reach)` returns them for a method. Raises `RopeError` if the model

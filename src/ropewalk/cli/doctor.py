@@ -28,6 +28,15 @@ def doctor(
         str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
     ] = "tiny",
     settings: DoctorSettings,
+    depth: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Instead of an answer, print which facts are found by the length of the text and their place in it, at"
+            " four lengths up to the target, unchanged and under --methods [default: the first].",
+            rich_help_panel="Measurement",
+        ),
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file.", rich_help_panel="Results")
     ] = None,
@@ -38,6 +47,7 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
 
     from ropewalk.atomic_io import check_output
+    from ropewalk.diagnosis.depth import DepthMap, depth_map
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
@@ -48,15 +58,19 @@ def doctor(
         check_output(json_file)
     record = json_file
     if report is not None:
-        from ropewalk.diagnosis.page import RECORD, check_folder, write_report
+        from ropewalk.diagnosis.page import FIGURES, RECORD, check_folder, write_report
 
-        check_folder(report)
+        check_folder(report, ["map"] if depth else FIGURES)
         record = record or report / RECORD
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
         with shown("doctor", None, lines=current().is_first) as display:
-            diagnosis = prepare(model, settings, display, kept=kept, record=record).measure(display)
+            found: Diagnosis | DepthMap
+            if depth:
+                found = depth_map(model, progress=display, kept=kept, **vars(settings))
+            else:
+                found = prepare(model, settings, display, kept=kept, record=record).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {counted(stop.kept, 'result')} saved, {stop.due} missing. "
@@ -64,16 +78,19 @@ def doctor(
         )
         if stop.diagnosis is None:
             raise typer.Exit(130) from None
-        diagnosis, status = stop.diagnosis, 130
+        found, status = stop.diagnosis, 130
     if not current().is_first:
         return
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
-    diagnosis = dataclasses.replace(diagnosis, environment={**diagnosis.environment, "command": command})
+    found = dataclasses.replace(found, environment={**found.environment, "command": command})
     if json_file is not None:
-        diagnosis.to_json(json_file)
-    page = None if report is None else write_report(report, diagnosis)
+        found.to_json(json_file)
+    page = None if report is None else write_report(report, found)
     console = plain_console()
-    print_diagnosis(console, diagnosis)
+    if isinstance(found, DepthMap):
+        console.file.write(f"{found}\n")
+    else:
+        print_diagnosis(console, found)
     if page is not None:
         console.file.write(f"Report: {shlex.quote(str(page))}\n")
     if status:

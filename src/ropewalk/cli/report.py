@@ -14,9 +14,10 @@ def report(
     out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
 ) -> None:
     """Write the doctor's report from its record; runs no model."""
-    from ropewalk.diagnosis.page import check_folder, write_report
-    from ropewalk.diagnosis.record import Diagnosis
+    from ropewalk.atomic_io import check_output
+    from ropewalk.diagnosis.depth import read_record
+    from ropewalk.diagnosis.page import PAGE, write_report
 
-    check_folder(out)
-    page = write_report(out, Diagnosis.read(record))
+    check_output(out / PAGE, new_folder=True)
+    page = write_report(out, read_record(record))
     typer.echo(f"Report: {shlex.quote(str(page))}")

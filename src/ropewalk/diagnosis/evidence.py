@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,9 @@ from ropewalk.statistics import t_quantile
 
 LOOK_CONFIDENCE = 0.995  # of every interval: with looks after 1, 2, 4 and 8 windows, all hold with 98 %
 LEVEL = (1 - LOOK_CONFIDENCE) / 2  # of a test at one look: all looks together, 1 %
-HALF_CONFIDENCE = 3.841  # 95 % quantile of chi-squared with one degree of freedom, for the interval of a distance
+LIKELY, SURE = 0.95, 0.80  # intervals of a distance; the lower end of the second is exceeded with 90 %
+PARTS = 256  # of the target: the resolution of a distance
+LEAST_VARIANCE, MOST_SPREAD = 0.3, 4.0  # of the facts found in a group; of their overdispersion
 Floats = npt.NDArray[np.float64]
 
 
@@ -66,37 +69,76 @@ class Mean:
 
 @dataclass(frozen=True)
 class Half:
-    """The distance in tokens at which finding falls half-way from its level nearby to chance, with its 95 % interval.
+    """The distance in tokens at which finding falls half-way from its level nearby to chance.
 
-    `tokens` and `high` are None if finding may go on to the end of the window.
+    - `tokens`: the estimate. `low`, `high`: its 95 % interval. `tokens` and `high` are None if finding may go on to the
+      farthest fact. `sure`: the lower end that it exceeds with 90 % confidence.
     """
 
     tokens: int | None
     low: int
     high: int | None
+    sure: int
 
     @classmethod
     def fit(cls, distances: Sequence[int], right: Sequence[bool], target: int) -> Half | None:
         """Fit share(d) = 1/4 + (level - 1/4) / (1 + exp((d - half) / width)) by maximum likelihood on a grid.
 
-        The interval is that of the profile likelihood. Returns None for fewer than 16 facts.
+        - `distances`: of facts, four of a group in succession. `right`: whether each was found.
+
+        The intervals are those of the profile likelihood, wider by the overdispersion of the groups around the best
+        fit, with Student's t (McCullagh and Nelder 1989, section 4.5). Returns None for fewer than 16 facts.
         """
         if len(distances) < 4 * GROUP:
             return None
-        at, hit = np.asarray(distances, dtype=np.float64), np.asarray(right, dtype=bool)
-        halves = np.linspace(0, 1.25 * target, 126)
-        widths = target / np.array([64, 32, 16, 8])
-        levels = np.linspace(0.3, 0.99, 24)
-        curve = 1 / (1 + np.exp(np.clip((at - halves[:, None, None]) / widths[:, None], -40, 40)))
-        share = CHANCE + (levels[:, None, None, None] - CHANCE) * curve
-        likelihood = np.log(np.where(hit, share, 1 - share)).sum(-1)
-        profile = likelihood.max(axis=(0, 2))
-        inside = halves[2 * (profile.max() - profile) <= HALF_CONFIDENCE]
-        best, farthest = halves[int(profile.argmax())], at.max()
-        falls = inside[-1] < farthest
+        hit = np.asarray(right, dtype=bool)
+        parts = np.minimum(np.rint(np.asarray(distances) * (PARTS / target)), PARTS).astype(int)
+        halves, yes, no = _curves()
+        found, missed = (np.bincount(parts[of], minlength=PARTS + 1).astype(np.float32) for of in (hit, ~hit))
+        likelihood = yes @ found + no @ missed
+        fitted = np.exp(yes[int(likelihood.argmax()), parts].reshape(-1, GROUP).astype(np.float64))
+        apart = hit.reshape(-1, GROUP).sum(1) - fitted.sum(1)
+        chi_squared = (apart**2 / np.maximum((fitted * (1 - fitted)).sum(1), LEAST_VARIANCE)).sum()
+        free = max(1, len(apart) - 3)
+        spread = min(max(1.0, float(chi_squared) / free), MOST_SPREAD)
+        profile = likelihood.reshape(len(halves), -1).max(1)
+        fall = 2 * (profile.max() - profile) / spread
+        best, farthest = target * halves[int(profile.argmax())], max(distances)
+        within = [np.flatnonzero(fall <= t_quantile(free, confidence=one) ** 2) for one in (LIKELY, SURE)]
+        # the ends lie up to a step of the grid farther
+        low, sure = (target * halves[max(0, of[0] - 1)] for of in within)
+        high = target * halves[min(within[0][-1] + 1, len(halves) - 1)]
         return cls(
-            round(best) if falls else None, round(min(inside[0], farthest)), round(inside[-1]) if falls else None
+            round(best) if best < farthest else None,
+            round(min(low, farthest)),
+            round(high) if high < farthest else None,
+            round(min(sure, farthest)),
         )
+
+    def length(self, trained: int, target: int) -> int:
+        """Return the length that is promised: `sure`, rounded down to an eighth of the trained length.
+
+        At least the trained length, at most the target. The target, if the best fit goes on to the farthest fact, and
+        `sure` lies in the last eighth before the target.
+        """
+        step = max(1, trained // 8)
+        if self.tokens is None and self.sure >= target - step:
+            return target
+        return max(trained, min(target, self.sure // step * step))
+
+
+@cache
+def _curves() -> tuple[Floats, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return the halves of a fit's curves, and the logarithms of each curve's shares and of the rest.
+
+    The last two are `[curves, distances]`, curves of one half in succession. Distances are parts of the target.
+    """
+    halves = np.arange(161) / 128
+    grids = halves, 1 / np.array([128, 64, 32, 16, 8]), np.linspace(CHANCE, 0.99, 20)
+    half, width, level = (one.reshape(-1, 1) for one in np.meshgrid(*grids, indexing="ij"))
+    fallen = 1 / (1 + np.exp(np.clip((np.arange(PARTS + 1) / PARTS - half) / width, -40, 40)))
+    shares = CHANCE + (level - CHANCE) * fallen
+    return halves, np.log(shares).astype(np.float32), np.log(1 - shares).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +188,8 @@ class Standing:
     """What the evidence says about one method.
 
     - `beyond`, `near`: facts found of those farther back than the trained length, and of those within it; None: not
-      asked. `half`: how far back it finds them.
+      asked. `half`: how far back it finds them. `length`: tokens that are promised, at least the trained length.
+      `reached`: the far facts found up to that length, and of how many.
     - `loss`: its loss beyond less crop's, on the tokens that crop scored. `cost`: its loss within less plain's.
     - `within`: its loss within, in nats per token; None under crop.
     - `broken`: whether a reading was given up, because the loss rose by more than a nat.
@@ -156,6 +199,8 @@ class Standing:
     beyond: Found | None
     near: Found | None
     half: Half | None
+    length: int
+    reached: tuple[int, int]
     loss: Mean | None
     cost: Mean | None
     within: float | None
@@ -164,7 +209,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The evidence after some windows.
+    """The evidence after some windows of `target` tokens, more than the `trained` ones or not.
 
     - `control`: plain's facts within the trained length, asked for when the model had read only so much.
     - `frequencies`: plain's loss within less that of token frequencies, in nats per token.
@@ -172,6 +217,8 @@ class Evidence:
     """
 
     windows: int
+    trained: int
+    target: int
     standings: Mapping[str, Standing]
     control: Found
     frequencies: float
@@ -185,7 +232,6 @@ def gather(
     *,
     trained_length: int,
     target: int,
-    asked_at: int,
 ) -> Evidence:
     """Return the evidence of all readings; plain is among them, and crop if the target exceeds the trained length.
 
@@ -209,6 +255,14 @@ def gather(
         return float(np.average(np.concatenate([a for a, _ in parts]), weights=np.concatenate([b for _, b in parts])))
 
     standings, right = {}, dict[str, dict[tuple[int, int], bool]]()
+    control = Found.of(
+        [
+            group
+            for window, one in zip(windows, readings["plain"], strict=False)
+            for group in groups_of(window.facts, one.control)
+        ],
+        confidence=LOOK_CONFIDENCE,
+    )
     for name, of in readings.items():
         crops = name == "crop"
         by_part: dict[bool, list[list[int]]] = {True: [], False: []}
@@ -221,45 +275,55 @@ def gather(
             for number, (window, one) in enumerate(zip(windows, of, strict=False))
             for index, row in enumerate(one.answers)
         }
-        distances = [asked_at - windows[number].facts[index].end for number, index in right[name]]
+        distances = [target - windows[number].facts[index].start for number, index in right[name]]
+        half = Half.fit(distances, list(right[name].values()), target) if by_part[True] else None
+        length = min(trained_length, target) if half is None else half.length(trained_length, target)
+        up_to = [hit for ((number, index), hit), away in zip(right[name].items(), distances, strict=True)
+                 if away <= length and windows[number].facts[index].far]  # fmt: skip
         standings[name] = Standing(
             method=name,
             beyond=Found.of(by_part[True], confidence=LOOK_CONFIDENCE) if by_part[True] else None,
             near=Found.of(by_part[False], confidence=LOOK_CONFIDENCE) if by_part[False] else None,
-            half=Half.fit(distances, list(right[name].values()), target) if by_part[True] else None,
+            half=half,
+            length=length,
+            reached=(sum(up_to), len(up_to)),
             loss=None if crops else apart(name, "crop", ~inside),
             cost=None if crops or name == "plain" else apart(name, "plain", inside),
             within=None if crops else mean_within(name),
             broken=any(one.stopped is not None for one in of),
         )
-    control = [
-        group
-        for window, one in zip(windows, readings["plain"], strict=False)
-        for group in groups_of(window.facts, one.control)
-    ]
     return Evidence(
         windows=len(readings["plain"]),
+        trained=trained_length,
+        target=target,
         standings=standings,
-        control=Found.of(control, confidence=LOOK_CONFIDENCE),
+        control=control,
         frequencies=mean_within("plain") - float(np.mean([window.frequencies for window in windows])),
         rivals={
             (one, other): pair
             for one, other in itertools.permutations(right, 2)
-            if (pair := _more(right[one], right[other], windows)) is not None
+            if (pair := _more(right[one], right[other], windows, comparisons=max(1, len(right) - 1))) is not None
         },
     )
 
 
 def _more(
-    one: Mapping[tuple[int, int], bool], other: Mapping[tuple[int, int], bool], windows: Sequence[Window]
+    one: Mapping[tuple[int, int], bool],
+    other: Mapping[tuple[int, int], bool],
+    windows: Sequence[Window],
+    *,
+    comparisons: int,
 ) -> Mean | None:
-    """Return the share of far facts that one method finds less another's, paired by fact, with its interval."""
+    """Return the share of far facts that one method finds less another's, paired by fact, with its interval.
+
+    The interval is corrected for the number of methods that are compared (Bonferroni).
+    """
     common = [key for key in one if key in other and windows[key[0]].facts[key[1]].far]
     if len(common) < GROUP:
         return None
     apart = np.array([float(one[key]) - float(other[key]) for key in common])
     # half a fact each way keeps the interval open where no answer differs
     spread = math.sqrt((float(((apart - apart.mean()) ** 2).sum()) + 0.5) / (len(apart) - 1) / len(apart))
-    half = t_quantile(len(apart) - 1, confidence=LOOK_CONFIDENCE) * spread
+    half = t_quantile(len(apart) - 1, comparisons, confidence=LOOK_CONFIDENCE) * spread
     mean = float(apart.mean())
     return Mean(mean, mean - half, mean + half)

@@ -13,16 +13,21 @@ depend on each other.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import resources
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
+from ropewalk.ledger import fingerprint
 from ropewalk.statistics import binomial_interval
 
 GROUP = 4  # facts that share their values: the choices of a question
@@ -34,44 +39,68 @@ MOST_FAR, LEAST_FAR, MOST_NEAR, LEAST_NEAR = 48, 16, 20, 8
 DENSEST = 0.3  # of the tokens of a region, facts in it
 ENDS = frozenset(".!?\n\u3002\uff01\uff1f")  # the ends of sentences, also in Chinese and Japanese
 Encode = Callable[[str], list[int]]
-_WORD = re.compile(r"\w+")
+SAMPLE, SAMPLED = 20_000, 500  # characters of a text that tell its language; values that tell their tokens
+_WORD, _PAIR = re.compile(r"[^\W\u4e00-\u9fff]+"), re.compile(r"(?=([\u4e00-\u9fff]{2}))")
+_HAN, _KANA, _MARKS = re.compile("[\u4e00-\u9fff]"), re.compile("[\u3040-\u30ff]"), re.compile(r"[(){}\[\]=;_<>]")
 
-_NAMES = """
-Lisbon Oslo Cairo Lima Quito Delhi Tokyo Seoul Hanoi Kyoto Turin Milan Genoa Parma Siena Bruges Ghent Basel Berne
-Cadiz Leon Porto Braga Cork Galway Derby Leeds York Bath Exeter Truro Dover Vienna Prague Warsaw Krakow Sofia Athens
-Malta Cyprus Tunis Algiers Dakar Accra Lagos Nairobi Kampala Lusaka Harare Durban Boston Denver Dallas Austin Tucson
-Phoenix Portland Seattle Toronto Ottawa Quebec Halifax Calgary Havana Bogota Caracas Santiago Brisbane Perth Adelaide
-Hobart Darwin Suva Manila Jakarta Bangkok Rangoon Lahore Karachi Kabul Tehran Baghdad Damascus Beirut Amman Ankara
-Izmir Tiflis Baku Yerevan Riga Tallinn Vilnius Minsk Kiev Odessa Bergen Malmo Aarhus Odense Bremen Hamburg Leipzig
-Dresden Munich Ulm Trier Aachen Cologne Lyon Nantes Rennes Dijon Reims Calais Toulon Nice Seville Toledo Malaga Verona
-Padua Modena Ravenna Naples Palermo Corfu Patras
-"""
-_WORDS = """
-apple river stone table horse green silver window garden winter summer doctor letter hammer candle butter spring
-bridge castle forest mirror basket ribbon needle pepper saddle kettle pillow lantern market orange yellow purple
-copper velvet cotton leather marble timber barrel bottle button carpet curtain drawer engine feather flower guitar
-hunter island jacket kitchen ladder machine monkey mountain napkin ocean oven pencil pigeon pocket potato rabbit
-rocket school shadow shovel spider sponge statue tailor temple ticket tiger tower tunnel turtle umbrella valley violin
-wagon walnut whale wheel wolf wool anchor arrow bell bread brush cake chair chain cloud clock coat coin corn crown
-drum dust eagle egg fish flag flute fox frog glass glove goat gold grape hand hat hill honey house iron jar key king
-knife lake lamp leaf lemon lion lock milk moon mouse nail nest nose nut oil onion owl paint paper pear pen pin pipe
-plate plum pond queen rain rice ring road roof rope rose salt sand seed sheep ship shirt shoe silk snake snow soap
-song soup spoon star steel storm straw sugar sun sword tea tent tin toast tool tooth train tree wall water wax wheat
-wind wine wing wood
-"""
+_TABLE = json.loads(resources.files("ropewalk.diagnosis").joinpath("wordings.json").read_text(encoding="utf-8"))
+
+
+class Wording(NamedTuple):
+    """The language of facts, or "code"; and in a chat, what opens and ends a user's turn and opens an answer."""
+
+    language: str = "english"
+    chat: tuple[str, str, str] | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Wording:
+        """Return the wording for a text, from 20,000 characters of its middle; English if its language is not known.
+
+        >>> Wording.of("La vie est dans les livres et le vent du soir, que des amis aiment. " * 20).language
+        'french'
+        """
+        part = text[max(0, len(text) // 2 - SAMPLE // 2) :][:SAMPLE]
+        chat = next((tuple(turn) for turn in _TABLE["chats"] if part.count(turn[0]) >= 2), None)
+        solid = max(1, sum(not letter.isspace() for letter in part))
+        if chat is None and len(_MARKS.findall(part)) >= 0.05 * solid:
+            return cls("code")
+        if len(_HAN.findall(part)) >= 0.3 * solid and not _KANA.search(part):
+            return cls("chinese", chat)
+        words = Counter(_WORD.findall(part.lower()))
+        shares = {
+            language: sum(words[word] for word in of["function words"].split()) / max(1, words.total())
+            for language, of in _TABLE["languages"].items()
+        }
+        best = max(shares, key=shares.__getitem__)
+        return cls(best if shares[best] >= 0.08 else "english", chat)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fact: the text before a value, and the values. The text names the subject as {name}."""
+    """A kind of fact in a language.
+
+    - `asks`: the text before a value, with the subject as {name}, and `question` in full. `value`: the value in the
+      text, as {value}; `stop`: the text after it.
+    """
 
     name: str
     asks: str
+    question: str
+    value: str
+    stop: str
+    names: tuple[str, ...]
     values: tuple[str, ...]
 
+    @classmethod
+    def of(cls, name: str, language: str = "english") -> Kind:
+        """Return the kind of this name in a language."""
+        table = _TABLE["languages"][language]
+        values = tuple(map(str, range(1000, 10_000))) if name == "numbers" else tuple(table["nouns"].split())
+        asks, question, value, stop = table[name]
+        return cls(name, asks, question, value, stop, tuple(table["names"].split()), values)
 
-NUMBERS = Kind("numbers", " The number of {name} is", tuple(str(value) for value in range(1000, 10_000, 7)))
-WORDS = Kind("words", " {name}", tuple(dict.fromkeys(_WORDS.split())))
+
+NUMBERS, WORDS = Kind.of("numbers"), Kind.of("words")
 KINDS = {kind.name: kind for kind in (NUMBERS, WORDS)}
 
 
@@ -86,6 +115,7 @@ class PlacedFact:
     """One fact: its tokens are `start` to `end` of its window.
 
     - `choices`: the values of its group, and `right` the number of its own. `far`: whether it is a far fact.
+    - `told`: its text.
     """
 
     name: str
@@ -96,6 +126,7 @@ class PlacedFact:
     right: int
     choices: tuple[str, ...]
     far: bool
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,31 +215,51 @@ class Filled:
         return [number for number, fact in enumerate(self.facts) if fact.far and last[fact.group] <= tokens]
 
 
+class _Said:
+    """The token ids of a kind of facts in one wording: of what is told and asked about each name, and of each value."""
+
+    def __init__(self, kind: Kind, chat: tuple[str, str, str] | None, encode: Encode) -> None:
+        self.before, close, answer = chat or ("\n" if kind.asks[0] == "\n" else "", "", "")
+        asks = kind.asks if chat is None else kind.asks.lstrip()
+        opening, question = ("", "") if chat is None else (self.before, self.before + kind.question + close + answer)
+        self.ahead = len(ids_after(encode, self.before))
+        self.values = cache(lambda value: ids_after(encode, kind.value.format(value=value)))
+        self.stop = ids_after(encode, kind.stop + close)
+        tells = {name: ids_after(encode, opening + asks.format(name=name)) for name in kind.names}
+        longest = sorted(map(len, tells.values()))[3 * len(tells) // 4]  # names of many tokens are left out
+        self.tells = {name: ids for name, ids in tells.items() if len(ids) <= longest}
+        self.asks = {name: ids_after(encode, (question + asks).format(name=name)) for name in self.tells}
+        sizes = Counter(len(self.values(value)) for value in kind.values[:: -(-len(kind.values) // SAMPLED)])
+        (self.of_value, self.enough), self.kind = max(sizes.items(), key=lambda one: one[1]), kind
+        self.question = max(map(len, self.asks.values())) + self.of_value
+        self.size = longest + self.of_value + len(self.stop)
+
+    def pool(self, order: Iterable[str], count: int) -> list[str]:
+        """Return the first values of equally many tokens."""
+        return list(itertools.islice((value for value in order if len(self.values(value)) == self.of_value), count))
+
+
 class Teller:
     """Write facts of one kind into windows of a text.
 
-    - `encode`, `decode`: of the model's tokenizer.
+    - `encode`, `decode`: of the model's tokenizer. `wordings`: of the texts; all have the same layout.
     """
 
-    def __init__(self, kind: Kind, encode: Encode, decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self, kind: Kind, encode: Encode, decode: Callable[[list[int]], str], wordings: Sequence[Wording] = (Wording(),)
+    ) -> None:
         self.kind, self._decode, self._known_ends = kind, decode, dict[int, bool]()
-        self._stop = ids_after(encode, ".")
-        self._values = {value: ids_after(encode, f" {value}") for value in kind.values}
-        by_size: dict[int, list[str]] = {}
-        for value, ids in self._values.items():
-            by_size.setdefault(len(ids), []).append(value)
-        self._alike = max(by_size.values(), key=len)  # values of equally many tokens
-        asks = {name: ids_after(encode, kind.asks.format(name=name)) for name in _NAMES.split()}
-        longest = sorted(map(len, asks.values()))[3 * len(asks) // 4]  # names of many tokens are left out
-        self._asks = {name: ids for name, ids in asks.items() if len(ids) <= longest}
-        if min(len(self._asks), len(self._alike)) < LEAST_FAR + LEAST_NEAR:
+        self._said = {one: _Said(Kind.of(kind.name, one.language), one.chat, encode) for one in wordings}
+        said = self._said.values()
+        self.most = GROUP * (min(min(len(one.asks), one.enough) for one in said) // GROUP)  # facts of a window
+        if self.most < LEAST_FAR + LEAST_NEAR:
             raise RopeError(
                 f"doctor: the tokenizer has too few names or {kind.name} of equally many tokens.",
-                facts={"names": len(self._asks), "values": len(self._alike)},
+                facts={"names": min(len(one.asks) for one in said), "values": min(one.enough for one in said)},
                 cure="Measure with the tokenizer that the model was trained with.",
             )
-        self.question = longest + len(self._values[self._alike[0]])
-        self.size = self.question + len(self._stop)
+        self.question = max(one.question for one in said)
+        self.size = max(one.size for one in said)
 
     def least(self, trained: int) -> int:
         """Return the shortest target beyond the trained length that has room for facts."""
@@ -217,30 +268,47 @@ class Teller:
     def layout(self, trained: int, target: int) -> Layout:
         """Return the layout of windows of `target` tokens; raise `RopeError` if they are too short."""
         chosen = Layout.choose(trained, target, size=self.size, question=self.question)
-        most = GROUP * (min(len(self._asks), len(self._alike)) // GROUP)
-        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - most))
+        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - self.most))
 
-    def fill(self, layout: Layout, body: Sequence[int], *, seed: Sequence[int]) -> Filled:
+    def fill(
+        self, layout: Layout, body: Sequence[int], *, seed: Sequence[object], told: Collection[tuple[str, str]] = (),
+        wording: Wording | None = None,
+    ) -> Filled:  # fmt: skip
         """Return a window of `layout.target` tokens: the beginning of `body` with facts between its sentences.
 
-        - `body`: token ids, at least as many as the window. `seed`: of names, values and places.
+        - `body`: token ids, at least as many as the window. Names, values and places are drawn from them and `seed`.
+        - `told`: names and values of earlier facts. A group has none of these pairs under any of its assignments, as
+          long as the names and values suffice, so the distribution by chance stays exact.
+        - `wording`: one of the teller's; None: its first.
         """
-        random = np.random.default_rng([*seed, 11])
-        ranges = layout.ranges()
-        known = set(_WORD.findall(self._decode(list(body[: layout.target]))))
-        names = _drawn(list(self._asks), known, len(ranges), random)
-        values = _drawn(self._alike, known, len(ranges), random)
+        said = self._said[wording] if wording else next(iter(self._said.values()))
+        body = list(body[: layout.target])
+        random = np.random.default_rng(int(fingerprint(tuple(seed), np.array(body, dtype=np.int64).tobytes()), 16))
+        ranges, text = layout.ranges(), self._decode(body)
+        known = {*_WORD.findall(text), *_PAIR.findall(text)}
+        names = _drawn([*said.asks], known, random)[: len(ranges)]
+        random.shuffle(names)
+        pool = said.pool(_drawn(said.kind.values, known | {value for _, value in told}, random), GROUP * len(names))
+        values: list[str] = []
+        for place in range(0, len(names), GROUP):
+            four = names[place : place + GROUP]
+            pool.sort(key=lambda value, four=four: any((name, value) in told for name in four))  # type: ignore[misc]
+            values += [pool[number] for number in random.permutation(GROUP)]
+            del pool[:GROUP]
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        rest = iter(body)
+        read = 0
         for (low, high), name, value in zip(ranges, names, values, strict=True):
             wanted, latest = int(random.integers(low, max(low + 1, (low + high + 1) // 2))), max(low, high - 1)
-            while len(ids) < latest and not (len(ids) >= wanted and self._ends(ids[-1])):
-                ids.append(next(rest))
-            fact_ids = [*self._asks[name], *self._values[value], *self._stop]
+            while len(ids) < latest and not (
+                len(ids) >= wanted and self._fits(said.before, ids[-1], body[read : read + said.ahead])
+            ):
+                ids.append(body[read])
+                read += 1
+            fact_ids = [*said.tells[name], *said.values(value), *said.stop]
             spans.append((len(ids), len(ids) + len(fact_ids)))
             ids += fact_ids
-        ids += itertools.islice(rest, layout.target - len(ids))
+        ids += body[read : read + layout.target - len(ids)]
         counted = np.ones(layout.target, dtype=np.bool_)
         for start, end in ((0, 1), *((start, end + AFTER) for start, end in spans)):
             counted[start:end] = False
@@ -249,22 +317,23 @@ class Teller:
             group, right = divmod(number, GROUP)
             choices = tuple(values[group * GROUP : (group + 1) * GROUP])
             far = number < layout.far
-            facts.append(PlacedFact(names[number], values[number], start, end, group, right, choices, far))
-            questions.append((list(self._asks[names[number]]), [list(self._values[choice]) for choice in choices]))
+            told_as = self._decode(ids[start:end]).strip()
+            facts.append(PlacedFact(names[number], values[number], start, end, group, right, choices, far, told_as))
+            questions.append((list(said.asks[names[number]]), [list(said.values(choice)) for choice in choices]))
         return Filled(np.array(ids), counted, tuple(facts), tuple(questions))
 
-    def _ends(self, token: int) -> bool:
-        """Return whether a token ends a sentence or a line."""
+    def _fits(self, before: str, token: int, following: list[int]) -> bool:
+        """Return whether a token ends a sentence or a line; if `before` is not empty, whether it follows."""
+        if before:
+            return self._decode(following).startswith(before)
         if token not in self._known_ends:
             self._known_ends[token] = self._decode([token]).rstrip(" \"')")[-1:] in ENDS
         return self._known_ends[token]
 
 
-def _drawn(words: Sequence[str], known: set[str], count: int, random: np.random.Generator) -> list[str]:
-    """Return distinct words in random order; those that the text contains come last."""
-    order = [words[number] for number in random.permutation(len(words))]
-    chosen = sorted(order, key=lambda word: word in known)[:count]
-    return [chosen[number] for number in random.permutation(count)]
+def _drawn(words: Sequence[str], known: set[str], random: np.random.Generator) -> list[str]:
+    """Return words in random order, known ones last."""
+    return sorted((words[number] for number in random.permutation(len(words))), key=lambda word: word in known)
 
 
 @dataclass(frozen=True)
@@ -293,6 +362,9 @@ class Found:
         by_chance = chance_of(answers)
         low, high = binomial_interval(count, asked, confidence=confidence)
         return cls(count, asked, low, high, float(min(1.0, by_chance[count:].sum())))
+
+    def __str__(self) -> str:
+        return f"{self.found} of {self.asked}"
 
     @property
     def share(self) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.diagnosis.evidence import LOOK_CONFIDENCE, Floats, Mean, choice
-from ropewalk.diagnosis.facts import CHANCE, KINDS
+from ropewalk.diagnosis.facts import CHANCE
 from ropewalk.diagnosis.plan import CROP
 from ropewalk.errors import RopeError
 from ropewalk.figures.inline import inline_svg, night_colors
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE, RECORD = "index.html", "report.json"
+Picture = tuple[str, Callable[[tuple[float, float]], tuple[Any, str]]]
+"""A caption, and what returns the figure of a size in inches with its description."""
 BINS = 8  # of distances, with equally many facts
 PARTS = 4  # of a stretch that crop scored
 LIMITS = (-0.3, 1.0)  # nats per token: the widest scale of the loss
@@ -37,7 +40,7 @@ CONFIDENCE = 0.95  # of the lines in the figure of facts
 def found_by_distance(diagnosis: Any, method: str) -> list[tuple[float, int, int]]:
     """Return the mean distance, the facts found and the facts asked of each bin, the nearest first."""
     pairs = sorted(
-        (diagnosis.asked_at - fact.end, choice(row) == fact.right)
+        (diagnosis.target - fact.start, choice(row) == fact.right)
         for window, one in zip(diagnosis.windows, diagnosis.readings[method], strict=False)
         if one.answers
         for fact, row in zip(window.facts, one.answers, strict=True)
@@ -157,19 +160,49 @@ def figure_of(diagnosis: Any, name: str) -> Figure:
     need("matplotlib", extra="figures")
     if name not in FIGURES:
         raise RopeError("report: unknown figure.", facts={"name": name}, cure=f"Choose from {', '.join(FIGURES)}.")
-    figure: Any = _drawn(diagnosis, name, WIDE)[0]
+    return shown_by_notebooks(_drawn(diagnosis, name, WIDE)[0])
+
+
+def shown_by_notebooks(figure: Any) -> Figure:
+    """Return a figure that a notebook displays."""
     figure._repr_png_ = lambda: render(figure, "png")
     made: Figure = figure
     return made
 
 
+def pictures_of(diagnosis: Any) -> dict[str, Picture]:
+    """Return the figures of a diagnosis."""
+    return {name: (caption, partial(_drawn, diagnosis, name)) for name, (_, caption) in FIGURES.items()}
+
+
 def page_of(diagnosis: Any) -> str:
     """Return the page as one HTML text: every name and text is escaped. Raises `RopeError` if a package is missing."""
+    heads, rows = diagnosis.rows()
+    verdict = diagnosis.verdict
+    return render_page(
+        pictures_of(diagnosis),
+        name=diagnosis.name,
+        headline=verdict.headline,
+        action=verdict.action,
+        reasons=verdict.reasons,
+        tables=[[heads, *rows]],
+        best=diagnosis.labels.get(verdict.method),
+        terms=diagnosis.terms(),
+        lines=[*([diagnosis.scaling["sentence"]] if diagnosis.scaling else []), *diagnosis.notes],
+        answers=[one for one in (verdict, verdict.beside) if one],
+        measured=how_measured(diagnosis),
+        looks=[[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in diagnosis.looks],
+        audit=_audit(diagnosis),
+        environment=diagnosis.environment,
+    )
+
+
+def render_page(pictures: Mapping[str, Picture], *, environment: Mapping[str, Any], **parts: Any) -> str:
+    """Return a page of these figures and parts: name, headline, reasons, tables (a head and rows), terms, lines."""
     figures = []
     with _missing_glyphs():
-        for name, (_, caption) in FIGURES.items():
-            wide, said = _drawn(diagnosis, name, WIDE)
-            narrow, _ = _drawn(diagnosis, name, NARROW)
+        for name, (caption, draw) in pictures.items():
+            (wide, said), (narrow, _) = draw(WIDE), draw(NARROW)
             figures.append(
                 {
                     "name": name,
@@ -181,23 +214,12 @@ def page_of(diagnosis: Any) -> str:
     jinja2 = need("jinja2", extra="figures")
     folder = resources.files("ropewalk.diagnosis")
     sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "style.css")}
-    environment = jinja2.Environment(
+    template = jinja2.Environment(
         loader=jinja2.DictLoader(sources), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    heads, rows = diagnosis.rows()
-    page: str = environment.get_template("page.html").render(
-        diagnosis=diagnosis,
-        figures=figures,
-        heads=heads,
-        rows=rows,
-        terms=diagnosis.terms(),
-        best=diagnosis.labels.get(diagnosis.verdict.method),
-        measured=how_measured(diagnosis),
-        looks=[[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in diagnosis.looks],
-        audit=_audit(diagnosis),
-        environment=[[name, str(value)] for name, value in diagnosis.environment.items()],
-        night=night_colors(),
-    )
+    ).get_template("page.html")
+    optional: dict[str, Any] = {"action": "", "best": None, "answers": (), "measured": "", "looks": (), "audit": ()}
+    rows = [[name, str(value)] for name, value in environment.items()]
+    page: str = template.render(figures=figures, environment=rows, night=night_colors(), **{**optional, **parts})
     return page
 
 
@@ -205,8 +227,7 @@ def how_measured(diagnosis: Any) -> str:
     """Return how the measurement was made, in a few sentences."""
     window = diagnosis.windows[0]
     far, near = (sum(fact.far == part for fact in window.facts) for part in (True, False))
-    fact = window.facts[0]
-    example = f"{KINDS[diagnosis.kind].asks.format(name=fact.name).strip()} {fact.value}."
+    example = window.facts[0].told
     control = diagnosis.evidence.control
     said = [
         f"Between the sentences of the text stand {far} far and {near} near facts in each window, such as “{example}” "
@@ -234,27 +255,30 @@ def _audit(diagnosis: Any) -> list[str]:
     ]
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, figures: Iterable[str] = FIGURES) -> None:
     """Raise `RopeError`, before any work is done, if the folder cannot be written or a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
-    for name in (PAGE, RECORD, *(f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png"))):
+    for name in (PAGE, RECORD, *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))):
         check_output(as_path(folder, "report") / name, new_folder=True)
 
 
-def write_report(folder: Path, diagnosis: Any) -> Path:
+def write_report(folder: Path, record: Any) -> Path:
     """Write index.html, report.json and each figure as .svg and .png into `folder`; return the page's path.
+
+    - `record`: a `Diagnosis` or a `DepthMap`.
 
     Everything is rendered before the first file is written. Raises `RopeError` as `check_folder`.
     """
-    check_folder(folder)
+    pictures = record.pictures()
+    check_folder(folder, pictures)
     folder = as_path(folder, "report")
-    content: dict[str, str | bytes] = {RECORD: json.dumps(diagnosis.to_json(), indent=1, allow_nan=False) + "\n"}
+    content: dict[str, str | bytes] = {RECORD: json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"}
     with _missing_glyphs():
-        for name in FIGURES:
-            figure, _ = _drawn(diagnosis, name, WIDE)
+        for name, (_, draw) in pictures.items():
+            figure, _ = draw(WIDE)
             content |= {f"{name}.{kind}": render(figure, kind) for kind in ("svg", "png")}
-    content[PAGE] = page_of(diagnosis)
+    content[PAGE] = record.to_html()
     for name, text in content.items():
         write_output(folder / name, text)
     return folder / PAGE

@@ -15,8 +15,8 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
-from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import MOST_SEED, check_whole
 
 PLAIN, CROP = "plain", "crop"
@@ -98,12 +98,11 @@ class Design:
     def places(self, tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return the text and the first token of each window, in rounds over the texts, in random order in each text.
 
-        - `tokens`: of each text. Windows of a text are disjoint, with random gaps, if it is long enough; else they are
-          spread evenly and overlap by at most a half. Texts shorter than a window are left out.
+        - `tokens`: of each text. Windows of a text are disjoint, with random gaps. Shorter texts are left out.
 
         Raises `RopeError` if the texts are too short for the windows.
         """
-        room = [most_windows(length, self.target) for length in tokens]
+        room = [length // self.target for length in tokens]
         if sum(room) < self.windows:
             raise RopeError(
                 "doctor: the texts are too short for the windows.",
@@ -122,21 +121,9 @@ class Design:
     def _starts(self, tokens: int, windows: int, text: int) -> list[int]:
         """Return the first tokens of a text's windows, in random order."""
         random, spare = np.random.default_rng([self.seed, text]), tokens - windows * self.target
-        if spare >= 0:
-            gaps = np.sort(random.integers(0, spare + 1, windows))
-            starts = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
-        else:
-            starts = [round(value) for value in np.linspace(0, tokens - self.target, windows).tolist()]
+        gaps = np.sort(random.integers(0, spare + 1, windows))
+        starts = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
         return [starts[number] for number in random.permutation(windows)]
-
-
-def most_windows(tokens: int, target: int) -> int:
-    """Return the number of windows in a text of `tokens` tokens if they overlap by at most a half.
-
-    >>> most_windows(100, 40), most_windows(79, 40), most_windows(39, 40)
-    (4, 2, 0)
-    """
-    return 0 if tokens < target else 2 * tokens // target - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,8 +135,8 @@ class Plan:
     """
 
     design: Design
-    own: Positions
-    positions: Mapping[str, Positions]
+    own: ModelRopes
+    positions: Mapping[str, ModelRopes]
     same_as: Mapping[str, str]
     configs: Mapping[str, dict[str, Any] | None]
 
@@ -189,7 +176,7 @@ class Plan:
 
 
 @cache
-def _digest_of(positions: Positions) -> str:
+def _digest_of(positions: ModelRopes) -> str:
     return fingerprint(positions)
 
 
@@ -252,7 +239,7 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
     return Plan(design=design, own=own, positions=positions, same_as=same_as, configs=configs)
 
 
-def _angles(positions: Positions, seq_len: int) -> object:
+def _angles(positions: ModelRopes, seq_len: int) -> object:
     """Return each layer's frequencies and attention factor at this length, which define a method's computation."""
     distinct = {
         rope: (columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in positions.present_ropes

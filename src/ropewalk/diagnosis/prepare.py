@@ -20,8 +20,8 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
-from ropewalk.diagnosis.evidence import Window, choice
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Layout, Teller
+from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Window, groups_of
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Wording
 from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
@@ -31,7 +31,6 @@ from ropewalk.diagnosis.plan import (
     Plan,
     Text,
     make_plan,
-    most_windows,
 )
 from ropewalk.diagnosis.reading import Clock, duration, fitting_workers, seconds_at_once, try_out
 from ropewalk.diagnosis.record import Diagnosis
@@ -51,13 +50,13 @@ from ropewalk.serving.served import Served
 from ropewalk.statistics import counted
 
 KIND = "windows"  # of the ledger
-JOB_FORMAT = 7  # of a result and of how it is measured: a change of either takes the next number
+JOB_FORMAT = 8  # of a result and of how it is measured: a change of either takes the next number
 BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
-DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
-QUEUE = ("yarn", "llama3", "ntk", "dca")  # measured one after the other until one works, if none is named
+COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
+MOST_COMPARED = 3  # at most so many of them
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
-CLEAR = 0.8  # of the facts: the kind is clear enough
+ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
 
 
 def doctor(
@@ -88,8 +87,8 @@ def doctor(
     - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
       overrides the config and the table of families.
     - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
-    - `methods`: names, or "all", which includes methods in attention; None: yarn, then llama3, ntk and dca until
-      one works, as far as the engine runs them. plain and crop are always measured.
+    - `methods`: names, or "all", which includes methods in attention; None: the first three of yarn, llama3, dca and
+      ntk that the engine runs, fewer if the minutes are too few. plain and crop are always measured.
     - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". The best
       method that it runs is recommended. None: the best of all, and the best for engines if that runs in Python only.
     - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
@@ -126,22 +125,27 @@ def doctor(
     return prepare(model, settings, progress).measure(progress)
 
 
-def prepare(
-    model: object,
-    settings: DoctorSettings,
-    progress: Progress | bool | None = None,
-    *,
-    clock: Clock = time.perf_counter,
-    kept: Sequence[str] = (),
-    record: Path | None = None,
-) -> DoctorRun:
-    """Load the model and check all settings, before any work; arguments as for `doctor`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit."""
+
+    source: Checkpoint
+    reader: Reader
+    dtype_choice: str | None
+    texts: tuple[Text, ...]
+    scaling: dict[str, Any] | None
+    trained: int
+    vocabulary: int
+    teller: Teller
+    minutes: float
+
+
+def open_model(model: object, settings: DoctorSettings, progress: Progress | bool | None = None) -> Opened:
+    """Load the model, encode the texts and choose the kind of facts; arguments as for `doctor`.
 
     If it is unknown whether the model was trained with the scaling in its config, this is measured here, because all
-    lengths depend on it. `kept`: words of the command line, such as --json FILE, to repeat in the next command.
-    `record`: the file into which the diagnosis will be written.
+    lengths depend on it.
     """
-    began = clock()
     source, reader, dtype_choice = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
@@ -168,41 +172,66 @@ def prepare(
     minutes = settings.minutes
     if minutes is None:
         minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
-    notes = [] if isinstance(model, str | Path) or dtype_choice is None else [dtype_choice]
+    return Opened(
+        source=source, reader=reader, dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained,
+        vocabulary=vocabulary, teller=teller, minutes=minutes,
+    )  # fmt: skip
 
-    def plan_for(target: int) -> Planned:
-        whole = tuple(text for text in texts if len(text.tokens) >= target) or texts
-        return _planned(model, source, reader, settings, whole, trained, target, teller, vocabulary)
 
-    if settings.target is not None:
-        chosen = plan_for(settings.target)
-    else:
-        least, most = teller.least(trained), max(trained, _longest(texts))
-        targets = [round(times * trained) for times in TIMES if least <= times * trained <= most] or [most]
-        chosen = plan_for(targets[0])
+def prepare(
+    model: object,
+    settings: DoctorSettings,
+    progress: Progress | bool | None = None,
+    *,
+    clock: Clock = time.perf_counter,
+    kept: Sequence[str] = (),
+    record: Path | None = None,
+) -> DoctorRun:
+    """Load the model and check all settings, before any work; arguments as for `doctor`.
+
+    `kept`: words of the command line, such as --json FILE, to repeat in the next command. `record`: the file into which
+    the diagnosis will be written.
+    """
+    began = clock()
+    opened = open_model(model, settings, progress)
+    source, reader, texts, trained = opened.source, opened.reader, opened.texts, opened.trained
+    teller, vocabulary, minutes = opened.teller, opened.vocabulary, opened.minutes
+    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
+
+    def plan_for(target: int, most: int = MOST_COMPARED) -> Planned:
+        return plan_of(opened, model, settings, target, most)
+
+    targets = [settings.target or max(trained, _longest(texts))]
+    if settings.target is None:
+        least = teller.least(trained)
+        targets = [round(times * trained) for times in TIMES if least <= times * trained <= targets[0]] or targets
+    chosen = plan_for(targets[0])
     workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
     pace = try_out(reader, torch.from_numpy(chosen.filled[0].ids), workers=workers, clock=clock)
 
-    def first_answer(planned: Planned) -> float:
+    def needed_by(planned: Planned) -> float:
         seconds = [pace.of_job(job) for job in _first_jobs(planned)]
         return float(from_first(SAFETY * seconds_at_once(seconds, workers)))
 
-    needed, longest = first_answer(chosen), chosen.layout.target
-    over = clock() - began + needed > 60 * minutes
-    for target in [] if settings.target is not None or not over else targets[1:]:
+    asked, needed = chosen, needed_by(chosen)
+    fewer = range(MOST_COMPARED, 0 if settings.target else 1, -1) if not settings.method_names else [MOST_COMPARED]
+    tries = [(target, most) for target in targets for most in fewer]
+    while over := clock() - began + needed_by(chosen) > 60 * minutes:
+        tries = tries[1:]
+        if not tries:
+            break
         try:
-            chosen = plan_for(target)
+            chosen = plan_for(*tries[0])
         except RopeError:  # too short for facts
             break
-        over = clock() - began + first_answer(chosen) > 60 * minutes
-        if not over:
-            notes.append(
-                f"With {longest:,} tokens, the first answer takes about {duration(needed)}, more than --minutes "
-                f"{minutes:g}; the target is {target:,} tokens instead."
-            )
-            break
+    if chosen is not asked and not over:
+        notes.append(
+            f"With {asked.layout.target:,} tokens and {', '.join(asked.plan.distinct)}, the first answer takes about "
+            f"{duration(needed)}, more than --minutes {minutes:g}. Measured is {', '.join(chosen.plan.distinct)} with "
+            f"{chosen.layout.target:,} tokens."
+        )
     if over:
-        raise _too_long(model, settings, kept, minutes, needed + clock() - began, longest)
+        raise _too_long(model, settings, kept, minutes, needed + clock() - began, asked.layout.target)
     short = _short_text(chosen, texts)
     notes += [short] if short else []
     design = chosen.plan.design
@@ -216,57 +245,56 @@ def prepare(
     return DoctorRun(
         **vars(chosen), settings=settings, reader=reader, digest=digest, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
-        scaling=scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        dtype_choice=dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
+        scaling=opened.scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
+        dtype_choice=opened.dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
         record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
     )  # fmt: skip
 
 
 def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     """Return the jobs of the first answer."""
-    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.first, planned.filled[0].asked)
+    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.plan.distinct, planned.filled[0].asked)
 
 
-def _planned(
-    model: object, source: Checkpoint, reader: Reader, settings: DoctorSettings, texts: tuple[Text, ...],
-    trained: int, target: int, teller: Teller, vocabulary: int,
-) -> Planned:  # fmt: skip
-    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply."""
+def plan_of(opened: Opened, model: object, settings: DoctorSettings, target: int, most_compared: int) -> Planned:
+    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply.
+
+    - `most_compared`: methods, if none is named.
+    """
+    reader, trained, teller, vocabulary = opened.reader, opened.trained, opened.teller, opened.vocabulary
+    texts = tuple(text for text in opened.texts if len(text.tokens) >= target) or opened.texts
     if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
         raise _too_short(texts, settings, trained, teller)
-    room = sum(most_windows(len(text.tokens), target) for text in texts)
+    room = sum(len(text.tokens) // target for text in texts)
     most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, room))  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
-    names, queued = list(settings.method_names), False
-    if not names and design.extends:
-        queued = not _is_built_in(source)
-        names = list(QUEUE if queued else DECIDING)
+    names, chosen = list(settings.method_names), not settings.method_names and design.extends
+    if chosen:
         usual = default_methods(reader.positions, Reach(trained, target))
-        names = [name for name in names if name in usual or METHODS[name].in_attention]
+        names = [name for name in COMPARED if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
-    engines = _engines(model, source, reader, plan)
+    engines = _engines(model, opened.source, reader, plan)
     runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
-    if queued:  # what the engine cannot run is measured only if it is named
-        names = [name for name in names if runs.get(name, False) or METHODS[name].keeps_own]
+    if chosen:  # what the engine cannot run is measured only if it is named
+        able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
+        names = [name for name in names if name in able[:most_compared] or METHODS[name].keeps_own]
         plan = make_plan(reader, design, names or [PLAIN])
     place = {name: number for number, name in enumerate(names)}
     last = len(place)
     order = sorted(plan.positions, key=lambda x: (x != PLAIN, x == CROP, not runs.get(x, True), place.get(x, last)))
     plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
-    candidates = [name for name in plan.distinct if METHODS[name].extends]
-    at_once = (PLAIN, CROP, *candidates[:1])
-    first = [name for name in plan.distinct if not queued or name in at_once or METHODS[name].keeps_own]
     layout = teller.layout(trained, target)
     places = design.places([len(text.tokens) for text in texts])
-    filled = tuple(
-        teller.fill(layout, texts[text].tokens[start : start + target], seed=(settings.seed, number))
-        for number, (text, start) in enumerate(places)
-    )
+    filled, told = list[Filled](), set[tuple[str, str]]()
+    digests = [fingerprint(text.contents) for text in texts]
+    for text, start in places:
+        of, seed = texts[text], (settings.seed, digests[text], start)
+        body, wording = of.tokens[start : start + target], Wording.of(of.contents)
+        filled.append(teller.fill(layout, body, seed=seed, told=told, wording=wording))
+        told |= {(fact.name, fact.value) for fact in filled[-1].facts}
     windows = _windows(design, texts, places, filled, vocabulary)
-    return Planned(
-        plan=plan, texts=texts, layout=layout, filled=filled, windows=windows, engines=engines, first=tuple(first)
-    )
+    return Planned(plan=plan, texts=texts, layout=layout, filled=tuple(filled), windows=windows, engines=engines)
 
 
 def _windows(
@@ -358,22 +386,29 @@ def _too_long(
 def _teller(
     reader: Reader, tokenizer: TextTokenizer, texts: Sequence[Text], trained: int, settings: DoctorSettings
 ) -> Teller:
-    """Return the teller of numbers if the model finds most of them in a short window, else of what it finds best."""
-    text, most = max((text.tokens for text in texts), key=len), min(TRIED, trained)
+    """Return the teller of the first kind of facts, unless another serves and it does not, or another is shown better.
+
+    A kind serves if the unchanged model finds more of its facts in short windows than chance explains.
+    """
+    longest, most = max(texts, key=lambda text: len(text.tokens)), min(TRIED, trained)
+    text, wordings = longest.tokens, [Wording.of(text.contents) for text in (longest, *texts)]
     best, errors = None, list[RopeError]()
     for kind in KINDS.values():
         try:
-            teller = Teller(kind, tokenizer.encode, tokenizer.decode)
+            teller = Teller(kind, tokenizer.encode, tokenizer.decode, wordings)
         except RopeError as error:
             errors.append(error)
             continue
-        share = _share_found(reader, teller, text[:most], settings.seed)
-        best = (share, teller) if best is None or share > best[0] else best
-        if share >= CLEAR:
+        found = _found_nearby(reader, teller, text, most, settings.seed)
+        serves = found.exceeds_chance(LEVEL)
+        known = best is not None and best[0].asked > 0
+        if best is None or not known or (serves and not best[0].exceeds_chance(LEVEL)) or found.low > best[0].high:
+            best = (found, teller)
+        if found.share >= CLEAR:
             break
     if best is None:
         raise errors[0]
-    if best[0] < 0:
+    if not best[0].asked:
         if len(text) < most:
             raise _too_short(texts, settings, trained, best[1])
         raise RopeError(
@@ -384,17 +419,25 @@ def _teller(
     return best[1]
 
 
-def _share_found(reader: Reader, teller: Teller, text: Sequence[int], seed: int) -> float:
-    """Return the share of up to 16 facts that are found in a short text; -1 if it has no room for them."""
-    length = len(text)
+def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int, seed: int) -> Found:
+    """Return how many facts are found in up to four windows of `most` tokens, until 32 are asked or the share is clear.
+
+    None is asked if a window has no room for four.
+    """
+    length, groups = min(most, len(text)), list[list[int]]()
     count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
-    if count < GROUP:
-        return -1.0
     layout = Layout(length, length, length - teller.question, 0, count, teller.size)
-    filled, rows = teller.fill(layout, text, seed=(seed, 99)), list[list[float]]()
-    asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(filled.questions))}
-    reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
-    return float(np.mean([choice(row) == fact.right for row, fact in zip(rows, filled.facts, strict=True)]))
+    windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
+    found = Found.of(groups, confidence=LOOK_CONFIDENCE)
+    for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
+        filled, rows = teller.fill(layout, text[start : start + length], seed=(seed,)), list[list[float]]()
+        asking = {layout.asked_at: lambda prefix, rows=rows, filled=filled: rows.extend(prefix.ask(filled.questions))}
+        reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
+        groups += groups_of(filled.facts, dict(enumerate(rows)))
+        found = Found.of(groups, confidence=LOOK_CONFIDENCE)
+        if found.asked >= ASKED // 2 and found.share >= CLEAR:
+            break
+    return found
 
 
 def _engines(model: object, opened: Checkpoint, reader: Reader, work: Plan) -> dict[str, tuple[str, ...]]:

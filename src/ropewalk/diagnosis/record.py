@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from ropewalk.atomic_io import finite, read_json, write_output
 from ropewalk.diagnosis.evidence import Evidence, Mean, Standing, Window, WindowReading
 from ropewalk.diagnosis.facts import Found
-from ropewalk.diagnosis.page import figure_of, page_of
+from ropewalk.diagnosis.page import Picture, figure_of, page_of, pictures_of
 from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.rules import Action, works
 from ropewalk.serving.engines import ENGINES
@@ -35,13 +35,14 @@ class Verdict:
     - `action`: "unfit" (nothing can be said about this model on this text), "keep" (use it unchanged), "extend" (by
       `method`), "cut" (pass it only the last tokens, up to its trained length) or "undecided".
     - `headline`: the answer in one sentence. `reasons`: the sentences that support it.
-    - `method`: the method to extend with. `length`: tokens up to which "keep" or "extend" holds, an estimate.
+    - `method`: the method to extend with. `length`: tokens up to which "keep" or "extend" holds, with 90 % confidence.
     - `equal`: methods that are not shown to find less. `engine`: where this holds: "python" or the name of an engine;
       None: any engine.
     - `config`: the keys of config.json that make a checkpoint use the method; None if no config can express it.
     - `command`: the shell command, or the lines of Python, that apply the method; None if it is not "extend".
     - `beside`: the answer for engines, if no engine was named and `method` runs in Python only; the answer for Python,
       if the named engine cannot run what finds more; else None.
+    - `otherwise`: the headline if a loss that lies at a limit were on its other side, or None.
     - `settled`: whether further windows are unlikely to change the answer. `stopped`: why the run ended, or None.
     - `next`: the command that may decide, or None; `next_sentence`: the same in words.
     """
@@ -56,6 +57,7 @@ class Verdict:
     config: dict[str, Any] | None = None
     command: str | None = None
     beside: Verdict | None = None
+    otherwise: str | None = None
     settled: bool = True
     stopped: str | None = None
     next: str | None = None
@@ -106,7 +108,7 @@ class Diagnosis:
     """All that the doctor measured and concluded. Lengths are in tokens, losses in nats per token, times in seconds.
 
     - `name`: the model's, without folders. `kind`: of facts. `texts`: their names. `seed`: of windows and facts.
-    - `asked_at`: the tokens before the questions. `blocks`: [start, end) of positions.
+    - `blocks`: [start, end) of positions.
     - `windows`: the facts of each window. `readings`: by method, one for each window in order.
     - `methods`: how each is set. `evidence`: of the last look, which `verdict` follows from. `looks`: all of them.
     - `inspection`: the audits and findings of the config, as `ropewalk inspect` gives them.
@@ -123,7 +125,6 @@ class Diagnosis:
     trained_length: int
     target: int
     kind: str
-    asked_at: int
     texts: tuple[str, ...]
     seed: int
     blocks: tuple[tuple[int, int], ...]
@@ -201,6 +202,10 @@ class Diagnosis:
         """
         return figure_of(self, name)
 
+    def pictures(self) -> dict[str, Picture]:
+        """Return the figures of the report."""
+        return pictures_of(self)
+
     @property
     def labels(self) -> dict[str, str]:
         """Return the methods but crop, each with the names of all that share its numbers: "ntk = dynamic"."""
@@ -215,7 +220,11 @@ class Diagnosis:
         evidence, rows = self.evidence, []
         standings = [evidence.standings[name] for name in self.labels]
         standings.sort(
-            key=lambda one: (not works(one), -(one.beyond.share if one.beyond else -1.0), one.method != PLAIN)
+            key=lambda one: (
+                not works(evidence, one.method),
+                -(one.beyond.share if one.beyond else -1.0),
+                one.method != PLAIN,
+            )
         )
         for one in standings:
             loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval)

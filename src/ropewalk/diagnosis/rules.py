@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ropewalk.diagnosis.evidence import LEVEL, Evidence, Half, Standing
+from ropewalk.diagnosis.evidence import LEVEL, Evidence, Half, Mean, Standing
 from ropewalk.diagnosis.facts import CHANCE, Found
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.methods import METHODS
@@ -27,6 +28,8 @@ class Decision:
 
     - `method`: what to extend with. `length`: tokens up to which "keep" or "extend" holds.
     - `equal`: methods that can run and that are not shown to find less than the best.
+    - `more`: under "keep", the method that is shown to find more than the unchanged model.
+    - `limit`, `otherwise`: a method whose loss or cost lies at a limit, and the answer if it were on the other side.
     - `settled`: whether no further window can plausibly change the answer by much.
     - `reason`: why the model or text is unfit. `compared`: plain and the measured methods that can run.
     """
@@ -35,66 +38,86 @@ class Decision:
     method: str | None = None
     length: int | None = None
     equal: tuple[str, ...] = ()
+    more: str | None = None
+    limit: str | None = None
+    otherwise: Decision | None = None
     settled: bool = True
     reason: Reason | None = None
     compared: tuple[str, ...] = ()
 
 
-def works(standing: Standing) -> bool:
+def methods_of(evidence: Evidence) -> list[str]:
+    """Return the measured methods that may extend the model: neither plain nor one that forgets."""
+    return [name for name in evidence.standings if METHODS[name].extends and not METHODS[name].forgets]
+
+
+def works(evidence: Evidence, name: str) -> bool:
     """Return whether a method works beyond the trained length.
 
-    It finds more than chance, its loss beyond exceeds crop's by at most 0.10 nats per token, and its loss within
-    exceeds plain's by at most 0.05; the two losses by their means.
+    It finds more than chance, corrected for the number of methods. Its promised length exceeds the trained one, and up
+    to it, it finds half as well as plain within the trained length. By their means, its loss beyond exceeds crop's by
+    at most 0.10 nats per token, and its loss within plain's by at most 0.05.
     """
-    if standing.beyond is None or standing.loss is None or standing.broken:
-        return False
-    cost = 0.0 if standing.cost is None else standing.cost.value
-    return standing.beyond.exceeds_chance(LEVEL) and standing.loss.value <= LOSS_LIMIT and cost <= COST_LIMIT
+    return _finds(evidence, name) and all(mean.value <= limit for mean, limit in _guards(evidence.standings[name]))
 
 
-def fails(standing: Standing) -> bool:
+def fails(evidence: Evidence, name: str) -> bool:
     """Return whether it is shown that a method does not work: by a broken reading, a loss, or too few facts found."""
-    return (
-        standing.broken
-        or any(
-            mean is not None and mean.low is not None and mean.low > limit
-            for mean, limit in ((standing.loss, LOSS_LIMIT), (standing.cost, COST_LIMIT))
-        )
-        or (standing.beyond is not None and standing.beyond.asked > 0 and standing.beyond.high < CHANCE + CLOSE)
+    standing = evidence.standings[name]
+    if standing.broken or any(mean.low is not None and mean.low > limit for mean, limit in _guards(standing)):
+        return True
+    few = standing.beyond is not None and standing.beyond.asked > 0 and standing.beyond.high < CHANCE + CLOSE
+    return few or (
+        standing.half is not None and standing.half.high is not None and standing.half.high <= evidence.trained
     )
 
 
-def length_of(standing: Standing, trained: int, target: int) -> int:
-    """Return the length that a method reaches: where finding falls to half, rounded down to an eighth of the trained.
+def _finds(evidence: Evidence, name: str) -> bool:
+    """Return whether a method finds facts up to a promised length, as many as the floor, and its loss was measured."""
+    one, level = evidence.standings[name], LEVEL / (1 if name == PLAIN else max(1, len(methods_of(evidence))))
+    if one.beyond is None or one.broken or one.loss is None or one.length <= evidence.trained:
+        return False
+    return one.beyond.exceeds_chance(level) and one.reached[0] >= floor(evidence, one.reached[1])
 
-    At least the trained length, at most the target.
+
+def floor(evidence: Evidence, asked: int) -> float:
+    """Return how many of some facts a method must find: half of the control's share, corrected for guessing.
+
+    The control is plain, asked within the trained length.
     """
-    step = max(1, trained // 8)
-    half = target if standing.half is None or standing.half.tokens is None else standing.half.tokens
-    return target if half >= target else max(trained, half // step * step)
+    return asked * (CHANCE + evidence.control.share) / 2 if evidence.control.asked else 0.0
+
+
+def _guards(standing: Standing) -> list[tuple[Mean, float]]:
+    """Return the measured losses that have a limit, each with it."""
+    pairs = (standing.loss, LOSS_LIMIT), (standing.cost, COST_LIMIT)
+    return [(mean, limit) for mean, limit in pairs if mean is not None]
+
+
+def _at_limit(standing: Standing) -> bool:
+    """Return whether the interval of one loss contains its limit, and no other loss decides against the method."""
+    ends = [(*mean.interval, limit) for mean, limit in _guards(standing) if mean.interval is not None]
+    return any(low <= limit <= high for low, high, limit in ends) and all(low <= limit for low, _, limit in ends)
 
 
 def decide(
-    evidence: Evidence,
-    *,
-    trained: int,
-    target: int,
-    runs: Mapping[str, bool] | None = None,
-    log_vocabulary: float | None = None,
+    evidence: Evidence, *, runs: Mapping[str, bool] | None = None, log_vocabulary: float | None = None
 ) -> Decision:
     """Return the answer for one place where the model may run: an engine, any engine, or Python.
 
     1. `unfit`: the loss within is no better than that of token frequencies, or the control finds nothing.
-    2. `keep`: plain works, and no method that can run is shown to find more.
-    3. `extend`: of the working methods that can run and find more than plain, or do not have its loss, those not shown
-       to find less than the best are equal; a method of a config comes before one in attention, then the one that
-       finds most.
+    2. `extend`: a method works that can run, and plain is shown to fail, or to find less and to reach less far. Of
+       such methods, those not shown to find less than the best are equal; one of a config comes before one in
+       attention, then the one that finds most.
+    3. `keep`: plain works.
     4. `cut`: each method that can run is shown to fail. It is not enough that others were measured.
     5. `undecided`: anything else.
 
+    If the loss of a method lies at a limit, and the other side would change the answer, `otherwise` is that answer.
+
     - `runs`: whether each method can run there; a method that is not named, it can.
     """
-    plain = evidence.standings[PLAIN]
+    plain, trained, target = evidence.standings[PLAIN], evidence.trained, evidence.target
     if log_vocabulary is not None and plain.within is not None and plain.within > UNTRAINED * log_vocabulary:
         return Decision("unfit", reason="weights")
     if evidence.frequencies >= 0:
@@ -108,47 +131,47 @@ def decide(
             return Decision("undecided", settled=False)
     if target <= trained:
         return Decision("keep", length=target) if shown else Decision("undecided", settled=False)
-    can = {name: runs is None or runs.get(name, True) for name in evidence.standings}
-    measured = [name for name in evidence.standings if _extends(name)]
-    compared = (PLAIN, *(name for name in measured if can[name]))
-    working = [name for name, one in evidence.standings.items() if name != PLAIN and can[name] and works(one)]
-    working = [name for name in working if length_of(evidence.standings[name], trained, target) > trained]
-    length = length_of(plain, trained, target)
-    kept = works(plain) and length > trained
-    if not kept and not plain.broken and plain.loss is not None and plain.loss.value <= LOSS_LIMIT:
-        working = [name for name in working if _share(evidence, name) > _share(evidence, PLAIN)]
-    chosen, equal, settled = _best(working, evidence, can)
-    if kept:
-        more = None if chosen is None else evidence.rivals.get((chosen, PLAIN))
-        if more is None or more.low is None or more.low <= 0:
-            open_ = more is not None and more.high is not None and more.high > CLOSE
-            return Decision("keep", length=length, settled=not open_, compared=compared)
-    if chosen is not None:
-        length = length_of(evidence.standings[chosen], trained, target)
-        against_plain = fails(plain) or (plain.beyond is not None and not works(plain))
-        return Decision("extend", chosen, length, equal, settled and against_plain, compared=compared)
-    if (len(compared) > 1 or not measured) and all(fails(evidence.standings[name]) for name in compared):
+    can = [name for name in methods_of(evidence) if runs is None or runs.get(name, True)]
+    working = {name for name in (PLAIN, *can) if works(evidence, name)}
+    found = _answer(evidence, can, working)
+    for name in (PLAIN, *can):
+        if _at_limit(evidence.standings[name]) and _finds(evidence, name):
+            other = _answer(evidence, can, working ^ {name})
+            if (other.action, other.method) != (found.action, found.method):
+                return dataclasses.replace(found, limit=name, otherwise=other, settled=False)
+    return found
+
+
+def _answer(evidence: Evidence, can: Sequence[str], working: Collection[str]) -> Decision:
+    """Return the answer if these methods work, of those that can run."""
+    plain, compared = evidence.standings[PLAIN], (PLAIN, *can)
+    rivals = [name for name in can if not fails(evidence, name)]
+    more = [name for name in can if name in working and _shown(evidence, name, PLAIN)]
+    better = [name for name in more if evidence.standings[name].length > plain.length]
+    if fails(evidence, PLAIN):
+        better = [name for name in can if name in working]
+    if better:
+        best = max(better, key=lambda name: _share(evidence, name))
+        equal = [name for name in better if name == best or not _shown(evidence, best, name)]
+        equal.sort(key=lambda name: (METHODS[name].in_attention, -_share(evidence, name)))
+        chosen = evidence.standings[equal[0]]
+        settled = _known(evidence, equal[0]) and all(_excluded(evidence, one, equal[0]) for one in rivals)
+        return Decision("extend", equal[0], chosen.length, tuple(equal[1:]), settled=settled, compared=compared)
+    if PLAIN in working:
+        settled = plain.length == evidence.target or (
+            _known(evidence, PLAIN) and all(_excluded(evidence, one, PLAIN) for one in rivals)
+        )
+        finds_more = max(more, key=lambda name: _share(evidence, name), default=None)
+        return Decision("keep", length=plain.length, more=finds_more, settled=settled, compared=compared)
+    if (can or not methods_of(evidence)) and all(fails(evidence, name) for name in compared):
         return Decision("cut", compared=compared)
     return Decision("undecided", settled=False, compared=compared)
 
 
-def _best(
-    working: Sequence[str], evidence: Evidence, can: Mapping[str, bool]
-) -> tuple[str | None, tuple[str, ...], bool]:
-    """Return the method to choose among working ones, those equal to it, and whether no rival may be much better."""
-    if not working:
-        return None, (), True
-    best = max(working, key=lambda name: _share(evidence, name))
-    equal = [name for name in working if name == best or not _shown(evidence, best, name)]
-    equal.sort(key=lambda name: (METHODS[name].in_attention, -_share(evidence, name)))
-    chosen = equal[0]
-    rivals = [one for name, one in evidence.standings.items() if can[name] and _extends(name) and name != chosen]
-    settled = all(fails(one) or _excluded(evidence, one.method, chosen) for one in rivals)
-    return chosen, tuple(equal[1:]), settled
-
-
-def _extends(name: str) -> bool:
-    return METHODS[name].extends and not METHODS[name].forgets
+def _known(evidence: Evidence, name: str) -> bool:
+    """Return whether the promised length lies within a quarter of the trained length of its estimate."""
+    one, target = evidence.standings[name], evidence.target
+    return one.half is None or min(one.half.tokens or target, target) - one.length <= evidence.trained // 4
 
 
 def _share(evidence: Evidence, name: str) -> float:
@@ -165,7 +188,7 @@ def _shown(evidence: Evidence, one: str, other: str) -> bool:
 def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
     """Return whether it is excluded that a rival finds many more facts than the chosen method."""
     more = evidence.rivals.get((rival, chosen))
-    return more is not None and more.high is not None and more.high < CLOSE
+    return rival == chosen or (more is not None and more.high is not None and more.high < CLOSE)
 
 
 # The words: the headline, and the sentences that support it
@@ -174,16 +197,17 @@ def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
 def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -> str:
     """Return how many facts were found, with chance, and how far back.
 
-    >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, None, 16384)
-    'It finds 25 of 48 facts told more than 8,192 tokens earlier (chance 12).'
+    >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, Half(12449, 10950, 13960, 11300), 16384)[-46:]
+    'up to about 12,400 tokens back (11,000 to 14,000).'
     """
     said = f"It finds {count.found} of {count.asked} facts told more than {trained:,} tokens earlier "
     said += f"(chance {CHANCE * count.asked:g})"
     if half is None:
         return f"{said}."
-    if half.tokens is None or half.high is None:
-        return f"{said}, to the end of windows of {target:,} tokens (at least to {_round(half.low):,})."
-    return f"{said}, up to about {_round(half.tokens):,} tokens back ({_round(half.low):,} to {_round(half.high):,})."
+    if half.tokens is None:
+        return f"{said}, to the end of windows of {target:,} tokens (interval from {_round(half.low):,})."
+    high = "the end" if half.high is None else f"{_round(half.high):,}"
+    return f"{said}, up to about {_round(half.tokens):,} tokens back ({_round(half.low):,} to {high})."
 
 
 def _round(tokens: int) -> int:
@@ -217,11 +241,9 @@ def headline(decision: Decision, trained: int, place: str = "") -> str:
     }[decision.reason or "text"]
 
 
-def reasons(
-    decision: Decision, evidence: Evidence, *, trained: int, target: int, log_vocabulary: float, place: str
-) -> tuple[str, ...]:
+def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, place: str) -> tuple[str, ...]:
     """Return the sentences that support an answer. `place`: where the model may run, such as an engine's name."""
-    plain = evidence.standings[PLAIN]
+    plain, trained, target = evidence.standings[PLAIN], evidence.trained, evidence.target
     if decision.reason == "weights":
         return (f"Its loss within {trained:,} tokens is {plain.within:.2f} nats per token, that of random guesses "
                 f"{log_vocabulary:.2f}: the weights are untrained or damaged, or the model was not trained on such "
@@ -247,15 +269,27 @@ def reasons(
         if decision.equal:
             seen = counted(evidence.windows, "window")
             lines.append(f"Equal within what {seen} can tell: {', '.join(decision.equal)}.")
+        if decision.more is not None:
+            lines.append(_more(evidence.standings[decision.more]))
     elif not decision.compared:
         few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
         lines.append(
             f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."
         )
     else:
-        said = "; ".join(_why(evidence.standings[name]) for name in decision.compared)
+        said = "; ".join(_why(evidence, name) for name in decision.compared)
         lines += [f"{said}.", "" if decision.compared[1:] else f"No method that runs in {place} was measured."]
+    if decision.limit is not None and decision.otherwise is not None:
+        other = headline(decision.otherwise, trained)
+        lines.append(f"At the limit: {_limit(evidence.standings[decision.limit])}. On its other side: {other}")
     return tuple(filter(None, lines))
+
+
+def _more(one: Standing) -> str:
+    """Return what a method finds that finds more than the model as it is, and what it costs."""
+    found = "" if one.beyond is None else f"{one.beyond.found} of {one.beyond.asked}"
+    cost = "" if one.cost is None else f", at {one.cost.value:+.2f} nats per token within the trained length"
+    return f"But {one.method} finds more: {found}{cost}."
 
 
 def _plainly(plain: Standing, chosen: Standing) -> str:
@@ -268,8 +302,9 @@ def _plainly(plain: Standing, chosen: Standing) -> str:
     return f"{said}."
 
 
-def _why(one: Standing) -> str:
+def _why(evidence: Evidence, name: str) -> str:
     """Return why a method does not work, as a clause."""
+    one = evidence.standings[name]
     if one.broken:
         return f"{one.method}: the loss rises by more than a nat"
     if one.loss is not None and one.loss.value > LOSS_LIMIT:
@@ -277,5 +312,22 @@ def _why(one: Standing) -> str:
     if one.cost is not None and one.cost.value > COST_LIMIT:
         return f"{one.method}: costs {one.cost.value:.2f} nats within the trained length (at most {COST_LIMIT:.2f})"
     if one.beyond is not None:
-        return f"{one.method}: finds {one.beyond.found} of {one.beyond.asked} facts (chance {one.beyond.asked / 4:g})"
+        (found, asked), chance = one.reached, f"chance {one.beyond.asked / 4:g}"
+        if one.length <= evidence.trained and not fails(evidence, name):
+            chance += "; it is not known how far back"
+        if one.length > evidence.trained and found < (least := floor(evidence, asked)):
+            chance += (
+                f"; {found} of {asked} up to {one.length:,} tokens back, half as well as nearby is {math.ceil(least)}"
+            )
+        return f"{one.method}: finds {one.beyond.found} of {one.beyond.asked} facts ({chance})"
     return f"{one.method}: not asked"
+
+
+def _limit(one: Standing) -> str:
+    """Return which loss of a method lies at its limit, with its interval."""
+    said = [
+        f"{name} is {mean.value:.3f} nats per token ({mean.low:.3f} to {mean.high:.3f}; at most {limit:.2f})"
+        for name, mean, limit in (("loss less crop's", one.loss, LOSS_LIMIT), ("cost", one.cost, COST_LIMIT))
+        if mean is not None and mean.low is not None and mean.high is not None and mean.low <= limit <= mean.high
+    ]
+    return f"{one.method}'s {' and its '.join(said)}"

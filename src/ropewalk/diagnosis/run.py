@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ropewalk.checkpoints.reader import Advance, Reader
-from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, gather
+from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import Filled, Layout
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
-from ropewalk.diagnosis.rules import Decision, decide, fails, headline, reasons
+from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
 from ropewalk.layers.decoder import Decoder
 from ropewalk.ledger import Ledger
@@ -32,6 +32,7 @@ from ropewalk.statistics import counted
 from ropewalk.version import __version__
 
 SAFETY = 1.1  # of an estimate of time
+MANY = 4  # methods: the best of as many is measured in a fresh window
 
 
 def doctor_command(
@@ -80,6 +81,18 @@ def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
     return engine in (None, "python", *engines)
 
 
+def environment_of(reader: Reader, digest: str, dtype_choice: str | None, seconds: float) -> dict[str, Any]:
+    """Return the versions, the machine and the model's settings, for a record."""
+    return {
+        "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
+        "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
+        "parameters": reader.parameters, "library": reader.library,
+        "dtype": str(reader.dtype).removeprefix("torch."),
+        **({"dtype_choice": dtype_choice} if dtype_choice else {}),
+        "model_digest": digest, "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
 class RunInterrupted(KeyboardInterrupt):
     """Raised on Ctrl-C during a run: `kept` results are saved, and `due` are missing.
 
@@ -96,8 +109,7 @@ class Planned:
     """What is measured for one target.
 
     - `filled`: the windows with their facts. `windows`: the same for the evidence.
-    - `engines`: those that can run each method. `first`: the methods of the first answer; the others follow, one by
-      one, as long as none works.
+    - `engines`: those that can run each method.
     """
 
     plan: Plan
@@ -106,7 +118,6 @@ class Planned:
     filled: tuple[Filled, ...]
     windows: tuple[Window, ...]
     engines: Mapping[str, tuple[str, ...]]
-    first: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,8 +177,7 @@ class DoctorRun(Planned):
             say(display, line)
         if self.resumed:
             say(display, f"Resumed: {counted(self.resumed, 'result')} saved before.")
-        alive, waiting = list(self.first), [name for name in self.plan.distinct if name not in self.first]
-        looks: list[LookBack] = []
+        alive, looks = list(self.plan.distinct), list[LookBack]()
         stopped: str | None = None
         self._announce(display, alive)
         try:
@@ -178,22 +188,21 @@ class DoctorRun(Planned):
                     say(display, f"Out of time after {counted(looks[-1].windows, 'window')}: {looks[-1].headline}")
                     break
                 evidence, decision, look = self._look(count)
-                looks = [one for one in looks if one.windows != count] + [look]
-                candidates = [name for name in alive if name not in (PLAIN, CROP)]
-                failed = all(fails(evidence.standings[name]) for name in candidates)
+                looks.append(look)
                 longer = next((one for one in self.looks if one > count), None)
-                then = ""
-                if waiting and failed and decision.action in ("cut", "undecided"):
-                    alive.append(waiting.pop(0))
-                    then = f"Next: {alive[-1]}."
-                elif not (decision.action == "unfit" or decision.settled or longer is None):
-                    alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence.standings[name])]
-                    count, then = longer, "More windows follow."
-                if then and not self._fits(count, alive):
-                    stopped, then = "minutes", ""
-                say(display, f"After {counted(look.windows, 'window')}: {look.headline} {then}".rstrip())
-                if not then:
+                done = decision.action in ("unfit", "cut") or decision.settled or longer is None
+                if not done:
+                    alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence, name)]
+                    stopped = None if self._fits(longer or count, alive) else "minutes"
+                done = done or stopped is not None
+                said = f"After {counted(look.windows, 'window')}: {look.headline}"
+                say(display, said if done else f"{said} More windows follow.")
+                if done:
                     break
+                count = longer or count
+            if decision.method is not None and len(methods_of(evidence)) >= MANY and count < self.plan.design.windows:
+                say(display, f"A fresh window for {decision.method}, the best of {len(methods_of(evidence))}.")
+                self._read(count + 1, [decision.method], display, needed=False)
         except KeyboardInterrupt as stop:
             diagnosis = self.diagnosis(looks, "Ctrl-C") if looks else None
             raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), diagnosis) from stop
@@ -275,8 +284,7 @@ class DoctorRun(Planned):
         """Return the evidence after the first windows, the decision, and the look."""
         readings, design = self._readings(count), self.plan.design
         evidence = gather(
-            self.windows[:count], readings, design.blocks, trained_length=design.trained_length, target=design.target,
-            asked_at=self.layout.asked_at,
+            self.windows[:count], readings, design.blocks, trained_length=design.trained_length, target=design.target
         )  # fmt: skip
         decision = self._decide(evidence, self.runs)
         seconds = sum(one.seconds for of in readings.values() for one in of)
@@ -289,25 +297,14 @@ class DoctorRun(Planned):
 
     def _decide(self, evidence: Evidence, runs: Mapping[str, bool]) -> Decision:
         """Return the answer for the place that can run these methods."""
-        design = self.plan.design
-        return decide(
-            evidence, trained=design.trained_length, target=design.target, runs=runs,
-            log_vocabulary=math.log(self.vocabulary),
-        )  # fmt: skip
+        return decide(evidence, runs=runs, log_vocabulary=math.log(self.vocabulary))
 
     def diagnosis(self, looks: Sequence[LookBack], stopped: str | None) -> Diagnosis:
         """Return the diagnosis of the last look."""
         design, count = self.plan.design, looks[-1].windows
         evidence, decision, look = self._look(count)
         readings = self._readings(count)
-        device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        environment = {
-            "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
-            "machine": platform.machine(), "device": device, "threads": torch.get_num_threads(),
-            "parameters": self.reader.parameters, "library": self.reader.library, "dtype": dtype,
-            **({"dtype_choice": self.dtype_choice} if self.dtype_choice else {}),
-            "model_digest": self.digest, "seconds": round(self.clock() - self.began, 1),
-        }  # fmt: skip
+        environment = environment_of(self.reader, self.digest, self.dtype_choice, self.clock() - self.began)
         same = self.plan.same_as
         methods = {
             name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
@@ -315,7 +312,7 @@ class DoctorRun(Planned):
         }  # fmt: skip
         return Diagnosis(
             name=self.reader.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
-            asked_at=self.layout.asked_at, texts=tuple(text.name for text in self.texts), seed=design.seed,
+            texts=tuple(text.name for text in self.texts), seed=design.seed,
             blocks=design.blocks, windows=self.windows[:count], readings=readings,
             methods=methods, evidence=evidence,
             verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks),
@@ -325,8 +322,9 @@ class DoctorRun(Planned):
     def _verdict(self, evidence: Evidence, decision: Decision, look: LookBack, stopped: str | None) -> Verdict:
         following = in_words = beside = None
         engine, count = self.settings.engine, look.windows
-        final = decision.settled and decision.action != "cut"  # which waiting methods may change
-        if decision.action == "undecided" or (stopped is not None and not final):
+        if decision.action == "cut" and stopped is None:
+            following, in_words = self._others()
+        elif decision.action == "undecided" or (stopped is not None and not decision.settled):
             following, in_words = self._next(count, stopped)
         names = [self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])]
         scope = names[0] if len(names) == 1 else counted(len(names), "text")
@@ -339,11 +337,22 @@ class DoctorRun(Planned):
             other = self._decide(evidence, {})
             if other.method is not None and not self.runs[other.method] and decision.method not in other.equal:
                 beside = self._answer(evidence, other, "python", "Python")
-        reasons = (*main.reasons, f"This is about {scope}, measured in {counted(count, 'window')}.")
+        fresh = self._fresh(decision, evidence)
+        reasons = (*main.reasons, *fresh, f"This is about {scope}, measured in {counted(count, 'window')}.")
         return dataclasses.replace(
             main, headline=look.headline, reasons=reasons, beside=beside, stopped=stopped, next=following,
             next_sentence=in_words,
         )  # fmt: skip
+
+    def _fresh(self, decision: Decision, evidence: Evidence) -> list[str]:
+        """Return what the best of many methods finds in a window that it was not chosen by, as a sentence."""
+        method, window = decision.method, evidence.windows
+        if method is None or len(methods_of(evidence)) < MANY or self.plan.key(method, window) not in self.ledger:
+            return []
+        answers = restored(WindowReading, self.ledger[self.plan.key(method, window)]).answers
+        facts = self.windows[window].facts
+        right = [choice(row) == fact.right for row, fact in zip(answers, facts, strict=True) if fact.far]
+        return [f"In a fresh window, which had no part in the choice, it finds {sum(right)} of {len(right)}."]
 
     def _answer(
         self, evidence: Evidence, decision: Decision, engine: str | None, place: str, record: Path | None = None,
@@ -360,11 +369,9 @@ class DoctorRun(Planned):
         shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
             **shared, headline=headline(decision, design.trained_length), engine=engine, config=config, command=command,
-            reasons=reasons(
-                decision, evidence, trained=design.trained_length, target=design.target,
-                log_vocabulary=math.log(self.vocabulary), place=place,
-            ),
+            reasons=reasons(decision, evidence, log_vocabulary=math.log(self.vocabulary), place=place),
             next_sentence=next_sentence,
+            otherwise=None if decision.otherwise is None else headline(decision.otherwise, design.trained_length),
         )  # fmt: skip
 
     def _command(self, method: str, length: int | None, engine: str | None, record: Path | None = None) -> str:
@@ -394,16 +401,20 @@ class DoctorRun(Planned):
         """Return the command that would decide, or None, and a sentence."""
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
-            minutes = max(self._enough(further, self.first), (self.settings.minutes or CPU_MINUTES) + 1)
+            minutes = max(self._enough(further, self.plan.distinct), (self.settings.minutes or CPU_MINUTES) + 1)
             return self.more(minutes=minutes, resume=True), f"About {minutes:g} minutes in all may decide."
         planned = self.plan.design.windows
         if self.looks[-1] < planned:
             return self.more(windows=None, resume=True), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
-            design, named = self.plan.design, bool(self.settings.method_names)
-            every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
-            if set(every) <= set(self.plan.positions):
-                return None, "Every method was measured in the most windows; other texts may decide."
-            return None if named else self.more(methods=ALL), "Other --methods may work."
+            return self._others()
         characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
+
+    def _others(self) -> tuple[str | None, str]:
+        """Return the command that measures every method, or None, and a sentence."""
+        design, named = self.plan.design, bool(self.settings.method_names)
+        every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
+        if set(every) <= set(self.plan.positions):
+            return None, "Every method was measured; other texts may decide."
+        return None if named else self.more(methods=ALL), "Other --methods may work."

@@ -49,8 +49,8 @@ class DoctorSettings:
     )
     methods: str | Sequence[str] | None = _option(
         None,
-        'Extension methods, separated by commas; "all" includes those in attention [default: yarn, then llama3, ntk '
-        "and dca until one works].",
+        'Extension methods, separated by commas; "all" includes those in attention [default: the first three '
+        "of yarn, llama3, dca and ntk that the engine runs].",
         type=tuple[str, ...],
         commas=True,
         option=("--methods", "--method"),

@@ -23,9 +23,10 @@ from ropewalk.figures.inline import css_look, embedded
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.methods.table import Method
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes, Ropes
 from ropewalk.version import __version__
 
 COMMON = {"hidden_size": 4096, "num_attention_heads": 32}
@@ -62,9 +63,9 @@ def family_entries() -> list[dict[str, Any]]:
     return entries
 
 
-def _ropes(config: dict[str, Any]) -> dict[str | None, RopeConfig | None] | None:
+def _ropes(config: dict[str, Any]) -> Ropes | None:
     try:
-        return ropes_of_layer_types(config)
+        return ModelRopes.from_hf(config).by_type
     except RopeError:
         return None
 
@@ -80,7 +81,7 @@ def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LON
 
     Tables of methods have targets up to `longest` tokens, and twice the trained length in any case.
     """
-    several = len(source.ropes) > 1
+    several = len(source.ropes.rotating) > 1
     return [
         _preset_entry(
             rope,
@@ -88,7 +89,7 @@ def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LON
             f"{name}.{label}" if several else name,
             longest,
         )
-        for label, rope in source.ropes.items()
+        for label, rope in source.ropes.rotating.items()
         if rope.num_axes == 1
     ]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ropewalk.checkpoints.checkpoint import Checkpoint, ropes_of
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
@@ -22,6 +22,7 @@ from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.model_ropes import ModelRopes
 
 Array = npt.NDArray[np.float64]
 BEGINNING = 30_000  # characters of Moby-Dick before the first window: the etymology and extracts
@@ -73,18 +74,18 @@ def opened(config: Any) -> Checkpoint:
     `config`: a `RopeConfig`, the argument of `published`, the content of a config.json, or a transformers config.
     """
     if isinstance(config, RopeConfig):
-        return Checkpoint(name=described(config), config={}, ropes={None: config})
+        return Checkpoint(name=described(config), config={}, ropes=ModelRopes((config,), (None,), (None,)))
     if isinstance(config, str | PathLike):
         source = published(str(config))
         return dataclasses.replace(source, name=TITLES.get(str(config), source.name))
-    ropes = ropes_of(config)
+    ropes = ModelRopes.from_hf(config)
     content = config if isinstance(config, Mapping) else config.to_dict()
     return Checkpoint(name=str(content.get("model_type", "config")), config=content, ropes=ropes)
 
 
 def main_rope(config: Any) -> RopeConfig:
     """Return the rope of a `Checkpoint` or of `opened(config)`, that of full attention if there are several."""
-    ropes = (config if isinstance(config, Checkpoint) else opened(config)).ropes
+    ropes = (config if isinstance(config, Checkpoint) else opened(config)).ropes.rotating
     return ropes.get("full_attention") or next(iter(ropes.values()))
 
 

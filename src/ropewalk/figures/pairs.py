@@ -469,7 +469,7 @@ def wavelengths_numbers(configs: Any) -> dict[str, Any]:
         source = opened(config)
         main = main_rope(source)
         window = text_part(source.config).get("sliding_window")
-        for layer_type, rope in sorted(source.ropes.items(), key=lambda item: item[0] != "full_attention"):
+        for layer_type, rope in sorted(source.ropes.rotating.items(), key=lambda item: item[0] != "full_attention"):
             trained = rope.trained_length or lengths(rope)[0]
             local = layer_type == "sliding_attention" and isinstance(window, int)
             longest = min(trained, window) if local and isinstance(window, int) else trained

@@ -8,7 +8,8 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.encoding import EncodingConfig
 from ropewalk.layers.encodings import NoPE, resolve
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension, ExtensionSetting, Positions, RopeSetting, entries
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.model_ropes import ExtensionSetting, ModelRopes, RopeSetting, entries
 from ropewalk.rope.values import MOST_SIZE, check_whole, checked
 
 
@@ -111,9 +112,9 @@ class DecoderConfig:
         return extension if isinstance(extension, tuple) else (extension,) * self.num_hidden_layers
 
     @property
-    def positions(self) -> Positions:
+    def positions(self) -> ModelRopes:
         """Return the rope, extension and window of each layer."""
-        return Positions(self.ropes, self.extensions, self.sliding_windows)
+        return ModelRopes(self.ropes, self.extensions, self.sliding_windows)
 
     @property
     def kv_heads(self) -> int:

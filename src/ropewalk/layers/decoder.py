@@ -22,7 +22,8 @@ from ropewalk.layers.masks import SeqLen
 from ropewalk.layers.norm import RMSNorm, multiplied, projected, residual_stream
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import UNCHANGED, Extension, ExtensionSetting, RopeSetting, Unchanged
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 

@@ -11,8 +11,8 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Positions
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import as_whole, check_whole
 
@@ -128,12 +128,12 @@ def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:
     return next((rope for rope in present if rope.scaling is not None), present[0] if present else None)
 
 
-def unsettled(positions: Positions) -> RopeConfig | None:
+def unsettled(positions: ModelRopes) -> RopeConfig | None:
     """Return the first rope with a scaling of unknown training status, or None.
 
     >>> from ropewalk.rope.scaling import Linear
     >>> rope = RopeConfig(8, interleaved=False, scaling=Linear(2.0))
-    >>> unsettled(Positions((rope,), (None,), (None,))) is rope
+    >>> unsettled(ModelRopes((rope,), (None,), (None,))) is rope
     True
     """
     return next((rope for rope in positions.present_ropes if is_unsettled(rope)), None)
@@ -149,17 +149,16 @@ def settle(rope: RopeConfig, with_scaling: bool, source: str) -> RopeConfig:
     return replace(rope, trained=Trained(with_scaling, source=source)) if is_unsettled(rope) else rope
 
 
-def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
+def settled(positions: ModelRopes, with_scaling: bool, source: str) -> ModelRopes:
     """Return the same positions after `settle` for every rope."""
-    ropes = tuple(None if rope is None else settle(rope, with_scaling, source) for rope in positions.ropes)
-    return replace(positions, ropes=ropes)
+    return positions.mapped(lambda rope: settle(rope, with_scaling, source))
 
 
-def why_no_effect(own: Positions, changed: Positions, length: int) -> str | None:
+def why_no_effect(own: ModelRopes, changed: ModelRopes, length: int) -> str | None:
     """Return why a method changes no layer up to this length in tokens, as a clause; None if it changes one.
 
     >>> rope = RopeConfig(8, interleaved=False)
-    >>> windowed = Positions((rope, None), (None, None), (4096, None))
+    >>> windowed = ModelRopes((rope, None), (None, None), (4096, None))
     >>> (why_no_effect(windowed, windowed, 131072) or "")[:41]
     'every layer that rotates has a window wit'
     """
@@ -171,12 +170,13 @@ def why_no_effect(own: Positions, changed: Positions, length: int) -> str | None
     return f"{hidden}, so that it changes none"
 
 
-def settled_by_length(positions: Positions, length: int | None) -> Positions:
+def settled_by_length(positions: ModelRopes, length: int | None) -> ModelRopes:
     """Return the same positions; a stated trained length settles an unknown scaling if it changes that length.
 
     >>> from ropewalk.rope.scaling import YaRN
     >>> rope = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16), max_position_embeddings=64)
-    >>> [settled_by_length(Positions((rope,), (None,), (None,)), n).ropes[0].scaling_is_trained for n in (64, 16, None)]
+    >>> one = ModelRopes((rope,), (None,), (None,))
+    >>> [settled_by_length(one, n).ropes[0].scaling_is_trained for n in (64, 16, None)]
     [True, False, None]
     """
     rope = unsettled(positions)
@@ -187,11 +187,11 @@ def settled_by_length(positions: Positions, length: int | None) -> Positions:
     return settled(positions, length > rope.original_length, "--trained-length")
 
 
-def trained_length_of(positions: Positions) -> int | None:
+def trained_length_of(positions: ModelRopes) -> int | None:
     """Return the trained length in tokens of the rope with the longest reach, else of the first rope that has one.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
-    >>> trained_length_of(Positions((None, rope), (None, None), (None, None)))
+    >>> trained_length_of(ModelRopes((None, rope), (None, None), (None, None)))
     64
     """
     main, ropes = main_rope(positions.ropes), positions.present_ropes
@@ -199,7 +199,7 @@ def trained_length_of(positions: Positions) -> int | None:
     return next((length for length in lengths if length is not None), None)
 
 
-def required_trained_length(positions: Positions, given: int | None) -> int:
+def required_trained_length(positions: ModelRopes, given: int | None) -> int:
     """Return the trained length: `given`, or the model's own.
 
     Raises `RopeError` if the model has no rope, if its length is unknown and not given, or if it has a scaling of

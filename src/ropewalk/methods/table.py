@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from ropewalk.errors import RopeError
 from ropewalk.methods.ropes import Reach, divisors_of, extended
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import (
-    STRING,
-    DualChunk,
-    Extension,
-    LaMPE,
-    LogN,
-    Positions,
-    ReRoPE,
-    SelfExtend,
-)
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.frequencies import smallest_theta
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import (
     ABF,
     NTK,
@@ -109,7 +101,7 @@ class Method:
         """Return, in a few words, whether and how config.json can express the method."""
         return f"no: {self.not_in_config}" if self.config is None else f"yes ({self.config})"
 
-    def positions(self, current: Positions, reach: Reach) -> Positions:
+    def positions(self, current: ModelRopes, reach: Reach) -> ModelRopes:
         """Return each layer's rope and extension under this method.
 
         Layers without a rope keep none. Layers with a sliding window of at most the trained length keep the rope of
@@ -119,7 +111,7 @@ class Method:
 
         >>> from ropewalk.methods import METHODS
         >>> rope = RopeConfig(64, interleaved=False)
-        >>> METHODS["pi"].positions(Positions((rope,), (None,), (None,)), Reach(512, 2048)).ropes[0].scaling
+        >>> METHODS["pi"].positions(ModelRopes((rope,), (None,), (None,)), Reach(512, 2048)).ropes[0].scaling
         Linear(factor=4.0)
         """
         if self.keeps_own:
@@ -139,10 +131,10 @@ class Method:
             return None if blocked else extension
 
         layers = list(zip(current.ropes, current.sliding_windows, strict=True))
-        return Positions(
-            tuple(None if rope is None else layer_rope(rope, window) for rope, window in layers),
-            tuple(None if rope is None else layer_extension(window) for rope, window in layers),
-            current.sliding_windows,
+        return replace(
+            current,
+            ropes=tuple(None if rope is None else layer_rope(rope, window) for rope, window in layers),
+            extensions=tuple(None if rope is None else layer_extension(window) for rope, window in layers),
         )
 
     def rope(self, rope: RopeConfig, reach: Reach) -> RopeConfig:
@@ -392,7 +384,7 @@ def named_methods(asked: str | Sequence[str] | None) -> list[str]:
     return words
 
 
-def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Reach) -> tuple[str, ...]:
+def chosen_methods(asked: Sequence[str] | None, positions: ModelRopes, reach: Reach) -> tuple[str, ...]:
     """Return the names of a run's methods in table order, always with `plain`, the baseline of all differences.
 
     - `asked`: names of methods, single or separated by commas. "all" is every method, including those in
@@ -411,7 +403,7 @@ def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Rea
     return tuple(name for name in METHODS if name in named)
 
 
-def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
+def default_methods(positions: ModelRopes, reach: Reach) -> tuple[str, ...]:
     """Return `plain`, `crop`, and every method that config.json can express, except those measured on request.
 
     `as-is` is included if the checkpoint has an extension, or a scaling that was not used in training. If the target is

@@ -1,4 +1,4 @@
-"""RopeConfig, the frozen, hashable description of a rotation, and the ropes of a whole model."""
+"""RopeConfig, the frozen, hashable description of a rotation."""
 
 from __future__ import annotations
 
@@ -475,26 +475,6 @@ class RopeConfig:
         return block if self.axes is None else block | sections_of(self.axes)
 
 
-Ropes = dict[str | None, RopeConfig | None]
-"""Ropes by layer type, None for layers without rotation; the only key is None if all layers rotate alike."""
-
-
-def ropes_of_layer_types(
-    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
-) -> Ropes:
-    """Return the rope of each layer type of a Hugging Face config, None for layers without rotation (NoPE).
-
-    `config` and `alpha` are those of `RopeConfig.from_hf`. If all layers rotate alike, the only key is None. Raises
-    `RopeError` as `from_hf` does (except for a missing `layer_type`), and for a model without any rotation.
-
-    >>> gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8}
-    >>> {label: rope.theta for label, rope in ropes_of_layer_types(gemma).items()}
-    {'sliding_attention': 10000.0, 'full_attention': 1000000.0}
-    >>> ropes_of_layer_types({"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4})["full_attention"]
-    """
-    return _ropes(config, alpha)[1]
-
-
 def indexer_rope(
     config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
 ) -> tuple[RopeConfig, int]:
@@ -515,22 +495,3 @@ def indexer_rope(
     """
     fields, offset = hugging_face.read_indexer(config, alpha=alpha)
     return RopeConfig(**fields), offset
-
-
-def ropes_by_block(config: str | PathLike[str] | Mapping[str, Any] | Any) -> tuple[Ropes, bool]:
-    """Return `ropes_of_layer_types`, and whether the config has a block for each layer type (then all are kept).
-
-    >>> ropes_by_block({"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4})[1]
-    True
-    """
-    ropes, alike, nested = _ropes(config, None)
-    keeps = nested and None not in ropes
-    return (ropes if keeps else alike), keeps
-
-
-def _ropes(config: Any, alpha: Any) -> tuple[Ropes, Ropes, bool]:
-    """Return the rope of each layer type, those of `ropes_of_layer_types`, and whether blocks are nested."""
-    read, nested = hugging_face.read_layer_types(config, alpha=alpha)
-    ropes = {label: None if fields is None else RopeConfig(**fields) for label, fields in read.items()}
-    alike = len(set(ropes.values())) == 1 and None not in ropes.values()
-    return ropes, {None: next(iter(ropes.values()))} if alike else ropes, nested

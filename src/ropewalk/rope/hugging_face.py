@@ -47,7 +47,7 @@ def read(
     """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
     found = describe(config)
     rope = _rope(found, block_of_layer(found, layer_type), layer_type, alpha)
-    _warn(found, stacklevel=4)
+    _warn(found)
     return rope
 
 
@@ -60,18 +60,20 @@ def read_block(block: Mapping[str, Any], head_dim: int, max_position_embeddings:
 
 def read_layer_types(
     config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
-) -> tuple[dict[str | None, dict[str, Any] | None], bool]:
-    """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`.
+) -> tuple[dict[str | None, dict[str, Any] | None], bool, dict[str, Any], Family]:
+    """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ModelRopes.from_hf`.
 
-    The second value is whether the config has, or its class writes, a block for each layer type.
+    The others are whether the config has, or its class writes, a block for each layer type, its text part, and its
+    family.
     """
     found = describe(config)
     ropes = {
         label: None if block is None else _rope(found, block, label, alpha)
         for label, block in blocks_of_layers(found).items()
     }
-    _warn(found, stacklevel=5)
-    return ropes, has_blocks(found.fields.get("rope_parameters")) or bool(found.family.blocks)
+    _warn(found)
+    nested = has_blocks(found.fields.get("rope_parameters")) or bool(found.family.blocks)
+    return ropes, nested, found.fields, found.family
 
 
 def read_indexer(
@@ -95,7 +97,7 @@ def read_indexer(
             cure=f"Remove `{_INDEXER_FLAG}` for what transformers computes.",
         )
     rope = _rope(found, block_of_layer(found, indexer.layer_type), indexer.layer_type, alpha)
-    _warn(found, stacklevel=4)
+    _warn(found)
     head_dim = as_whole(fields.get("index_head_dim", _INDEX_HEAD_DIM)) or 0
     if head_dim < rope["rotary_dim"]:
         raise RopeError(
@@ -207,7 +209,7 @@ def _unknown(fields: dict[str, Any]) -> Described:
     )
 
 
-def _warn(config: Described, stacklevel: int) -> None:
+def _warn(config: Described) -> None:
     """Warn once about unused keys, and about a model with an unknown type."""
     fields, family, name = config
     unread = unread_keys(fields, family)
@@ -216,7 +218,7 @@ def _warn(config: Described, stacklevel: int) -> None:
         what = [f"`model_type` {name!r} is unknown, and only its pairing is stated"] if unknown else []
         what += [f"these keys are not used: {described(unread)}"] if unread else []
         compare = "Compare with the model's own code before you trust this rope."
-        warnings.warn(f"from_hf: {'; '.join(what)}. {compare}", stacklevel=stacklevel)
+        warnings.warn(f"from_hf: {'; '.join(what)}. {compare}", stacklevel=4)
 
 
 # --- the rope of a block

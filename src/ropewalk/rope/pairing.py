@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, describe
 from ropewalk.families import family_named
-from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import as_whole
 
 Pairing = Literal["interleaved", "half"]
@@ -136,7 +136,7 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
             facts={"tensors": unknown[:4]},
             cure="Merge adapters and dequantize weights first. Convert other weights as tensors, with dim=0.",
         )
-    ropes = [rope for rope in ropes_of_layer_types(config).values() if rope is not None]
+    ropes = ModelRopes.from_hf(config).rotating.values()
     sizes = {(rope.head_dim, 2 * rope.pairs) for rope in ropes}
     if len(sizes) > 1:
         raise RopeError(

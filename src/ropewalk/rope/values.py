@@ -43,6 +43,7 @@ else:
 Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
 MOST_SEED, MOST_FACTOR = 2**63 - 1, 1e31  # thetas and factors: beyond, a formula overflows
+HORIZON = 2**21  # tokens: ropes that agree up to this length are the same
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -117,7 +117,7 @@ def serving_plan(
         return Refused(
             "the model's blocks are for branches of its layers, and engines' support is unknown",
             f"Write a folder for transformers: ropewalk extend apply MODEL --method {method} --out DIR.",
-            {"blocks": source.labels},
+            {"blocks": source.own.labels},
         )
     chosen = "plain" if record.crops else method
     keys = source.under(chosen, reach, length)
@@ -153,7 +153,7 @@ def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
         serve = shell_command("vllm", "serve", Path(name), "--max-model-len", length, *chosen)
         return bare.with_steps(*steps, serve, override=override)
     if bare.engine == "sglang":
-        key = "rope_parameters" if source.nested else "rope_scaling"
+        key = "rope_parameters" if source.own.nested else "rope_scaling"
         chosen += ["--json-model-override-args", json.dumps(_override(bare, key))] if override else []
         serve = shell_command(*_SGLANG, Path(name), "--context-length", length, *chosen)
         return bare.with_steps(*steps, serve, override=override)
@@ -186,7 +186,7 @@ def _override(bare: ServingPlan, key: str) -> dict[str, Any]:
     source, rule = bare.source, blocks_of(bare.block)[0]["rope_type"]
     keys: dict[str, Any] = {key: bare.block}
     # vLLM's tables of the other layers have as many rows (0.32.0's models/modernbert.py, line 104)
-    if rule not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type or source.nested:
+    if rule not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type or source.own.nested:
         keys |= source.lengths(bare.keys["max_position_embeddings"])
     for part in reversed(source.parts):
         keys = {part: keys}

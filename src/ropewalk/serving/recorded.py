@@ -14,7 +14,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.statistics import Interval, signed
 
-RECORD_FORMAT = 3
+RECORD_FORMAT = 4
 """Of the doctor's JSON document; a record of another format is refused."""
 _INSTEAD = {
     "keep": "Use the model unchanged; no files are needed.",

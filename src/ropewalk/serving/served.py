@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.attachment.layers import attends, attention_keys, fields_under
+from ropewalk.attachment.layers import attention_keys, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
 from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.load import open_safetensors
@@ -16,10 +16,9 @@ from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import Reach, is_unsettled, main_rope, settled_by_length
-from ropewalk.rope.config import RopeConfig, ropes_by_block
-from ropewalk.rope.extensions import Positions
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import NESTED, text_part
-from ropewalk.rope.rope_parameters import window_of_layer_type
+from ropewalk.rope.model_ropes import ModelRopes
 
 LENGTHS = (
     "max_position_embeddings", "model_max_length", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
@@ -36,8 +35,7 @@ Source: vLLM 0.33.0's transformers_utils/model_arch_config_convertor.py (`derive
 class Served:
     """A checkpoint's ropes, without its weights.
 
-    - `rope`: the one with the longest reach. `own`: rope and window of each layer type or block. `labels`: their names,
-      (None,) if all layers are alike.
+    - `rope`: the one with the longest reach. `own`: one entry for each type of layers.
     - `fields`: of the language model's config, with an empty block for each rope. `block`: its own block. `parts`: the
       keys of config.json that lead to these fields.
     - `trained`: the trained length in tokens. `stated_length`: the checkpoint's own value, or None.
@@ -49,8 +47,7 @@ class Served:
     given: str
     name: str
     rope: RopeConfig
-    own: Positions
-    labels: tuple[str | None, ...]
+    own: ModelRopes
     fields: Mapping[str, Any]
     block: Mapping[str, Any]
     parts: tuple[str, ...]
@@ -82,11 +79,9 @@ class Served:
         arch: str | None = None,
     ) -> Served:
         """Return the checkpoint of a config.json, or of the config of a loaded model."""
-        ropes, nested = ropes_by_block(content)
-        whole = Positions(tuple(ropes.values()), (None,) * len(ropes), (None,) * len(ropes))
-        stated = main_rope(whole.ropes)
-        ropes = dict(zip(ropes, settled_by_length(whole, trained_length).ropes, strict=True))
-        rope = main_rope(tuple(ropes.values()))
+        whole = ModelRopes.from_hf(content).of_types()
+        stated, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
+        rope = main_rope(own.ropes)
         if rope is None:
             raise RopeError(
                 "serving: this model has no rotary embedding, so there is no rope to set.",
@@ -103,8 +98,6 @@ class Served:
         fields = text_part(content)
         model_type = str(fields.get("model_type", ""))
         family = FAMILIES.get(family_name(model_type) or "")
-        types = fields.get("layer_types") or (() if family is None else family.layer_types)
-        labels = tuple(ropes if nested or not types else dict.fromkeys(types))
         fixed = family is not None and family.fixed
         # Phi-3's class requires the fraction in a new block, also if it is 1.0
         kept = {} if family is None or family.partial is None or family.mla else {"partial_rotary_factor": 1.0}
@@ -113,15 +106,10 @@ class Served:
             given=given,
             name=given,
             rope=rope,
-            own=Positions(
-                tuple(ropes[one] if one in ropes else ropes.get(None) if attends(one) else None for one in labels),
-                (None,) * len(labels),
-                tuple(window_of_layer_type(fields, label) for label in labels),
-            ),
-            labels=labels,
+            own=own,
             fields={
                 **{key: value for key, value in fields.items() if key != "rope_scaling"},
-                "rope_parameters": None if fixed else dict.fromkeys(map(str, labels), kept) if nested else kept,
+                "rope_parameters": None if fixed else dict.fromkeys(map(str, own.labels), kept) if own.nested else kept,
             },
             block=fields.get("rope_parameters") or fields.get("rope_scaling") or {},
             # Qwen2-VL's published files are flat, but its class nests them
@@ -133,11 +121,6 @@ class Served:
             model_type=model_type,
             branches=family is not None and bool(family.block_of),
         )
-
-    @property
-    def nested(self) -> bool:
-        """Return whether each layer type has its own block."""
-        return any(isinstance(block, Mapping) for block in (self.fields["rope_parameters"] or {}).values())
 
     @property
     def is_scaled(self) -> bool:
@@ -191,7 +174,7 @@ class Served:
 
     def under(self, method: str, reach: Reach, length: int | None = None) -> dict[str, Any] | str:
         """Return the keys of the config under a method, or the reason why there are none."""
-        return fields_under(self.fields, self.labels, self.own, method, reach, length)
+        return fields_under(self.fields, self.own, method, reach, length)
 
     def lengths(self, stated: int) -> dict[str, int]:
         """Return every key of the config that an engine reads as its length, with a number of tokens."""

@@ -20,7 +20,8 @@ from torch import nn
 
 from ropewalk.audit import Finding, check
 from ropewalk.errors import RopeError
-from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.model_ropes import ModelRopes
 
 VARIABLE = "ROPEWALK_VLLM_CHECK"
 """The environment variable: "log" (the default), "refuse" or "off"."""
@@ -187,7 +188,7 @@ def _ropes_of_model() -> set[RopeConfig]:
         current = import_module("vllm.config").get_current_vllm_config()
         model = current.model_config
         config = getattr(model, "hf_text_config", None) or model.hf_config
-        return {rope for rope in ropes_of_layer_types(config).values() if rope is not None}
+        return set(ModelRopes.from_hf(config).rotating.values())
     except Exception:  # outside of a model's construction vLLM raises; other versions have other names
         logger.debug("ropewalk: the model's config is not accessible.", exc_info=True)
         return set()

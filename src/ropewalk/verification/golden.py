@@ -24,11 +24,12 @@ import numpy.typing as npt
 from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_output
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
+from ropewalk.rope.values import HORIZON
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
 from ropewalk.verification.engine import WAIT, NextTokens, TokenizerTexts
 from ropewalk.verification.outcome import Prediction, Verification, distance
-from ropewalk.verification.questions import HORIZON, Compared, PromptQuestion, different
+from ropewalk.verification.questions import Compared, PromptQuestion, different
 from ropewalk.version import __version__
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import numpy as np
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
-from ropewalk.rope.extensions import Positions
-from ropewalk.verification.faulty_positions import FaultyPositions
-from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.methods.faults import Hypothesis
+from ropewalk.methods.faulty_rules import FaultyPositions
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.verification.outcome import Prediction, distance
 from ropewalk.version import __version__
 
@@ -42,7 +42,7 @@ class Predictions:
         self.ledger = Ledger(None if folder is None else folder / key, kind="verify", key=key)
         self.ledger.resume()
         self._known = {key: top for saved in self.ledger.results.values() for key, top in saved.items()}
-        self._readers: dict[Positions, Reader] = {}
+        self._readers: dict[ModelRopes, Reader] = {}
 
     def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
         """Return the prediction after the first n of these ids, for each n in `lengths`, under a hypothesis."""
@@ -55,7 +55,7 @@ class Predictions:
             self._known |= new
         return {length: Prediction(_unpacked(self._known[key])) for length, key in keys.items()}
 
-    def under(self, positions: Positions) -> Reader:
+    def under(self, positions: ModelRopes) -> Reader:
         """Return the reader under these positions; a copy of the model for each is kept, and shares its weights.
 
         transformers' layers have one pairing and width. For others, our own attention rotates under an extension that

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ropewalk.progress import Progress
+from ropewalk.rope.values import HORIZON
 from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.outcome import Prediction
 
-HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
 QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 CONFIRMING = 4  # prompts of the length that a verdict covers
 SHIFTED, SHIFTS = 40, 3  # tokens of prompts that are sent again without their first tokens, and times of each
@@ -119,12 +119,12 @@ def first_difference(one: Compared, other: Compared) -> int | None:
     """Return the length of the shortest prompt, next to a border of either, at which they differ; None if none does.
 
     >>> from ropewalk import RopeConfig
-    >>> from ropewalk.rope.extensions import Positions
+    >>> from ropewalk.rope.model_ropes import ModelRopes
     >>> from ropewalk.rope.scaling import DynamicNTK
-    >>> from ropewalk.verification.hypotheses import Hypothesis
+    >>> from ropewalk.methods.faults import Hypothesis
     >>> ropes = [RopeConfig(8, interleaved=False, max_position_embeddings=64, scaling=rule)
     ...          for rule in (None, DynamicNTK(2.0))]
-    >>> first_difference(*(Hypothesis("", Positions((rope,), (None,), (None,))) for rope in ropes))
+    >>> first_difference(*(Hypothesis("", ModelRopes((rope,), (None,), (None,))) for rope in ropes))
     65
     """
     lengths = {2, HORIZON, *(border + 1 for border in one.borders | other.borders)}

@@ -19,22 +19,15 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
 from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.methods.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
 from ropewalk.progress import Progress, say, shown
 from ropewalk.progress import expect as begin_stage
-from ropewalk.rope.extensions import Positions
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
 from ropewalk.verification.engine import WAIT, TokenizerTexts
-from ropewalk.verification.hypotheses import (
-    CHUNKS,
-    Hypothesis,
-    described,
-    expected_positions,
-    hypotheses,
-    in_decoding,
-    length_to_verify,
-)
+from ropewalk.verification.hypotheses import described, expected_positions, length_to_verify
 from ropewalk.verification.outcome import Prediction, Verification
 from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
 from ropewalk.verification.questions import (
@@ -60,7 +53,7 @@ def verify(
     model: str | Path | Reader | Any,
     engine: object,
     *,
-    expect: str | Positions | None = None,
+    expect: str | ModelRopes | None = None,
     up_to: int | None = None,
     max_tokens: int = MAX_TOKENS,
     text: str | Path | None = None,
@@ -80,7 +73,7 @@ def verify(
     - `engine`: the URL of a server with OpenAI's `/v1/completions` and `logprobs`; "transformers" or "llama.cpp", which
       are started here; a live transformers model; or an `Engine`. The variable OPENAI_API_KEY may contain a key.
     - `expect`: the expected rope: "plain", "METHOD:FACTOR" such as "yarn:4", a JSON block of `rope_parameters`, or
-      `Positions`. Defaults to the checkpoint's own config.
+      `ModelRopes`. Defaults to the checkpoint's own config.
     - `up_to`: the longest prompt of the verdict, in tokens. Defaults to the trained length, at most 1,024, or more if
       the expected scaling acts later. The verdict covers less if the answered prompts are shorter.
     - `max_tokens`: the longest prompt to send, in tokens.
@@ -121,7 +114,7 @@ def verify(
 def our_side(
     model: str | Path | Reader | Any,
     *,
-    expect: str | Positions | None = None,
+    expect: str | ModelRopes | None = None,
     up_to: int | None = None,
     text: str | Path | None = None,
     trained_length: int | None = None,
@@ -177,7 +170,7 @@ class OurSide:
     predictions: Predictions
     tokenizer: TextTokenizer
     text: str
-    positions: Positions
+    positions: ModelRopes
     trained: int
     longest: int | None = None
     rounds: Sequence[tuple[int, int]] | None = field(default=None, init=False)

@@ -83,7 +83,7 @@ def test_slots_that_do_not_fit(slots):
     ids=["float32", "meta", "rows", "pairs", "no such axis", "too few axes", "groups", "float32 columns", "none"],
 )
 def test_table_requests_that_do_not_fit(positions, columns, axes, rows):
-    """Positions, frequencies, axes and results that do not belong together are refused."""
+    """ModelRopes, frequencies, axes and results that do not belong together are refused."""
     with pytest.raises((ValueError, RuntimeError)):
         compiled.kernels.tables(1, positions, columns, axes, torch.zeros(rows, 4), torch.zeros(rows, 4))
 

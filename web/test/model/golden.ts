@@ -1,4 +1,4 @@
-/** Expected numbers, which scripts/explorer_model_golden.py writes into the folder ROPEWALK_GOLDEN. */
+/** Expected numbers, which scripts/explorer_golden.py writes into the folder ROPEWALK_GOLDEN. */
 import { readFileSync } from "node:fs";
 import { unpackModel, type Model } from "../../src/model/weights.ts";
 import { asTrained, type Setting } from "../../src/model/setting.ts";

@@ -1,14 +1,15 @@
-"""Wrong position rules and scales of attention that engines were found to apply, as extensions of our own decoder."""
+"""Wrong rules that engines were found to apply: positions, scales of attention, and a factor for each request."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ropewalk.rope.extensions import Extension, Region, check_scale, check_tokens, next_index, zero_index
+from ropewalk.rope.scaling import Ladder, Scaling
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,33 @@ class ScaledLogits(Extension):
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return self.scale
+
+
+@dataclass(frozen=True)
+class ByRequest(Scaling):
+    """A rule with the smallest factor of 1, 2, 4, ... that covers each request, in place of its own (vLLM #53964).
+
+    Keys in a cache that requests share then have the frequencies of the request that wrote them.
+    """
+
+    of: Any
+    needs_seq_len: ClassVar[bool] = True
+
+    @property
+    def original_length(self) -> int | None:
+        length: int | None = self.of.original_length
+        return length
+
+    def _rule(self, seq_len: int | None) -> Scaling | None:
+        factor = 1
+        while factor * self.of.original_length < (seq_len or 1):
+            factor *= 2
+        return replace(self.of, factor=min(float(factor), self.of.factor)) if factor > 1 else None
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        rule = self._rule(seq_len)
+        return ladder.inv_freq() if rule is None else rule.inv_freq(ladder, seq_len)
+
+    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
+        rule = self._rule(seq_len)
+        return 1.0 if rule is None else rule.attention_factor_at(ladder_max, seq_len)

@@ -1,0 +1,184 @@
+"""How often does the doctor's rule err? Answers of methods whose truth is known, drawn and judged, without a model.
+
+    python benchmarks/rule_errors.py [--small] [--again] [--runs 200]
+
+A cell states the truth about plain and some methods: the share of far facts that they know (corrected for guessing),
+the distance at which this falls to half and how steeply, the losses, and the variance of a group of four facts over
+that of independent ones (a beta-binomial for each window and group). `gather` and `decide` conclude after 1, 2, 4 and 8
+windows; "run" is the first settled one of them, as the doctor stops. Runs are compared in pairs. Cases are counted in
+which action, method or length differ from those of `rule_again.py`, which was written from the rule's description.
+About ten minutes on one core; each cell is saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from records import RESULTS, add_again, concluded, environment, started
+from rule_again import C, Rule
+from scipy import special
+
+from ropewalk.atomic_io import write_json
+from ropewalk.diagnosis.facts import Layout
+from ropewalk.diagnosis.plan import Design
+from ropewalk.methods import METHODS
+
+SIZE, KNOWS = 12, 0.7  # tokens of a fact, and of a question; the knowledge of near facts
+MANY = [name for name, one in METHODS.items() if one.extends and not one.forgets]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A method knows 0.7 of near facts, as the control, and `far` of others, up to `half` (in targets, as `width`)."""
+
+    far: float = 0.7
+    half: float = 9.0
+    width: float = 1 / 32
+    loss: float = 0.02
+    cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A truth to draw. `over`: the variance of a group over that of independent facts."""
+
+    name: str
+    methods: Mapping[str, Truth]
+    over: float = 1.0
+    trained: int = 1024
+    target: int = 4096
+    looks: tuple[int, ...] = (1, 2, 4, 8)
+
+
+def draw(cell: Cell, random: np.random.Generator) -> dict[str, Any]:
+    """Return a run's windows and readings in the form of `records.essentials`."""
+    count, layout = max(cell.looks), Layout.choose(cell.trained, cell.target, size=SIZE, question=SIZE)
+    design = Design(trained_length=cell.trained, target=cell.target, windows=1)
+    starts = np.array([low for low, _ in layout.ranges()])
+    far, inside = np.arange(len(starts)) < layout.far, np.array([end <= cell.trained for _, end in design.blocks])
+    early = [n for n in range(layout.far) if starts[n // 4 * 4 + 3] + 2 * SIZE <= cell.trained][:24]
+
+    def chosen(share: np.ndarray) -> np.ndarray:
+        grouped = np.broadcast_to(share, (count, len(share))).reshape(count, -1, 4)
+        mean = grouped.mean(-1)
+        if cell.over > 1:  # the variance of a group of four is 1 + 3 rho times the binomial's
+            size = 3 / (cell.over - 1) - 1
+            grouped = np.clip(grouped * (random.beta(mean * size, (1 - mean) * size) / mean)[..., None], 0, 1)
+        hit = random.random(grouped.shape) < grouped
+        return ((np.arange(4) + np.where(hit, 0, random.integers(1, 4, hit.shape))) % 4).reshape(count, -1)
+
+    control = chosen(np.full(len(early), C + (1 - C) * KNOWS))
+    base, readings = 3 + 0.5 * random.standard_normal((count, len(inside))), dict[str, list[Any]]()
+    for name, one in cell.methods.items():
+        fall = special.expit((one.half - (cell.target - starts) / cell.target) / one.width)
+        answers = chosen(C + (1 - C) * np.where(far, one.far, KNOWS) * fall)
+        losses = base + np.where(inside, one.cost, one.loss)
+        losses += 0.05 * random.standard_normal(base.shape) * (name != "plain")
+        readings[name] = [
+            {"loss": losses[number].tolist(), "choices": "".join(map(str, answers[number])), "stopped": None,
+             "control": dict(zip(map(str, early), control[number].tolist(), strict=True)) if name == "plain" else {}}
+            for number in range(count)
+        ]  # fmt: skip
+    for number in range(count):
+        steps = design.crop_steps(number)
+        scored = [any(first <= a and b <= end for first, end in steps) for a, b in design.blocks]
+        loss = base[number] + 0.15 * random.standard_normal(len(scored))
+        loss = [value if here else None for value, here in zip(loss.tolist(), scored, strict=True)]
+        readings.setdefault("crop", []).append({"loss": loss, "choices": "", "stopped": None, "control": {}})
+    window = {"text": 0, "start": 0, "counted": [end - start for start, end in design.blocks], "frequencies": 5.0,
+              "spans": [[start, start + SIZE] for start in starts.tolist()], "far": layout.far}  # fmt: skip
+    return {"trained_length": cell.trained, "target": cell.target,
+            "windows": [window] * count, "readings": readings}  # fmt: skip
+
+
+# The cells, and what is counted
+
+
+def cells() -> list[Cell]:
+    """Return all truths that are drawn."""
+    lost, found = Truth(far=0.0, half=0.25, loss=0.5), list[Cell]()  # plain that ends at a quarter of the target
+    for over in (1.0, 2.0):
+        for half, of in itertools.product((9.0, 0.75), (("yarn",), ("yarn", "llama3", "dca"))):
+            truth = {"plain": Truth(half=half), **dict.fromkeys(of, Truth(half=half, cost=0.02))}
+            found.append(Cell(f"plain and {len(of)} equal, half {half:g}", truth, over))
+        for share, trained in itertools.product((0.45, 0.6), (1024, 4096)):
+            truth = {"plain": Truth(far=share), "yarn": Truth(far=share, cost=0.02)}
+            found.append(Cell(f"plain and 1 equal know {share:.0%}", truth, over, trained, max(4096, 2 * trained)))
+        for share in (0.0, 0.08, 0.12, 0.3, 0.5):
+            found.append(Cell(f"yarn knows {share:.0%}", {"plain": lost, "yarn": Truth(far=share)}, over))
+        for half, width in itertools.product((0.375, 0.5, 0.625, 0.75, 0.875), (1 / 64, 1 / 8)):
+            truth = {"plain": lost, "yarn": Truth(half=half, width=width)}
+            found.append(Cell(f"yarn to {half:g}, slope 1/{1 / width:g}", truth, over))
+        for half in (0.625, 0.75, 0.875):
+            truth = {"plain": replace(lost, half=0.5), "yarn": Truth(half=half)}
+            found.append(Cell(f"yarn to {half:g}, slope 1/32", truth, over, 8192, 16384, looks=(1, 2, 4)))
+    for many in (1, 3, len(MANY)):
+        truth = {"plain": lost, **dict.fromkeys(MANY[:many], Truth(far=0.0))}
+        found.append(Cell(f"{many} blind", truth))
+    return found
+
+
+def tallied(cell: Cell, runs: list[dict[str, Any]], look: str) -> dict[str, Any]:
+    """Return the counts of a cell at a look; `runs` hold (action, method, length, tokens, low, high) by look."""
+    truth, step, of = list(cell.methods.values())[-1], cell.trained // 8, [run[look] for run in runs]
+    reach = cell.target * truth.half if truth.far >= KNOWS / 2 else cell.trained
+    same = [(a[2], b[2]) for a, b in zip(of[::2], of[1::2], strict=False) if a[:2] == b[:2]]
+    both = [abs(a - b) <= step for a, b in same if a is not None]
+    lengths = [length for _, _, length, *_ in of if length is not None]
+    spans = [one[4:] for one in of if one[4] is not None]
+    return {
+        "windows": look, "actions": Counter(one[0] for one in of),
+        "promised_more": [sum(length > reach for length in lengths), len(lengths)],
+        "covered": [sum(low <= reach and (high is None or high >= reach) for low, high in spans), len(spans)],
+        "same_answer": [len(same), len(of) // 2], "same_length": [sum(both), len(both)],
+    }  # fmt: skip
+
+
+def measure(key: str, cell: Cell, runs: int) -> dict[str, Any]:
+    """Return the counts of a cell at each look, and the cases in which the two rules differ."""
+    random, found, differ = np.random.default_rng(zlib.crc32(key.encode())), [], []
+    for _ in range(runs):
+        run, of = draw(cell, random), dict[str, Any]()
+        for count in cell.looks:
+            decision, reached = concluded(run, count, list(cell.methods)[-1])
+            answer = decision.action, decision.method, decision.length
+            of[str(count)] = *answer, *(getattr(reached, key, None) for key in ("tokens", "low", "high"))
+            if "run" not in of and (decision.settled or count == max(cell.looks)):
+                of["run"] = of[str(count)]
+            other = Rule(run, count).decide()
+            differ += [[count, answer, other]] if other != answer else []
+        found.append(of)
+    return {"trained": cell.trained, "target": cell.target, "over": cell.over, "methods": len(cell.methods) - 1,
+            "runs": runs, "looks": [tallied(cell, found, look) for look in (*map(str, cell.looks), "run")],
+            "compared": runs * len(cell.looks), "differ": len(differ), "differences": differ[:3]}  # fmt: skip
+
+
+def main() -> None:
+    """Draw the cells that the record lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--small", action="store_true", help="a test run of seconds, without a record")
+    add_again(parser, RESULTS / "rule-errors.json")
+    given = parser.parse_args()
+    record = {} if given.small else started(given)
+    done = record.setdefault("cells", {})
+    for cell in cells()[:: 9 if given.small else 1]:
+        key = f"{cell.name}; {cell.trained} to {cell.target}, over {cell.over:g}"
+        if key not in done:
+            one = done[key] = measure(key, cell, 2 if given.small else given.runs)
+            print(key, json.dumps(one["looks"][-1]), one["differ"], one["differences"][:1], flush=True)
+            if not given.small:
+                write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
+    print(sum(one["differ"] for one in done.values()), "of", sum(one["compared"] for one in done.values()), "differ")
+
+
+if __name__ == "__main__":
+    main()

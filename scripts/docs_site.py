@@ -1,0 +1,229 @@
+"""Hooks of MkDocs: the reference of Python and commands, tables of records, notebooks of the lesson, the explorer."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import griffe
+import nbformat
+from docs_outputs import BLOCK, LESSON
+from docs_records import RESULTS, with_tables
+from mkdocs.structure.files import File
+from nbformat import v4
+
+import ropewalk as rw
+from ropewalk import encodings, processes, scaling
+from ropewalk.diagnosis.depth import DepthMap, depth_map
+from ropewalk.diagnosis.record import Diagnosis
+from ropewalk.figures.explorer import explorer_data, explorer_page
+from ropewalk.figures.explorer_model import packed_model
+from ropewalk.rope.extensions import Extension
+
+NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
+COMMANDS = re.compile(r"^<!-- every command --> \*.*\*$", re.MULTILINE)
+FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
+PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
+PAGE = re.compile(r"\]\(((?:\.\./)*[\w./-]+\.md)(#[\w-]+)?\)")
+BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
+RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the records and their figures as results/NAME, the explorer, and the lesson's notebooks."""
+    for path in sorted(RESULTS.iterdir()):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    page = explorer_page(explorer_data(site=".."), packed_model())
+    files.append(File.generated(config, "explorer/index.html", content=page))
+    files.append(File.generated(config, "explorer/clocks.html", content=explorer_page({"only": "clocks"})))
+    for lesson in sorted(LESSON.glob("*.md")):
+        made = nbformat.writes(notebook(lesson))
+        files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Insert the reference, commands, tables of records and links to notebooks; redirect links to records."""
+    if page.file.src_uri.startswith("lesson/"):
+        head, rest = markdown.split("\n", 1)
+        markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
+    markdown = COMMANDS.sub(lambda _: "\n\n".join(commands()), with_tables(markdown))
+    markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
+    markdown = FRONT.sub(_by_scheme, markdown)
+    return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let calls in the tables of calls break after a bracket or a dot."""
+    head, calls, rest = html.partition('<div class="stack calls">')
+    return head + calls + CODE.sub(lambda found: BREAKS.sub(r"\g<0><wbr>", found[0]), rest)
+
+
+def _by_scheme(found: re.Match[str]) -> str:
+    """Return a picture once for light and once for dark: the page's own switch decides, not the system."""
+    sources = re.findall(r'<source media="(.*?)" srcset="(.*?)">', found[0])
+    pictures = []
+    for scheme in ("light", "dark"):
+        own = [(media, file) for media, file in sources if "max-width" in media and scheme in file]
+        narrow = "".join(f'<source media="{media.split(" and ")[0]}" srcset="{file}">' for media, file in own)
+        image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.svg", f"-{scheme}.svg")  # type: ignore[index]
+        pictures.append(f'<picture class="only-{scheme}">{narrow}{image}</picture>')
+    return f"<p>{''.join(pictures)}</p>"
+
+
+def names_of(subpackages: str) -> str:
+    """Return mkdocstrings entries for every public name of these subpackages.
+
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `record`
+    (`Diagnosis`, `depth_map` and `DepthMap`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
+    """
+    entries: list[tuple[str, Any]] = []
+    for group in subpackages.split():
+        if group == "scalings":
+            rules = ((name, thing) for name, thing in vars(scaling).items() if inspect.isclass(thing))
+            entries += [(f"rw.scaling.{name}", thing) for name, thing in rules if scaling.Scaling in thing.mro()[1:]]
+        elif group == "encodings":
+            entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
+        elif group == "processes":
+            entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
+        elif group == "record":
+            entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, depth_map, DepthMap)]
+        elif group.startswith("rw_"):
+            module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
+            things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]
+            entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things if callable(thing)]
+        elif group == "extensions":
+            own = {name: kind for name, kind in Extension.registry.items() if kind.__module__ == Extension.__module__}
+            entries += [(f"rw.rope.extensions.{name}", kind) for name, kind in own.items()]
+        else:
+            public = ((name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name)))
+            entries += [(f"rw.{name}", thing) for name, thing in public if thing.__module__.split(".")[1] == group]
+    return "\n\n".join(
+        f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: {name}\n      toc_label: {name}"
+        for name, thing in entries
+    )
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """Yield heading, text, usage and options of each command and subcommand."""
+    import typer
+
+    from ropewalk.cli.app import COMMANDS, build
+
+    for name in COMMANDS:
+        application = typer.main.get_command(build(name))
+        with application.make_context("ropewalk", [], resilient_parsing=True) as context:
+            yield from _described(application.commands[name], name, context, 2)
+
+
+def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
+    with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        yield f"{'#' * level} {context.command_path}"
+        yield "\n\n".join(_plain(part) for part in inspect.cleandoc(command.help or "").split("\n\n"))
+        yield f"```console\n$ {usage}\n```"
+        rows = []
+        for parameter in command.get_params(context):
+            record = parameter.get_help_record(context)  # None: hidden
+            if parameter.name != "help" and record is not None:
+                rows.append(record)
+        if rows:
+            lines = [f"| `{what.strip()}` | {_plain(text)} |" for what, text in rows]
+            yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
+                "`  ", "`"
+            )
+        for other, inner in getattr(command, "commands", {}).items():
+            yield from _described(inner, other, context, level + 1)
+
+
+def _plain(text: str) -> str:
+    """Return a help text with Markdown and HTML characters escaped."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+# -- notebooks ------------------------------------------------------------------------------------------------------
+
+
+def notebook(page: Path) -> nbformat.NotebookNode:
+    """Return the notebook of one page, valid by nbformat's schema; equal pages give equal notebooks."""
+    cells = list(_cells(page))
+    for number, cell in enumerate(cells):
+        cell["id"] = f"{page.stem[:2]}-{number}"
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    made = v4.new_notebook(cells=cells, metadata=metadata)
+    nbformat.validate(made)
+    return made
+
+
+def _cells(page: Path) -> Iterator[nbformat.NotebookNode]:
+    text, done = page.read_text(encoding="utf-8"), 0
+    for number, found in enumerate(BLOCK.finditer(text), 1):
+        yield from _prose(text[done : found.start()], page)
+        done = found.end()
+        outputs = [v4.new_output("stream", name="stdout", text=found["output"])] if found["output"] else []
+        yield v4.new_code_cell(found["code"].rstrip("\n"), outputs=outputs, execution_count=number)
+    yield from _prose(text[done:], page)
+
+
+def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
+    if not text.strip():
+        return
+    pictures: dict[str, Any] = {}
+
+    def inside(found: re.Match[str]) -> str:
+        file = (page.parent / found[2]).resolve()
+        pictures[file.name] = {"image/png": base64.b64encode(file.read_bytes()).decode("ascii")}
+        return f"![{found[1]}](attachment:{file.name})"
+
+    text = PICTURE.sub(inside, text.strip())
+    text = PAGE.sub(lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text)  # as in the site
+    yield v4.new_markdown_cell(text, **({"attachments": pictures} if pictures else {}))
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+
+
+class Examples(griffe.Extension):
+    """Griffe extension that fences every `>>>` example; the rest of our docstrings is Markdown."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Convert the docstring of each loaded object."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+def as_markdown(docstring: str) -> str:
+    """Return a docstring with examples as blocks of code and an empty line before its first list.
+
+    >>> print(as_markdown("Adds.\\n\\n>>> 1 + 1\\n2").replace("`" * 3, "~~~"))
+    Adds.
+    <BLANKLINE>
+    <BLANKLINE>
+    ~~~pycon
+    >>> 1 + 1
+    2
+    ~~~
+    """
+    lines, out, inside = docstring.splitlines(), [], False
+    for index, line in enumerate(lines):
+        if line.startswith(">>>") and not inside:
+            out += ["", "```pycon"]
+            inside = True
+        if inside and not line.strip() and not any(later.startswith(">>>") for later in lines[index + 1 : index + 2]):
+            out.append("```")
+            inside = False
+        out.append(line)
+    text = "\n".join([*out, "```"] if inside else out)
+    return re.sub(r"([^\n])\n(- )", lambda found: f"{found[1]}\n\n{found[2]}", text, count=1)

@@ -1,0 +1,438 @@
+"""What the figures of the lesson show: order, layers, caches, encodings, pairings, precision, and one rope.
+
+`NAME_numbers` returns the arguments of `NAME` in figures.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import ropewalk as rw
+from ropewalk.figures.material import Array, described, frequencies, rotary_model, shown_name, theta_of, windows
+from ropewalk.layers.encodings import Sizes, sinusoidal_table, t5_bucket
+from ropewalk.rope.pairing import Pairing, pairing_order
+from ropewalk.statistics import mean_and_interval
+
+WORDS = ("dog", "bites", "man")
+"""The sentence of the first step; its other order has the same words."""
+
+
+def order_numbers(head: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Return one head's attention weights of two sentences with the same words, without positions and with rotation.
+
+    Word vectors `[3, 64]` and the layer's weights are random, each drawn with `seed`. Rows and columns are words in
+    the order of `WORDS`, whatever their order in the sentence.
+    """
+    vectors = torch.randn(len(WORDS), 64, generator=torch.Generator().manual_seed(seed))
+    rows = []
+    for label, encoding in (("without positions", "none"), ("with rotary positions", "rope")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layer = rw.Attention(64, 4, encoding=encoding, causal=False)
+        by_sentence = []
+        for places in (torch.arange(len(WORDS)), torch.arange(len(WORDS)).flip(0)):  # of each word in the sentence
+            with torch.inference_mode():
+                _, weight = layer(vectors[places.argsort()][None], need_weights=True)
+            by_sentence.append((places.tolist(), weight[0, head][places][:, places].double().numpy()))
+        rows.append((label, by_sentence))
+    return {
+        "rows": rows,
+        "words": WORDS,
+        "note": f"A layer of 64 features and 4 heads (head {head}), not causal, untrained; words are random vectors "
+        f"(seed {seed}).\nA row: where the attention of this word goes. In brackets: positions. Framed: differs from "
+        "the left.",
+    }
+
+
+def layer_numbers(
+    heads: int = 4, key_heads: int = 2, head_dim: int = 16, tokens: int = 10, batch: int = 2
+) -> dict[str, Any]:
+    """Return the shapes in an attention layer with RoPE, by name, recorded in a forward pass."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def split(name: str) -> Any:
+        return lambda _, __, out: shapes.update({name: (*out.shape[:-1], out.shape[-1] // head_dim, head_dim)})
+
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        attention = rw.Attention(heads * head_dim, heads, num_key_value_heads=key_heads, head_dim=head_dim)
+        for name in ("q", "k", "v"):
+            getattr(attention, f"{name}_proj").register_forward_hook(split(name))
+        x = torch.randn(batch, tokens, heads * head_dim)
+        out, weight = attention(x, need_weights=True)
+    return {"shapes": {"x": tuple(x.shape), **shapes, "weights": tuple(weight.shape), "out": tuple(out.shape)}}
+
+
+CACHES = ("right", "every token at position 0", "nothing stored", "keys rotated again")
+
+
+def cache_numbers(tokens: int = 6) -> dict[str, Any]:
+    """Return the distance in the score of each new token with each cached key, for each way to use a cache.
+
+    Each token's query and key are the same vector. They are rotated, the key is stored in a `KVCache`, and the distance
+    is the angle between the query and each stored key over the frequency of the pair. nan: the cache has no such key.
+    """
+    return {
+        "distances": {way: _cached_distances(way, tokens) for way in CACHES},
+        "note": f"{tokens} tokens are generated, one in each step (row). Each cell: angle between the rotated query\n"
+        "and a stored key, over the pair's frequency. The border marks the key that the step stores.",
+    }
+
+
+def _cached_distances(way: str, tokens: int) -> Array:
+    """Return the distances `[steps, keys]` that the stored keys show."""
+    config = rw.RopeConfig(4, interleaved=True)  # its second pair rotates by 0.01 radians per token
+    rope, frequency = rw.RotaryEmbedding(config), float(frequencies(config)[1])
+    store = rw.KVCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=4, dtype=torch.float64)
+    vector = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64).view(1, 1, 1, 4)
+    distances = np.full((tokens, tokens), np.nan)
+    for step in range(tokens):
+        position = 0 if way == "every token at position 0" else step
+        query = rope.rotate(vector, position_ids=torch.tensor([position]))
+        layout = store.lay_out(1, 1)
+        keys = store.write(0, query, query, layout)[0]
+        store.commit(layout)
+        first = step + 1 - keys.shape[2]  # the token of the cache's first key
+        distances[step, first : step + 1] = (_angle(query[0, 0]) - _angle(keys[0, 0])) / frequency
+        if way == "nothing stored":
+            store.truncate(0)
+        elif way == "keys rotated again":
+            rope.rotate(keys, position_ids=torch.arange(step + 1), layout="bhsd", inplace=True)
+    return distances
+
+
+def _angle(vectors: Tensor) -> Array:
+    """Return the angle of the second pair of each vector `[vectors, 4]`, in radians."""
+    angles: Array = torch.atan2(vectors[:, 3], vectors[:, 2]).numpy()
+    return angles
+
+
+def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
+    """Return ALiBi's bias `[heads, distances]` and T5's bucket `[distances]` at distances 0, 1, ..., `longest`."""
+    distances = torch.arange(longest + 1)
+    sizes = Sizes(hidden_size=8 * heads, num_attention_heads=heads, head_dim=8)
+    return {
+        "alibi": rw.encodings.ALiBi().build(sizes).of_distance(distances).numpy(),
+        "buckets": t5_bucket(distances, num_buckets=32, max_distance=128, causal=True).numpy(),
+        "note": f"ALiBi with {heads} heads; T5 with 32 buckets and a largest distance of 128, causal.",
+    }
+
+
+def pairing_numbers(head_dim: int = 8, models: Sequence[str] = (), texts: int = 8, tokens: int = 256) -> dict[str, Any]:
+    """Return the features of each pair in both conventions, and the loss of models with the right and wrong one.
+
+    By default of "tiny" and of the model that $ROPEWALK_SMOLLM2 names.
+    """
+    smollm2 = os.environ.get("ROPEWALK_SMOLLM2")
+    named = tuple(models) or ("tiny", *([smollm2] if smollm2 else []))
+    return {
+        "pairs": {name: pairs_of(head_dim, name == "interleaved") for name in ("interleaved", "half-split")},
+        "losses": {shown_name(name): losses(rotary_model(name), texts, tokens) for name in named},
+        "note": f"Mean over {texts} windows of {tokens} tokens of Moby-Dick; whiskers: 95 % interval of the paired "
+        "difference to its own pairing; dotted: every token equally likely.\n"
+        "Converted: the rows of q and k reordered by convert_pairing, and run in the other pairing.",
+    }
+
+
+def pairs_of(head_dim: int, interleaved: bool) -> list[tuple[int, int]]:
+    """Return the two features of each pair, fastest first.
+
+    >>> pairs_of(4, True), pairs_of(4, False)
+    ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
+    """
+    if not interleaved:
+        return [(i, i + head_dim // 2) for i in range(head_dim // 2)]
+    order = pairing_order("half", head_dim).tolist()  # interleaved place of each half-split feature
+    return [(order[a], order[b]) for a, b in pairs_of(head_dim, False)]
+
+
+def losses(model: rw.Decoder, texts: int, tokens: int) -> dict[str, Any]:
+    """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
+
+    Each is (mean, low, high); the interval is that of the paired difference over windows, centred at the mean.
+    "uniform" is ln(vocab_size).
+    """
+    ids = windows(model, texts, tokens)
+    wrong = wrongly_paired(model)
+    own = [_loss(model, row) for row in ids]
+    result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
+    for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
+        means = own if case is None else [_loss(case, row) for row in ids]
+        mean, _ = mean_and_interval(means)
+        apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
+        low, high = interval or (apart, apart)
+        result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
+    return result
+
+
+@torch.inference_mode()
+def _loss(model: rw.Decoder, ids: Tensor) -> float:
+    """Return the mean loss of tokens `[tokens]`, all but the first, in nats."""
+    return float(torch.nn.functional.cross_entropy(model(ids[None])[0, :-1].float(), ids[1:]))
+
+
+def wrongly_paired(model: rw.Decoder) -> rw.Decoder:
+    """Return the model with the other pairing in every layer."""
+    other = (rope and dataclasses.replace(rope, interleaved=not rope.interleaved) for rope in model.config.ropes)
+    return model.with_positions(rope=tuple(other))
+
+
+def converted(wrong: rw.Decoder) -> rw.Decoder:
+    """Return the model with weights reordered for the pairing of its config."""
+    rope = next(rope for rope in wrong.config.ropes if rope is not None)
+    model = rw.Decoder(wrong.config)
+    to: Pairing = "interleaved" if rope.interleaved else "half"
+    weights = rw.convert_pairing(wrong.state_dict(), to=to, config={"model_type": "llama", "head_dim": rope.head_dim})
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+NEAR = 64  # positions before each point of a curve, of which the largest error counts
+WAYS = ("angles in bfloat16", "angles in float32", "tables in bfloat16", "tables in float16", "ropewalk")
+
+
+def _tables_of(way: str, head_dim: int, theta: float, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin `[positions, pairs]` as each way computes them, as float32."""
+    config = rw.RopeConfig(head_dim, interleaved=False, theta=theta)
+    cos, sin = rw.RotaryEmbedding(config).cos_sin(positions)
+    if way.startswith("tables"):
+        dtype = torch.bfloat16 if way.endswith("bfloat16") else torch.float16
+        return cos.to(dtype).float(), sin.to(dtype).float()
+    if way.startswith("angles"):  # common code: inv_freq and the product in this dtype, then cos and sin
+        dtype = torch.bfloat16 if way.endswith("bfloat16") else torch.float32
+        inv_freq = torch.from_numpy(frequencies(config)).to(dtype)
+        angles = (positions.to(dtype)[:, None] * inv_freq).float()
+        return angles.cos(), angles.sin()
+    return cos, sin
+
+
+def precision_numbers(
+    head_dim: int = 128,
+    theta: float = 10_000.0,
+    longest: int = 10_000_000,
+    distance: int = 16,
+    points: int = 48,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return the largest |cos - truth| over pairs, and the largest error of a score, by position, for each way.
+
+    The truth is float64. A score is q at m with k at m - distance, over |q| |k|, for 32 random q and k.
+    """
+    inv_freq = frequencies(rw.RopeConfig(head_dim, interleaved=False, theta=theta))
+    middles = np.unique(np.geomspace(NEAR, longest, points).astype(np.int64))
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.nn.functional.normalize(torch.randn(2, 1, 1, 32, head_dim, generator=generator), dim=-1)
+    cosines: dict[str, list[float]] = {way: [] for way in WAYS}
+    scores: dict[str, list[float]] = {way: [] for way in WAYS}
+    true_score = score_of(
+        q.double(), k.double(), *_exact(inv_freq, np.array([distance])), *_exact(inv_freq, np.array([0]))
+    )
+    for middle in middles:
+        near = np.arange(max(0, middle - NEAR), middle)
+        truth = np.cos(np.outer(near.astype(np.float64), inv_freq))
+        ends = torch.tensor([max(middle, distance + 1)])
+        for way in WAYS:
+            cos, _ = _tables_of(way, head_dim, theta, torch.from_numpy(near))
+            cosines[way].append(float(np.abs(cos.double().numpy() - truth).max()))
+            at_m, at_n = (_tables_of(way, head_dim, theta, place) for place in (ends, ends - distance))
+            scores[way].append(float((score_of(q, k, *at_m, *at_n) - true_score).abs().max()))
+    return {
+        "positions": middles,
+        "cosines": {way: np.array(values) for way, values in cosines.items()},
+        "scores": {way: np.array(values) for way, values in scores.items()},
+        "distance": distance,
+        "note": f"head_dim {head_dim}, theta {theta:,.10g}; the largest of {NEAR} positions and all pairs (left), "
+        "of 32 random queries and keys (right); truth in float64",
+    }
+
+
+def score_of(q: Tensor, k: Tensor, cos_m: Tensor, sin_m: Tensor, cos_n: Tensor, sin_n: Tensor) -> Tensor:
+    """Return the scores `[heads]` of q and k `[1, 1, heads, head_dim]`, each rotated by one position's tables."""
+    at_m, at_n = rw.rotate(q, cos_m, sin_m, interleaved=False), rw.rotate(k, cos_n, sin_n, interleaved=False)
+    return (at_m.double() * at_n.double()).sum(-1).flatten()
+
+
+def _exact(inv_freq: Array, positions: Array) -> tuple[Tensor, Tensor]:
+    angles = torch.from_numpy(np.outer(positions, inv_freq))
+    return angles.cos(), angles.sin()
+
+
+TABLE = Path(__file__).with_name("learned_table.npz")
+"""A learned table of positions `[256, 128]`, with the settings of its training."""
+
+
+def clocks_numbers(
+    rope: rw.RopeConfig, *, pairs: Sequence[int] = (), positions: int = 9, position: int = 256
+) -> dict[str, Any]:
+    """Return what `clocks` draws.
+
+    "circles", by pair (x, y) of each position; "radians_per_token", by pair; "turns" `[pairs]` and "hands", (x, y) of
+    every pair, at `position`.
+    """
+    inv_freq = frequencies(rope, position + 1)
+    shown = pairs or [len(inv_freq) * eighth // 8 for eighth in (0, 1, 2, 4)]
+    angles = np.outer(inv_freq[list(shown)], np.arange(positions))
+    at = inv_freq * position
+    return {
+        "circles": {pair: (np.cos(row), np.sin(row)) for pair, row in zip(shown, angles, strict=True)},
+        "radians_per_token": {pair: float(inv_freq[pair]) for pair in shown},
+        "position": position,
+        "turns": at / (2 * np.pi),
+        "hands": (np.cos(at), np.sin(at)),
+        "note": described(rope),
+    }
+
+
+def tables_numbers(rope: rw.RopeConfig) -> dict[str, Any]:
+    """Return what `tables` draws; the sinusoidal table and the angles have the size of the learned one.
+
+    "sinusoidal" and "learned" `[positions, features]`; "angles" `[positions, pairs]`, radians; "learned_most", the
+    value at which the colours of the learned table end; "alike", by table the cosines between rows.
+    """
+    table, source = learned_table()
+    positions, hidden = table.shape
+    sinusoidal = sinusoidal_table(torch.arange(positions), hidden, rope.theta).numpy()
+    angles = np.outer(np.arange(positions), frequencies(rope, positions))
+    return {
+        "sinusoidal": sinusoidal,
+        "angles": angles,
+        "learned": table,
+        "learned_most": float(np.quantile(np.abs(table), 0.99)),
+        "alike": {
+            "sinusoidal": alike(sinusoidal),
+            "RoPE": alike(np.concatenate([np.cos(angles), np.sin(angles)], axis=1)),
+            "learned": alike(table - table.mean(0)),
+        },
+        "note": f"theta {theta_of(rope)}; sinusoidal and learned: {hidden} features; RoPE: head_dim {rope.head_dim}. "
+        f"Learned table {source}:\nits colours end at the 99th percentile, and its mean over positions is subtracted "
+        "before the cosine.",
+    }
+
+
+def learned_table() -> tuple[Array, str]:
+    """Return the learned table of positions, and its origin in words."""
+    with np.load(TABLE, allow_pickle=False) as stored:
+        made = json.loads(str(stored["provenance"]))
+        text = f"trained on {made['tokens']:,} tokens of Moby-Dick, {made['parameters'] / 1e6:.1f}M parameters"
+        return stored["table"].astype(np.float64), text
+
+
+def alike(rows: Array) -> Array:
+    """Return the cosine of the angle between every two rows, `[rows, rows]`."""
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines: Array = unit @ unit.T
+    return cosines
+
+
+def shift_numbers(rope: rw.RopeConfig, *, length: int = 32, shifts: int = 64, seed: int = 0) -> dict[str, Any]:
+    """Return what `shift` draws, in float32.
+
+    "grid" `[length, length]`, the score of q at m with k at n; "start", (m, n) before the shift; "curves", scores by
+    shift with both, only the query or only the key moved; "spread", the range of the score while both move.
+    """
+    q, k = torch.randn(2, rope.head_dim, generator=torch.Generator().manual_seed(seed))
+    positions, moved, longest = torch.arange(length), torch.arange(shifts + 1), length + shifts
+    grid = rotated(q, rope, positions, longest) @ rotated(k, rope, positions, longest).T / rope.head_dim**0.5
+    m, n = length // 2, length // 4
+
+    def curve(by_query: int, by_key: int) -> Array:
+        at_m = rotated(q, rope, m + by_query * moved, longest)
+        at_n = rotated(k, rope, n + by_key * moved, longest)
+        scores: Array = ((at_m * at_n).sum(-1) / rope.head_dim**0.5).double().numpy()
+        return scores
+
+    both = curve(1, 1)
+    return {
+        "grid": grid.double().numpy(),
+        "start": (m, n),
+        "shifts": moved.numpy(),
+        "curves": {"both move": both, "only the query moves": curve(1, 0), "only the key moves": curve(0, 1)},
+        "spread": float(both.max() - both.min()),
+        "note": f"One query and one key, random (seed {seed}); {described(rope)}, float32",
+    }
+
+
+def axial_numbers(rope: rw.RopeConfig, *, side: int = 24, row: int = 8, column: int = 11) -> dict[str, Any]:
+    """Return "panels", three of (name, patch, score over its largest `[side, side]`).
+
+    They are the patch, one in the corner, and the patch with one axis in reading order.
+    """
+    one_axis = dataclasses.replace(rope, axes=None, axes_restart=False)
+    at = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
+    ones = torch.ones(rope.head_dim, dtype=torch.float64)
+    by_axes = rotated(ones, rope, at, side)
+    by_order = rotated(ones, one_axis, torch.arange(side * side), side * side)
+
+    def similarity(rows: Tensor, patch: tuple[int, int]) -> Array:
+        scores: Array = (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy()
+        return scores
+
+    corner = (side - 1, 0)
+    return {
+        "panels": [
+            ("axial 2D", (row, column), similarity(by_axes, (row, column))),
+            ("axial 2D, patch in the corner", corner, similarity(by_axes, corner)),
+            ("one axis, patches in reading order", (row, column), similarity(by_order, (row, column))),
+        ],
+        "note": f"Query and key are the same vector of ones; {described(rope)}",
+    }
+
+
+def rotated(x: Tensor, rope: rw.RopeConfig, position_ids: Tensor, seq_len: int) -> Tensor:
+    """Return one vector `[head_dim]` rotated to every position, `[positions, head_dim]`, in its own dtype."""
+    rows = x.expand(1, len(position_ids), 1, -1).contiguous()
+    return rw.RotaryEmbedding(rope).rotate(rows, position_ids=position_ids, seq_len=seq_len)[0, :, 0]
+
+
+RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "compare.jsonl"
+
+Point = tuple[float, float, tuple[float, float] | None]
+"""x, nats per token, and their interval; None for a single value."""
+
+
+def comparison_numbers(record: Path = RECORD) -> dict[str, Any]:
+    """Return the loss by length of each encoding, and of rope under each scaling, with intervals over seeds."""
+    first, *lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+    settings = first["settings"]
+    trained, seeds = settings["seq_len"], len(settings["seeds"])
+    tokens = settings["steps"] * settings["batch_size"] * trained / 1e6
+    bands = f", {seeds} seeds; bars: 95 % t interval over seeds" if seeds > 1 else ", one seed"
+    note = f"size {settings['size']}, trained on {tokens:.1f}M tokens at {trained} tokens{bands}"
+    losses: dict[tuple[str, str | None], dict[int, list[float]]] = {}
+    for line in lines:
+        if line["kind"] == "loss" and line["loss"] is not None:
+            of_length = losses.setdefault((line["encoding"], line["scaling"]), {})
+            of_length.setdefault(line["length"], []).append(line["loss"])
+    points = {
+        key: [(length, *mean_and_interval(values)) for length, values in of_length.items()]
+        for key, of_length in losses.items()
+    }
+    plain = {encoding: of for (encoding, scaling), of in points.items() if scaling is None}
+    scaled = {scaling: of for (encoding, scaling), of in points.items() if scaling is not None and encoding == "rope"}
+    if scaled:
+        start = [point for point in plain["rope"] if point[0] == trained]
+        scaled = {"rope": plain["rope"], **{name: start + of for name, of in scaled.items()}}
+    return {"encodings": plain, "scalings": scaled, "trained_length": trained, "note": note}
+
+
+BINS = 12
+
+
+def by_distance(runs: dict[str, Any], method: str) -> list[tuple[float, int, int]]:
+    """Return the mean distance, the facts found and the facts asked of each bin of the league, the nearest first."""
+    pairs = sorted(
+        (distance, hit)
+        for run in runs.values()
+        for distance, hit in zip(run["distances"], run["rows"].get(method, {}).get("right", ()), strict=False)
+    )
+    parts = np.array_split(np.arange(len(pairs)), BINS) if pairs else []
+    return [(float(np.mean([pairs[n][0] for n in part])), sum(pairs[n][1] for n in part), len(part)) for part in parts]

@@ -1,0 +1,650 @@
+"""Draw every figure of the lesson, and the README's: `make figures`.
+
+    python scripts/figures.py [--out FOLDER] [NAME ...]
+
+Each figure of the lesson is written into docs/figures, or into FOLDER, as .png and .svg: `NAME(**numbers)` draws what
+`NAME_numbers` of figure_numbers.py returns. With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two
+minutes). `comparison` is drawn from benchmarks/results/compare.jsonl.
+
+`front` is the figure of the README and of the site's first page, from the record of the league: how many facts does a
+model find, by how far back they were told? It is written into docs/assets/front-*.svg, without a background and with
+text as outlines, and into benchmarks/results/league.png, with one. The description of each SVG contains every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import figure_numbers as of
+import numpy as np
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyBboxPatch, Rectangle, Wedge
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+import ropewalk as rw
+from ropewalk.atomic_io import write_whole
+from ropewalk.diagnosis.facts import CHANCE
+from ropewalk.figures.inline import night_colors
+from ropewalk.figures.style import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    MAP,
+    ORANGE,
+    OTHER,
+    PURPLE,
+    QUIET,
+    RED,
+    SHADE,
+    SKY,
+    bar,
+    caption,
+    heat,
+    length_ticks,
+    look_of,
+    mark_trained_length,
+    panel,
+    render,
+    style,
+    tokens,
+)
+from ropewalk.methods import Look
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _write(axes: Axes, x: float, y: float, text: object, size: float = 10, **more: Any) -> None:
+    """Write text around a point."""
+    axes.text(x, y, str(text), ha="center", va=more.pop("va", "center"), fontsize=size, **{"color": INK, **more})
+
+
+def _box(axes: Axes, x: float, y: float, width: float, height: float, rounding: float, **more: Any) -> None:
+    """Draw a box with round corners around a point."""
+    shape = f"round,pad=0,rounding_size={rounding}"
+    axes.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle=shape, **more))
+
+
+def _cell(axes: Axes, column: int, row: int, **more: Any) -> None:
+    """Draw a frame around one cell of a table."""
+    axes.add_patch(Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, **more))
+
+
+def _curve(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look, label: str, **more: Any) -> None:
+    """Draw a curve with the colour, line and marker of its look."""
+    axes.plot(x, y, color=look.color, linestyle=look.line, marker=look.marker, label=label, **more)
+
+
+@style()
+def order(
+    rows: Sequence[tuple[str, Sequence[tuple[Sequence[int], Any]]]], *, words: Sequence[str], note: str = ""
+) -> Figure:
+    """Draw a row of attention weights for each (label, sentences); rows and columns of a panel are the words.
+
+    **Arguments:**
+    - `rows`: a sentence is the position of each word, and the weights `[words, words]`. A weight has a frame if its
+      per cent are not those of the same two words in the first sentence.
+    """
+    columns = len(rows[0][1])
+    figure = Figure(figsize=(1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)))
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for drawn, (label, sentences) in zip(grid, rows, strict=True):
+        for axes, (places, weights) in zip(drawn, sentences, strict=True):
+            heat(axes, weights, cmap="Blues", vmin=0.0, vmax=1.0)
+            axes.set_aspect("equal")
+            for (query, key), weight in np.ndenumerate(weights):
+                shown, in_first = (f"{100 * one:.0f}" for one in (weight, sentences[0][1][query][key]))
+                _write(axes, key, query, f"{shown} %", 11)
+                if shown != in_first:
+                    _cell(axes, key, query, fill=False, edgecolor=RED, linewidth=2)
+            names = [f"{word} ({place})" for word, place in zip(words, places, strict=True)]
+            axes.set_xticks(range(len(words)), names)
+            axes.set_yticks(range(len(words)), names)
+            panel(axes, " ".join(word for _, word in sorted(zip(places, words, strict=True))))
+            axes.set_xlabel("key (token)")
+        drawn[0].set_ylabel(f"{label}\n\nquery (token)")
+    caption(figure, "The same words in two orders", note)
+    return figure
+
+
+_BOXES = {  # place and text of each box in `layer`; "rotate" is the one that RoPE adds
+    "x": (0.0, 1.0, "input"), "q_proj": (1.5, 2.0, "W_q"), "k_proj": (1.5, 1.0, "W_k"), "v_proj": (1.5, 0.0, "W_v"),
+    "rotate q": (3.7, 2.0, "rotate"), "rotate k": (3.7, 1.0, "rotate"), "positions": (3.7, 3.0, "position_ids"),
+    "scores": (5.4, 1.5, "q·k / √d,\nsoftmax"), "mix": (7.4, 0.75, "weighted\nsum"), "o_proj": (8.9, 0.75, "W_o"),
+}  # fmt: skip
+_ARROWS = (  # from, to, the shape that it carries
+    ("x", "q_proj", None), ("x", "k_proj", None), ("x", "v_proj", None), ("q_proj", "rotate q", "q"),
+    ("k_proj", "rotate k", "k"), ("v_proj", "mix", "v"), ("positions", "rotate q", None),
+    ("positions", "rotate k", None), ("rotate q", "scores", None), ("rotate k", "scores", None),
+    ("scores", "mix", "weights"), ("mix", "o_proj", None),
+)  # fmt: skip
+
+
+@style()
+def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
+    """Draw where an attention layer rotates: `shapes` of "x", "q", "k", "v", "weights" and "out" are on the arrows."""
+    figure = Figure(figsize=(10.4, 4.0))
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set(xlim=(-0.7, 10.9), ylim=(-0.7, 3.4))
+    for name, (x, y, text) in _BOXES.items():
+        colors = {"facecolor": "white", "edgecolor": INK, "linewidth": 1}
+        if name.startswith(("rotate", "positions")):
+            colors = {"facecolor": "#dbeaf6", "edgecolor": BLUE, "linewidth": 2}
+        _box(axes, x, y, 1.1, 0.54, 0.1, zorder=3, **colors)
+        _write(axes, x, y, text, zorder=4)
+    for start, end, carried in _ARROWS:
+        (x, y, _), (to_x, to_y, _) = _BOXES[start], _BOXES[end]
+        down = start == "positions"
+        tail = (x, y - 0.27) if down else (x + 0.55, y)
+        head = (to_x, to_y + 0.27) if down else (to_x - 0.55, to_y)
+        axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": BLUE if down else INK}, zorder=2)
+        if carried is not None:
+            level = tail[1] == head[1]
+            along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
+            _write(axes, along, up + 0.08 * level, list(shapes[carried]), 8, color=QUIET,
+                   va="bottom" if level else "center",
+                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+    _write(axes, 0.0, 0.62, list(shapes["x"]), 8, color=QUIET)
+    axes.annotate("", (10.1, 0.75), (9.45, 0.75), arrowprops={"arrowstyle": "->", "color": INK})
+    axes.text(10.15, 0.75, str(list(shapes["out"])), ha="left", va="center", fontsize=8, color=QUIET)
+    note = "Input and output: [batch, tokens, hidden]; q, k, v: [batch, tokens, heads, head_dim]; weights: "
+    caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
+    return figure
+
+
+_RIGHT, _WRONG = "#cfe4f3", "#f7d3bd"  # fills of cells that ink can be read on
+
+
+@style()
+def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
+    """Draw a table for each way to use a cache: the distance that each score contains, `[steps, keys]`; nan: no key.
+
+    Cells with a distance other than step - key are red and in bold.
+    """
+    rows = (len(distances) + 1) // 2  # two columns: a phone shows the numbers, too
+    figure = Figure(figsize=(6.4, 0.8 + 2.9 * rows))
+    grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
+    for axes, (name, table) in zip(grid.flat, distances.items(), strict=False):
+        for (step, key), value in np.ndenumerate(table):
+            if np.isnan(value):
+                continue
+            wrong, stored = round(float(value)) != step - key, step == key
+            edge = INK if stored else "none"
+            _cell(axes, key, step, facecolor=_WRONG if wrong else _RIGHT, edgecolor=edge, linewidth=1.3)
+            _write(axes, key, step, round(float(value)), 9, fontweight="bold" if wrong else "normal")
+        axes.set(xlim=(-0.6, table.shape[1] - 0.4), ylim=(table.shape[0] - 0.4, -0.6), aspect="equal")
+        axes.grid(False)
+        axes.set(xticks=range(table.shape[1]), yticks=range(table.shape[0]))
+        panel(axes, name)
+    for axes in grid[-1]:
+        axes.set_xlabel("key of token n (index)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("query of token m (index)")
+    caption(figure, "The distance between query and key that each score contains", note)
+    return figure
+
+
+# -- encodings and pairings -------------------------------------------------------------------------------------------
+
+
+@style()
+def biases(alibi: Any, *, buckets: Any, note: str = "") -> Figure:
+    """Draw ALiBi's bias of each head, and T5's bucket, by distance; a line marks where the last bucket begins."""
+    figure = Figure(figsize=(9.8, 4.0))
+    left, right = figure.subplots(1, 2)
+    for head, values in enumerate(alibi):
+        left.plot(values, color=colormaps[MAP](head / max(1, len(alibi) - 1)), label=f"slope 1/{2 ** (head + 1)}")
+    left.set(ylim=(-16.5, 0.5), ylabel="added to the score (no unit)")
+    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    panel(left, "ALiBi: one slope for each head")
+    right.step(range(len(buckets)), buckets, where="post", color=RED)
+    right.axvline(int((buckets == buckets.max()).argmax()), color=QUIET, linewidth=1)
+    right.set_ylabel("bucket (index)")
+    panel(right, "T5: one learned number for each bucket")
+    for axes in (left, right):
+        axes.set_xlabel("distance (tokens)")
+    caption(figure, "Two biases by distance", note)
+    return figure
+
+
+_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, QUIET, INK)
+_BARS = {"its own pairing": Look(BLUE, ""), "the wrong pairing": Look(RED, "////"), "converted": Look(SKY, "....")}
+
+
+@style()
+def pairing(
+    pairs: Mapping[str, Sequence[tuple[int, int]]], *, losses: Mapping[str, Mapping[str, Any]], note: str = ""
+) -> Figure:
+    """Draw the features of each pair joined by arcs, for each convention, and the loss of each model.
+
+    **Arguments:**
+    - `pairs`: two features for each pair, by convention.
+    - `losses`: by model, "bars", (mean, low, high) in nats per token by case, and "uniform", the loss of an even guess.
+    """
+    width = max(4.9, 2.4 + 1.7 * len(losses))
+    figure = Figure(figsize=(4.5 + width, 4.8))
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(4.5, width))[0]
+    tall = [1.3 + 0.32 * len(joined) * (joined[0][1] - joined[0][0] > 1) for joined in pairs.values()]
+    grid = left.subplots(len(pairs), 1, squeeze=False, height_ratios=tall)[:, 0]
+    for axes, (name, joined) in zip(grid, pairs.items(), strict=True):
+        features, top = 2 * len(joined), 0.0
+        for number, (a, b) in enumerate(joined):
+            color = _COLORS[number % len(_COLORS)]
+            for feature in (a, b):
+                _box(axes, feature, 0, 0.66, 0.6, 0.12, facecolor="white", edgecolor=color, linewidth=2)
+                _write(axes, feature, 0, number)
+            level = 0.6 + (0.32 * number if b - a > 1 else 0.0)  # crossing arcs have different heights
+            axes.plot([a, a, b, b], [0.3, level, level, 0.3], color=color, linewidth=1.6)
+            top = max(top, level)
+        axes.set(xlim=(-0.7, features - 0.3), ylim=(-0.5, top + 0.2))
+        axes.set_aspect("equal", anchor="NW")
+        axes.grid(False)
+        axes.spines["left"].set_visible(False)
+        axes.set(yticks=[], xticks=range(features), xlabel="feature of the head (index)")
+        panel(axes, name + " (number in the box: pair)")
+    caption(left, "Which features form a pair")
+    axes = right.add_subplot()
+    thick = 0.26
+    for place, of_model in enumerate(losses.values()):
+        for index, (case, (mean, low, high)) in enumerate(of_model["bars"].items()):
+            look, x = _BARS.get(case, Look(QUIET)), place + (index - 1) * thick
+            axes.bar(x, mean, thick * 0.9, color=look.color, hatch=look.line, edgecolor="white", linewidth=0,
+                     label=None if place else case)  # fmt: skip
+            axes.errorbar(x, mean, yerr=[[mean - low], [high - mean]], color=INK, linewidth=1.2, capsize=3)
+            axes.annotate(f"{mean:.2f}", (x, high), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9)
+        axes.plot([place - 0.45, place + 0.45], [of_model["uniform"]] * 2, color=QUIET, linestyle=":", linewidth=1.6)
+    axes.set_xticks(range(len(losses)), list(losses))
+    axes.set(xlim=(-0.6, len(losses) - 0.4), ylabel="loss (nats per token)")
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=9, columnspacing=1.2)
+    caption(right, "What the wrong pairing costs")
+    if note:
+        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+    return figure
+
+
+_ENCODING_LOOKS = {
+    "none": Look("#767676", ":", "."),
+    "sinusoidal": Look("#d55e00", "--", "s"),
+    "learned": Look("#cc79a7", ":", "x"),
+    "relative": Look("#767676", "-.", "v"),
+    "t5": Look("#009e73", "-.", "^"),
+    "transformer_xl": Look("#56b4e9", "--", "P"),
+    "alibi": Look("#0072b2", "-", "D"),
+    "kerple": Look("#56b4e9", "-", "X"),
+    "fire": Look("#e69f00", "-", "*"),
+    "xpos": Look("#222222", ":", "d"),
+    "rope": Look("#222222", "-", "o"),
+}
+
+
+@style()
+def comparison(
+    encodings: Mapping[str, Sequence[of.Point]], scalings: Mapping[str, Sequence[of.Point]], *, trained_length: int,
+    note: str = "",
+) -> Figure:  # fmt: skip
+    """Draw the mean loss (nats per token) by length (tokens), of each encoding and of rope under each scaling."""
+    figure = Figure(figsize=(11.0 if scalings else 7.0, 4.6))
+    panels = figure.subplots(1, 2 if scalings else 1, sharey=True, squeeze=False)[0]
+    _losses(panels[0], encodings, _ENCODING_LOOKS)
+    panels[0].set_ylabel("loss (nats per token)")
+    panels[0].set_title("Loss by length of the window")
+    if scalings:
+        _losses(panels[1], scalings, {name: look_of("plain" if name == "rope" else name) for name in scalings})
+        panels[1].set_title("The same ropes, scaled in the test")
+    for axes in panels:
+        axes.set_xscale("log", base=2)
+        length_ticks(axes)
+        axes.set_xticks(sorted({x for points in encodings.values() for x, _, _ in points}))
+        axes.minorticks_off()
+        axes.set_xlabel("length of the window (tokens)")
+        axes.axvline(trained_length, color=QUIET, linewidth=1, zorder=1)
+        axes.axvspan(trained_length, right := axes.get_xlim()[1], color=SHADE, zorder=0, linewidth=0)
+        axes.set_xlim(right=right)
+        axes.annotate("trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
+                      textcoords="offset points", va="top", fontsize=8, color=QUIET)  # fmt: skip
+        axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=8)
+    if note:
+        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+    return figure
+
+
+def _losses(axes: Axes, lines: Mapping[str, Sequence[of.Point]], looks: Mapping[str, Look]) -> None:
+    """Draw lines with their intervals as bars; each line is moved a little, so that bars do not overlap."""
+    for number, (name, points) in enumerate(lines.items()):
+        look, step = looks.get(name, OTHER), number - (len(lines) - 1) / 2
+        x, y = [point[0] * 2 ** (step / 24) for point in points], [point[1] for point in points]
+        _curve(axes, x, y, look, name, markersize=5, linewidth=1.6)
+        for at, (_, _, band) in zip(x, points, strict=True):
+            if band is not None:
+                axes.errorbar([at], [sum(band) / 2], yerr=[(band[1] - band[0]) / 2], color=look.color, fmt="none",
+                              linewidth=1, capsize=2, alpha=0.7, zorder=1)  # fmt: skip
+
+
+# -- one rope ---------------------------------------------------------------------------------------------------------
+
+
+_PRECISION_LOOKS = {
+    "angles in bfloat16": Look(PURPLE, ":", "v"),
+    "angles in float32": Look(RED, "--", "s"),
+    "tables in bfloat16": Look(ORANGE, "-.", "^"),
+    "tables in float16": Look(GREEN, "--", "D"),
+    "ropewalk": Look(BLUE, "-", "o"),
+}
+
+
+@style()
+def precision(
+    positions: Sequence[int], *, cosines: Mapping[str, Sequence[float]], scores: Mapping[str, Sequence[float]],
+    distance: int, note: str = "",
+) -> Figure:  # fmt: skip
+    """Draw errors of cosines, and of scores at one distance, by position in tokens for each way of computing."""
+    figure = Figure(figsize=(9.8, 4.6))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, curves in ((left, cosines), (right, scores)):
+        for name, values in curves.items():
+            _curve(axes, positions, values, _PRECISION_LOOKS.get(name, OTHER), name,
+                   markevery=max(1, len(positions) // 8), linewidth=2.4 if name == "ropewalk" else 1.6)  # fmt: skip
+        axes.set(xscale="log", yscale="log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=12))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(numticks=12))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.tick_params(which="minor", length=0)
+        axes.set_xlim(positions[0], positions[-1])
+        axes.set_xlabel("position (tokens)", color=INK)
+    panel(left, "cosine of an angle")
+    left.set_ylabel("error (no unit; 1 is the largest cosine)")
+    panel(right, f"score of q at m, k at m - {distance}, over |q| |k|")
+    right.tick_params(axis="y", labelleft=True)
+    right.set_ylabel("error (no unit; 1 is the largest score)")
+    caption(figure, "What 32-bit angles and 16-bit tables cost", note)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
+    return figure
+
+
+def _short(value: float) -> str:
+    """Return a power of ten as short text.
+
+    >>> _short(100.0), _short(10_000.0), _short(1e7)
+    ('100', '10,000', '10M')
+    """
+    return f"{value / 1e6:,.0f}M" if value >= 1e6 else f"{value:,.0f}"
+
+
+@style()
+def clocks(
+    circles: Mapping[int, tuple[Any, Any]], *, radians_per_token: Mapping[int, float], position: int, turns: Any,
+    hands: tuple[Any, Any], note: str = "",
+) -> Figure:  # fmt: skip
+    """Draw the first positions on the circles of a few pairs, and a clock for every pair at one position.
+
+    A pair that has not completed a turn at `position` shows its arc in red.
+    """
+    columns = 8 if len(turns) <= 32 else 16
+    rows = -(-len(turns) // columns)
+    height = 8.8 / columns * 1.22 * rows + 0.4
+    figure = Figure(figsize=(8.8, 3.1 + height))
+    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.1, height))[:, 0]
+    grid = top.subplots(1, len(circles), squeeze=False)[0]
+    for index, (axes, (pair, (x, y))) in enumerate(zip(grid, circles.items(), strict=True)):
+        axes.set_aspect("equal")
+        axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=QUIET, linewidth=1))
+        axes.plot([0, x[0]], [0, y[0]], color=QUIET, linewidth=1)
+        axes.plot([0, x[-1]], [0, y[-1]], color=BLUE, linewidth=1.6)
+        axes.plot(x, y, color=BLUE, linestyle="none", marker="o", markersize=4.5, zorder=3)
+        apart = radians_per_token[pair] > 0.25
+        for number, (a, b) in enumerate(zip(x, y, strict=True)):
+            if apart or number in (0, len(x) - 1):
+                low = 0.0 if apart else 0.1 if number else -0.12
+                _write(axes, 1.24 * a, 1.24 * b + low, number, 8)
+        axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), xticks=[-1, 0, 1], xlabel="first feature / length")
+        axes.set_yticks([-1, 0, 1], None if index == 0 else [""] * 3)
+        panel(axes, f"pair {pair}: {radians_per_token[pair]:.3g} rad/token")
+    grid[0].set_ylabel("second feature / length")
+    for pair, axes in enumerate(bottom.subplots(rows, columns, squeeze=False).ravel()):
+        axes.set_axis_off()
+        if pair >= len(turns):
+            continue
+        axes.set(aspect="equal", xlim=(-1.12, 1.12), ylim=(-1.12, 1.12))
+        whole = turns[pair] >= 1
+        axes.add_patch(Circle((0, 0), 1, facecolor=SHADE if whole else "white", edgecolor=QUIET, linewidth=0.8))
+        if not whole:
+            axes.add_patch(Wedge((0, 0), 1, 0, 360 * turns[pair], facecolor=RED, alpha=0.35, linewidth=0))
+        axes.plot([0, 1], [0, 0], color=GRID if whole else QUIET, linewidth=0.8)
+        axes.plot([0, hands[0][pair]], [0, hands[1][pair]], color=INK if whole else RED, linewidth=1.8)
+        name, size = (f"pair {pair}", 8) if columns == 8 else (f"{pair}", 7)
+        axes.set_title(f"{name}: {_turns(turns[pair])}", fontsize=size, fontweight="normal", loc="center", pad=1,
+                       color=INK)  # fmt: skip
+    caption(top, f"Positions 0 to {len(next(iter(circles.values()))[0]) - 1} on the circles of a few pairs")
+    slow = sum(turn < 1 for turn in turns)
+    said = f"Turns of every pair at token {tokens(position)} ({slow} of {len(turns)}: less than one)"
+    caption(bottom, said, note)
+    return figure
+
+
+def _turns(turns: float) -> str:
+    """Return a number of turns as short text.
+
+    >>> _turns(1303.8), _turns(40.7437), _turns(0.0407)
+    ('1,304', '40.7', '0.041')
+    """
+    return f"{turns:,.0f}" if turns >= 100 else f"{turns:.3g}" if turns >= 0.1 else f"{turns:.2g}"
+
+
+@style()
+def tables(
+    sinusoidal: Any, *, angles: Any, learned: Any, learned_most: float, alike: Mapping[str, Any], note: str = ""
+) -> Figure:
+    """Draw RoPE's angles next to the sinusoidal and a learned table, and below the similarity of positions in each."""
+    figure = Figure(figsize=(10.6, 7.4))
+    (top, bottom) = figure.subplots(2, 3)
+    image = heat(top[0], sinusoidal, vmin=-1, vmax=1)
+    panel(top[0], "sinusoidal: added to embeddings")
+    top[0].set_xlabel("feature")
+    bar(figure, image, top[0], "value (no unit)")
+
+    image = heat(top[1], angles.clip(min=angles[1].min()), norm=LogNorm())
+    panel(top[1], "RoPE: the angle of each pair")
+    top[1].set_xlabel("pair (fastest first)")
+    line = top[1].contour(angles, levels=[2 * np.pi], colors="white", linewidths=2)
+    top[1].clabel(line, fmt={2 * np.pi: "one turn"}, fontsize=9, colors="white")
+    drawn = bar(figure, image, top[1], "angle (radians)")
+    drawn.ax.yaxis.set_minor_locator(NullLocator())
+
+    image = heat(top[2], learned, vmin=-learned_most, vmax=learned_most)
+    panel(top[2], "learned: trained, added to embeddings")
+    top[2].set_xlabel("feature")
+    bar(figure, image, top[2], "value (no unit)", extend="both")
+
+    for axes, (name, cosines) in zip(bottom, alike.items(), strict=True):
+        image = heat(axes, cosines, vmin=-1, vmax=1)
+        panel(axes, f"{name}: similarity of positions")
+        axes.set_xlabel("position (tokens)", color=INK)
+        bar(figure, image, axes, "cosine (no unit)")
+    for axes in (top[0], bottom[0]):
+        axes.set_ylabel("position (tokens)")
+    caption(figure, "Three tables of positions", note)
+    return figure
+
+
+_MOVES = {
+    "both move": Look(BLUE, "-", "o"),
+    "only the query moves": Look(RED, "--", "s"),
+    "only the key moves": Look(GREEN, ":", "^"),
+}
+
+
+@style()
+def shift(
+    grid: Any, *, start: tuple[int, int], shifts: Any, curves: Mapping[str, Any], spread: float, note: str = ""
+) -> Figure:
+    """Draw scores of a random query and key by both positions, and with both moved, or only one."""
+    figure = Figure(figsize=(9.2, 4.4))
+    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
+    image = heat(left, grid)
+    left.set_aspect("equal")
+    bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
+    m, n = start
+    ahead = len(grid) - 1 - max(m, n)
+    for color, width in (("white", 3.2), (BLUE, 1.8)):
+        left.plot([n, n + ahead], [m, m + ahead], color=color, linewidth=width)
+    left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=BLUE, markeredgewidth=1.8)
+    panel(left, "every query position, every key position")
+    left.set(xlabel="key position n (tokens)", ylabel="query position m (tokens)")
+    for name, values in curves.items():
+        label = f"{name} (within {spread:.0e})" if name == "both move" else name
+        _curve(right, shifts, values, _MOVES[name], label, markevery=max(1, len(shifts) // 8))
+    right.set_xlim(shifts[0], shifts[-1])
+    length_ticks(right)
+    low, high = right.get_ylim()
+    right.set_ylim(low, high + 0.4 * (high - low))
+    panel(right, f"the circle (m = {m}, n = {n}) moved")
+    right.set(xlabel="shift (tokens)", ylabel="score q·k / √head_dim")
+    right.legend(loc="upper left")
+    caption(figure, "A score depends only on the distance", note)
+    return figure
+
+
+@style()
+def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
+    """Draw the score of one patch's query with every patch's equal key, in axial 2D and in reading order."""
+    figure = Figure(figsize=(1.4 + 3.1 * len(panels), 4.15))
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    low = min(float(values.min()) for _, _, values in panels)
+    for axes, (name, (row, column), values) in zip(grid, panels, strict=True):
+        image = heat(axes, values, vmin=low, vmax=1.0)
+        axes.set_aspect("equal")
+        axes.plot([column], [row], color="white", marker="x", markersize=7, markeredgewidth=3.2)
+        axes.plot([column], [row], color=RED, marker="x", markersize=6, markeredgewidth=1.8)
+        panel(axes, name)
+        axes.set_xlabel("column (patches)")
+    grid[0].set_ylabel("row (patches)")
+    bar(figure, image, grid, "score / its largest (no unit)", shrink=0.8, pad=0.02)
+    caption(figure, "One patch against all others", note)
+    return figure
+
+
+LEAGUE = ROOT / "benchmarks" / "results" / "league.json"
+ASSETS = ROOT / "docs" / "assets"
+SIZES = {"wide": (8.4, 3.4), "narrow": (4.3, 3.6)}  # inches
+NAMES = {
+    "plain": "unchanged: given up, its loss broke down",
+    "yarn": "YaRN",
+    "dca": "dual chunk attention (Python only)",
+    "lampe": "LaMPE (Python only)",
+}
+
+
+def description(runs: dict[str, Any], trained: int, target: int) -> str:
+    """Return every number of the first figure in words."""
+    parts = [
+        f"{name}: "
+        + (", ".join(f"{hit} of {asked} at {at:,.0f}" for at, hit, asked in of.by_distance(runs, name)) or "none")
+        for name in NAMES
+    ]
+    return (
+        f"Trained length {trained:,} tokens, windows of {target:,}. Facts found by their distance in tokens. "
+        f"{'. '.join(parts)}. Chance is one in four."
+    )
+
+
+def front(runs: dict[str, Any], trained: int, target: int, size: str, kind: str = "svg") -> bytes:
+    """Return the first figure in the colours of a light page."""
+    clear = {"figure.facecolor": "none", "savefig.facecolor": "none"} if kind == "svg" else {}
+    with style(), rc_context({"svg.fonttype": "path", **clear}):
+        figure = Figure(figsize=SIZES[size])
+        axes = figure.subplots()
+        if clear:
+            axes.set_facecolor("none")
+        for name, label in NAMES.items():
+            points = of.by_distance(runs, name)
+            _curve(axes, [at for at, _, _ in points], [hit / asked for _, hit, asked in points], look_of(name), label)
+        axes.axhline(CHANCE, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate("chance", (0, CHANCE), xycoords=("axes fraction", "data"), xytext=(4, -11),
+                      textcoords="offset points", fontsize=9, color=QUIET)  # fmt: skip
+        axes.set(xlim=(0, target), ylim=(0, 1.03), xlabel="tokens between the fact and the question",
+                 ylabel="share of facts found")  # fmt: skip
+        axes.set_title("Does it find what it was told?")
+        axes.set_xticks(range(0, target + 1, target // 4))
+        length_ticks(axes)
+        mark_trained_length(axes, trained, target)
+        figure.legend(loc="outside lower center", ncols=2 if size == "wide" else 1)
+        return render(figure, kind)
+
+
+def write_front() -> None:
+    """Write the first figure for wide and narrow, light and dark pages, and with a background."""
+    runs = json.loads(LEAGUE.read_text(encoding="utf-8"))["smollm2"]
+    first = next(iter(runs.values()))
+    lengths = first["trained_length"], first["target"]
+    LEAGUE.with_suffix(".png").write_bytes(front(runs, *lengths, "wide", "png"))
+    text = f"<title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(runs, *lengths)}</desc>"
+    night = {f"#{day}": color for day, color in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
+    for size in SIZES:
+        svg = front(runs, *lengths, size).decode()
+        light = re.sub(r" <metadata>.*?</metadata>", f" {text}", svg, count=1, flags=re.DOTALL)
+        light = light.replace("fill: #ffffff", "fill: none")
+        dark = re.sub(r"#[0-9a-f]{6}\b", lambda found: night.get(found[0], found[0]), light)
+        for name, content in (("light", light), ("dark", dark)):
+            (ASSETS / f"front-{size}-{name}.svg").write_text(content, encoding="utf-8")
+
+
+PAPER = rw.RopeConfig(64, interleaved=False)
+SHORT = rw.RopeConfig(64, interleaved=False, max_position_embeddings=256)
+IMAGE = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=(0,) * 16 + (1,) * 16, axes_restart=True)
+PUBLISHED = ("llama_2_7b", "llama_3_1_8b", "qwen2_5_7b_yarn", "gemma_3_1b", "smollm2_135m")
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "order": lambda: order(**of.order_numbers()),
+    "clocks": lambda: clocks(**of.clocks_numbers(PAPER)),
+    "waves": partial(rw.figures.waves, SHORT),
+    "tables": lambda: tables(**of.tables_numbers(PAPER)),
+    "layer": lambda: layer(**of.layer_numbers()),
+    "shift": lambda: shift(**of.shift_numbers(PAPER)),
+    "biases": lambda: biases(**of.biases_numbers()),
+    "decay": partial(rw.figures.decay, PAPER, model="tiny"),
+    "maps": rw.figures.maps,
+    "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),
+    "ratios": partial(rw.figures.ratios, ["llama_3_1_8b", "qwen2_5_7b_yarn", "phi_3_5_mini"]),
+    "wavelengths": partial(rw.figures.wavelengths, PUBLISHED),
+    "comparison": lambda: comparison(**of.comparison_numbers()),
+    "pairing": lambda: pairing(**of.pairing_numbers()),
+    "axial": lambda: axial(**of.axial_numbers(IMAGE)),
+    "cache": lambda: cache(**of.cache_numbers()),
+    "precision": lambda: precision(**of.precision_numbers()),
+}
+"""Every figure of the lesson by its name, in its order."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: front, {', '.join(FIGURES)}")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures", help="a folder")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - {"front", *FIGURES}:
+        parser.error(f"unknown figure: {', '.join(sorted(unknown))}")
+    for name in options.names or ("front", *FIGURES):
+        if name == "front":
+            write_front()
+            continue
+        figure = FIGURES[name]()
+        for kind in ("png", "svg"):
+            write_whole(options.out / f"{name}.{kind}", render(figure, kind))
+            print(options.out / f"{name}.{kind}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,403 @@
+"""`ropewalk doctor --map`: which facts a model finds, by the length of the text and their depth in it.
+
+The map has a column for each length and a row for each part of a text, from its first tokens to its end, where the
+questions are. Whole groups of four facts lie in a cell, so the probability of its count by chance is exact. The
+distance of a fact is the number of tokens from its first one to the end of the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ropewalk.atomic_io import finite, read_json, write_output
+from ropewalk.checkpoints.reader import Advance
+from ropewalk.diagnosis.evidence import groups_of
+from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact, Teller, Wording
+from ropewalk.diagnosis.page import Picture, render_page, shown_by_notebooks
+from ropewalk.diagnosis.plan import CROP, Design, Job, Text, Work
+from ropewalk.diagnosis.prepare import TIMES, open_model, plan_of, state_folder
+from ropewalk.diagnosis.reading import at_once, duration, fitting_workers, seconds_at_once, try_out
+from ropewalk.diagnosis.record import Diagnosis, restored
+from ropewalk.diagnosis.run import SAFETY, RunInterrupted, doctor_command, environment_of
+from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.errors import RopeError
+from ropewalk.figures.depth import draw_map
+from ropewalk.figures.style import WIDE, tokens
+from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.processes import from_first, share_of
+from ropewalk.progress import Progress, expect, say, shown
+from ropewalk.serving.recorded import RECORD_FORMAT, checked
+from ropewalk.statistics import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KIND, MAP_FORMAT = "map", 1  # of the ledger; a change of how a window is filled or read takes the next number
+LENGTHS, ROWS = 4, 5
+BEGINNING = 150  # tokens of the first row: models find less of what stands there
+CELL_GROUPS = 4  # of a cell, about, in all windows of a length
+CAPTION = (
+    "Facts found of those asked, by the length of the text and the place of the fact in it. The line is the trained "
+    "length. In brackets: not more than chance, one in four, explains."
+)
+UNCERTAIN = 0.01  # the probability by chance from which a count is put in brackets
+
+
+@dataclasses.dataclass(frozen=True)
+class Banded(Layout):
+    """A window with facts in bands: `[start, end)` in tokens and the number of facts of each, a multiple of four."""
+
+    bands: tuple[tuple[int, int, int], ...] = ()
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the range of tokens in which each fact begins; all lie wholly in their band."""
+        edges = [np.linspace(max(FIRST, start), min(end, self.asked_at) - self.size, count + 1).astype(int).tolist()
+                 for start, end, count in self.bands]  # fmt: skip
+        return [pair for of_band in edges for pair in itertools.pairwise(of_band)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MapWindow:
+    """A window of `length` tokens from the token `start` of a text, by its number, and its facts."""
+
+    length: int
+    text: int
+    start: int
+    facts: tuple[PlacedFact, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class DepthMap:
+    """What a model finds by length and depth, under each method. Lengths are in tokens.
+
+    - `beginning`: tokens of the first row; 0: there is no such row. `rows`: equal parts of a text below it.
+    - `answers`: by method, for each window and fact, the log-probability of its four choices in nats.
+    - The other fields are as in a `Diagnosis`. Methods are set for the target, whatever the length of a text.
+
+    >>> found = depth_map("tiny", target=512, methods="dca", windows=1, progress=False)
+    >>> found.lengths, len(found.cells("dca")) == len(found.depths)
+    ((256, 384, 512), True)
+    """
+
+    name: str
+    trained_length: int
+    target: int
+    kind: str
+    texts: tuple[str, ...]
+    seed: int
+    rows: int
+    beginning: int
+    windows: tuple[MapWindow, ...]
+    answers: Mapping[str, tuple[tuple[tuple[float, ...], ...], ...]]
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the lengths in ascending order."""
+        return tuple(sorted({window.length for window in self.windows}))
+
+    @property
+    def depths(self) -> tuple[str, ...]:
+        """Return the name of each row."""
+        parts = itertools.pairwise(round(100 * part / self.rows) for part in range(self.rows + 1))
+        first = [f"first {self.beginning}"] if self.beginning else []
+        return (*first, *(f"{low}\N{EN DASH}{high} %" for low, high in parts))
+
+    def found(self, method: str, keep: Callable[[int, PlacedFact], bool]) -> Found:
+        """Count what a method finds in the groups of which `keep(length, fact)` is true for all four facts."""
+        groups = []
+        for window, rows in zip(self.windows, self.answers[method], strict=True):
+            facts = zip(window.facts, rows, strict=True)
+            kept = {number: row for number, (fact, row) in enumerate(facts) if keep(window.length, fact)}
+            groups += groups_of(window.facts, kept)
+        return Found.of(groups, confidence=0.95)
+
+    def cells(self, method: str) -> list[list[Found]]:
+        """Return the counts of a method: a list for each depth, with one for each length."""
+        bands = {length: bands_of(length, self.rows, self.beginning) for length in self.lengths}
+
+        def cell(depth: int, length: int) -> Found:
+            start, end = bands[length][depth]
+            return self.found(method, lambda at, fact: at == length and start <= fact.start < end)
+
+        return [[cell(depth, length) for length in self.lengths] for depth in range(len(self.depths))]
+
+    def by_length(self, method: str) -> str:
+        """Return what a method finds in texts up to the trained length, and in longer ones if there are any."""
+        trained = self.trained_length
+        short, long = self.found(method, lambda at, _: at <= trained), self.found(method, lambda at, _: at > trained)
+        said = f"{short} up to {tokens(min(trained, self.target))} tokens"
+        return f"{said}, {long} beyond" if long.asked else said
+
+    @property
+    def headline(self) -> str:
+        """Return what each method finds, by the length of the text, in one sentence."""
+        said = "; ".join(f"{method} {self.by_length(method)}" for method in self.answers)
+        return f"Facts found in texts by their length: {said}. Chance is one in four."
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return the counts that tell place from distance: at equal distances, facts in different places."""
+        trained, first, said = self.trained_length, self.beginning, list[str]()
+        for method in self.answers:
+            count = partial(self.found, method)
+            early = count(lambda at, fact: at <= trained and fact.start < first)
+            if early.asked:
+                later = count(lambda at, fact: at <= trained and fact.start >= first)
+                said.append(
+                    f"{method}, texts up to {trained:,} tokens: it finds {early} facts in the first {first} tokens, "
+                    f"and {later} later."
+                )
+            for length in [one for one in self.lengths if early.asked and one < trained]:
+                said.append(self._two_places(method, length))
+            near = count(lambda at, fact: at == trained and fact.start >= first)
+            longer = count(lambda at, fact: at - fact.start <= trained < at)
+            if near.asked and longer.asked:
+                far = count(lambda at, fact: at - fact.start > trained)
+                said.append(
+                    f"{method}, at most {trained:,} tokens back: {near} in texts of that length, {longer} in longer "
+                    f"ones; farther back {far}."
+                )
+        return said
+
+    def _two_places(self, method: str, length: int) -> str:
+        """Return what is found about so many tokens back, at the beginning of a text and in the middle of another."""
+        early = self.found(method, lambda at, fact: at == length and fact.start < self.beginning)
+        later = self.found(
+            method,
+            lambda at, fact: length < at <= self.trained_length and abs(at - fact.start - length) <= at / 10,
+        )
+        return (
+            f"{method}, about {length:,} tokens back: {early} if these are the first of the text, {later} in the "
+            "middle of a longer one."
+        )
+
+    def table(self, method: str) -> list[list[str]]:
+        """Return the head and the rows of a method's table."""
+        lengths = [f"{length:,}{'*' if length > self.trained_length else ''}" for length in self.lengths]
+        cells = zip(self.depths, self.cells(method), strict=True)
+        return [[method, *lengths], *([depth, *map(cell_text, row)] for depth, row in cells)]
+
+    @property
+    def terms(self) -> str:
+        """Return what the table's marks mean, and what was read."""
+        names = ", ".join(dict.fromkeys(self.texts[window.text] for window in self.windows))
+        beyond = "*: longer than the trained length. " if self.target > self.trained_length else ""
+        return (
+            "Columns: tokens of the text, with the questions at its end. Rows: place of the fact in it. In brackets: "
+            f"chance finds as many with a probability above {UNCERTAIN:g}. {beyond}Measured: "
+            f"{counted(len(self.windows), 'window')} of {names}, seed {self.seed}, each read once under each method."
+        )
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for table in map(self.table, self.answers):
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+            lines.append("")
+        return "\n".join([*lines, f"{self.name}: {self.headline}", *self.sentences, *self.notes, "", self.terms])
+
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return all results as one JSON document; if `path` is given, write it, completely or not at all."""
+        content = {"generator": "ropewalk", "format": RECORD_FORMAT, "record": KIND, **dataclasses.asdict(self)}
+        cleaned: dict[str, Any] = finite(content)
+        if path is not None:
+            write_output(path, json.dumps(cleaned, allow_nan=False) + "\n")
+        return cleaned
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> DepthMap:
+        """Return the map that `to_json` wrote. Raises `RopeError` for anything else."""
+        with checked(content):
+            names = {field.name for field in dataclasses.fields(cls)}
+            made: DepthMap = restored(cls, {name: value for name, value in content.items() if name in names})
+            str(made)  # raises for missing numbers
+            return made
+
+    def figure(self, size: tuple[float, float] = WIDE) -> Figure:
+        """Return the map as a figure of matplotlib, of this size in inches, with a panel for each method."""
+        panels = [(f"{method}:\n{self.by_length(method)}", self.cells(method)) for method in self.answers]
+        title = f"Facts that {self.name} finds"
+        return shown_by_notebooks(
+            draw_map(panels, self.lengths, self.depths, self.trained_length, cell_text, size, title)
+        )
+
+    def pictures(self) -> dict[str, Picture]:
+        """Return the figure of the report with its caption."""
+        return {"map": (CAPTION, lambda size: (self.figure(size), self.headline))}
+
+    def to_html(self) -> str:
+        """Return the report as one HTML page. Raises `RopeError` if the extra `figures` is not installed."""
+        return render_page(
+            self.pictures(), name=self.name, headline=self.headline, reasons=self.sentences, lines=self.notes,
+            tables=[self.table(method) for method in self.answers], terms=self.terms, environment=self.environment,
+        )  # fmt: skip
+
+
+def cell_text(found: Found) -> str:
+    """Return a count as "12/16", or "(5/16)" if chance explains it."""
+    said = f"{found.found}/{found.asked}" if found.asked else ""
+    return said if not said or found.exceeds_chance(UNCERTAIN) else f"({said})"
+
+
+def lengths_of(trained: int, target: int, least: int = 1) -> tuple[int, ...]:
+    """Return a map's lengths: the quarters of the target, with the trained length in place of the nearest shorter one.
+
+    Lengths below `least` are left out.
+
+    >>> lengths_of(8192, 16384), lengths_of(8192, 9000), lengths_of(256, 512, least=150)
+    ((4096, 8192, 12288, 16384), (2250, 4500, 8192, 9000), (256, 384, 512))
+    """
+    quarters = [target * part // LENGTHS for part in range(1, LENGTHS + 1)]
+    if trained < target:
+        quarters[min(range(LENGTHS - 1), key=lambda part: abs(quarters[part] - trained))] = trained
+    return tuple(sorted({length for length in quarters if length >= least}))
+
+
+def bands_of(length: int, rows: int, beginning: int) -> list[tuple[int, int]]:
+    """Return `[start, end)` of each row in a text.
+
+    >>> bands_of(1000, 2, 0), bands_of(4000, 2, 150)
+    ([(0, 500), (500, 1000)], [(0, 150), (150, 2000), (2000, 4000)])
+    """
+    bands = list(itertools.pairwise([beginning, *(length * part // rows for part in range(1, rows + 1))]))
+    return [(0, beginning), *bands] if beginning else bands
+
+
+def fill(
+    teller: Teller, texts: Sequence[Text], trained: int, target: int, *, windows: int | None, seed: int
+) -> tuple[int, int, list[tuple[MapWindow, Filled, Banded]]]:
+    """Return the equal rows, the tokens of the first row or 0, and the windows of all lengths, the longest first.
+
+    A window has about 6 % of facts, and at least a group in each row. If these are more than 30 % of it, it has facts
+    in one row, and the next window in the next one. For each length at least about as many tokens are read as the
+    target has, and about 16 facts lie in a cell; for each row at most in so many `windows`.
+    """
+    least = (GROUP + 1) * teller.size + GROUP + FIRST  # tokens of a row in which four facts certainly lie
+    lengths = lengths_of(trained, target, 2 * least)
+    rows = min(ROWS, lengths[0] // least)
+    beginning = BEGINNING if least <= BEGINNING <= lengths[0] // rows // 2 else 0
+    filled, told = [], set[tuple[str, str]]()
+    for length in reversed(lengths):
+        bands, room = bands_of(length, rows, beginning), sum(len(text.tokens) // length for text in texts)
+        early = max(1, int(DENSEST * beginning / teller.size) // GROUP)
+        most = teller.most // GROUP - early
+        each = max(1, min(most // rows, round(SHARE * length / (teller.size + 1) / GROUP / rows)))
+        turns = 1 if GROUP * teller.size * len(bands) <= DENSEST * length else len(bands)
+        count = max(round(target / length), round(CELL_GROUPS / each))
+        count = min(room, turns * min(count, windows or count))
+        design = Design(trained_length=length, target=length, windows=count, seed=seed)
+        for number, (text, start) in enumerate(design.places([len(text.tokens) for text in texts])):
+            chosen = [(*band, GROUP * (early if band[1] == beginning else each)) for band in bands]
+            chosen = chosen if turns == 1 else [chosen[number % turns]]
+            layout = Banded(length, length, length - teller.question, 0, sum(one[2] for one in chosen), teller.size,
+                            bands=tuple(chosen))  # fmt: skip
+            of = texts[text]
+            window = teller.fill(
+                layout, of.tokens[start : start + length], seed=(seed, fingerprint(of.contents), length, number),
+                told=told, wording=Wording.of(of.contents),
+            )  # fmt: skip
+            told |= {(fact.name, fact.value) for fact in window.facts}
+            filled.append((MapWindow(length=length, text=text, start=start, facts=window.facts), window, layout))
+    return rows, beginning, filled
+
+
+def depth_map(
+    model: object = "tiny", *, progress: Progress | bool | None = None, kept: Sequence[str] = (), **settings: Any
+) -> DepthMap:
+    """Measure which facts a model finds, by the length of the text and their depth in it.
+
+    **Arguments:**
+    - `model`, `progress`, `settings`: as for `ropewalk.doctor`. `target` is the longest of four lengths, among them the
+      trained one; None: four times the trained length, less if the text or the minutes are too few. `methods` come next
+      to plain; None: the first that the doctor compares. crop, which cannot see far facts, is left out. `windows`:
+      most for each length, or each row of it if that is short.
+    - `kept`: words of the command line to repeat in the next command.
+
+    **Raises:** `RopeError` if something cannot be measured, or takes longer than `minutes`; `RunInterrupted` on Ctrl-C,
+    after which `resume=True` resumes the run.
+
+    >>> list(depth_map("tiny", target=512, methods="dca", windows=1, progress=False).answers)
+    ['plain', 'dca']
+    """
+    began, given = time.perf_counter(), DoctorSettings(**settings)
+    opened = open_model(model, given, progress)
+    reader, trained, teller, pace = opened.reader, opened.trained, opened.teller, None
+    longest = max(len(text.tokens) for text in opened.texts)
+    targets = [round(times * trained) for times in TIMES if times * trained <= longest] or [longest]
+    for target in [given.target] if given.target else targets:
+        plan = plan_of(opened, model, given, target, 1).plan
+        methods = [name for name in plan.distinct if name != CROP][: None if given.method_names else 2]
+        rows, beginning, windows = fill(teller, opened.texts, trained, target, windows=given.windows, seed=given.seed)
+        jobs = [
+            Job(name, number, plan.key(name, number), Work(whole.tokens + one.asked, whole.pairs + one.asked * length))
+            for number, (_, one, _) in enumerate(windows)
+            for length, whole in [(len(one.ids), Work.of(len(one.ids)))]
+            for name in methods
+        ]
+        workers = fitting_workers(reader, target, len(jobs))
+        pace = pace or try_out(reader, torch.from_numpy(windows[0][1].ids), workers=workers)
+        needed = float(from_first(SAFETY * seconds_at_once([pace.of_job(job) for job in jobs], workers)))
+        whole_time = time.perf_counter() - began + needed
+        if whole_time <= 60 * opened.minutes:
+            break
+    else:
+        command = doctor_command(model, given, kept=("--map", *kept), minutes=float(math.ceil(whole_time / 60)))
+        raise RopeError(
+            "doctor: the map takes longer than --minutes allows.",
+            facts={"minutes": opened.minutes, "needed": duration(needed), "target": target},
+            cure=f"Run: {command}.",
+        )
+    digest, ids = reader.digest(), [one.ids.tobytes() for _, one, _ in windows]
+    key = fingerprint(MAP_FORMAT, torch.__version__, digest, trained, target, teller.kind.name, ids)
+    ledger = Ledger(state_folder(given.state, key) / KIND, kind=KIND, key=key)
+    saved = ledger.resume() if given.resume else ledger.begin()
+
+    def measure(job: Job, advance: Advance) -> None:
+        _, window, layout = windows[job.window]
+        rows: list[list[float]] = []
+        asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(window.questions))}
+        last, ids = len(window.ids) - 1, torch.from_numpy(window.ids)
+        reader.under(plan.positions[job.method]).window_losses(ids, first=last, advance=advance, asking=asking)
+        ledger.add(job.key, {"answers": [[round(value, 4) for value in row] for row in rows]})
+
+    with ledger.at_work(), shown("doctor", progress) as display:
+        count = counted(len(windows), "window")
+        spans = f"{windows[-1][0].length:,} to {target:,} tokens under {', '.join(methods)}"
+        notes = [f"Resumed: {counted(saved, 'result')} saved before." if saved else "", pace.busy or ""]
+        for note in filter(None, [*notes, f"The map takes about {duration(needed)}: {count} of {spans}."]):
+            say(display, note)
+        due = share_of([job for job in jobs if job.key not in ledger])
+        expect(display, sum(job.work.tokens for job in due))
+        try:
+            at_once(due, measure, workers=workers, progress=display)
+        except KeyboardInterrupt as stop:
+            raise RunInterrupted(len(ledger), len(jobs) - len(ledger)) from stop
+        ledger.gather()
+    read = {name: tuple(ledger[job.key]["answers"] for job in jobs if job.method == name) for name in methods}
+    return DepthMap(
+        name=reader.name, trained_length=trained, target=target, kind=teller.kind.name,
+        texts=tuple(text.name for text in opened.texts), seed=given.seed, rows=rows, beginning=beginning,
+        windows=tuple(window for window, _, _ in windows),
+        answers={name: tuple(tuple(map(tuple, rows)) for rows in of) for name, of in read.items()},
+        environment=environment_of(reader, digest, opened.dtype_choice, time.perf_counter() - began),
+        notes=(*([] if opened.scaling is None else [str(opened.scaling["sentence"])]), *notes[: bool(saved)]),
+    )  # fmt: skip
+
+
+def read_record(path: str | Path) -> Diagnosis | DepthMap:
+    """Return the diagnosis or the map of a file. Raises `RopeError` for anything else."""
+    content = read_json(Path(path))
+    return DepthMap.from_json(content) if content.get("record") == KIND else Diagnosis.from_json(content)

@@ -1,0 +1,459 @@
+"""The catalogue of wrong ropes: each has a name, the ropes that it makes of the right ones, and a cure.
+
+`ropewalk.check` compares a module's numbers with those of each. `verify` compares an engine's answers with our own
+model's under each, and leaves out what that model cannot apply. Both give a fault the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import torch
+
+from ropewalk.errors import RopeError
+from ropewalk.methods.faulty_rules import ByRequest, FaultyPositions, ScaledLogits
+from ropewalk.methods.ropes import Reach
+from ropewalk.methods.table import METHODS
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.model_ropes import ModelRopes, attends
+from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
+from ropewalk.rope.values import HORIZON, TRAINED_KEY
+
+FACTORS = (2.0, 4.0, 8.0, 16.0)
+THETAS = (1e4, 1e5, 5e5, 1e6)
+NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
+TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
+CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
+BLOCK = "Give the program every key of the config's rope block."
+FLOAT32 = "Keep inv_freq in float32."
+THETA = "Give the program `rope_theta` of the config."
+WIDTH = "Rotate the number of features given by the config's partial factor."
+LAYERS = "Give each type of layers the rope of its own block."
+NUMBERS = "Keep the positions of a chunk those of the whole text."
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What a program may apply in place of the expected ropes: its name, and the ropes of each layer.
+
+    - `cure`: one instruction. `right`: the value that the name replaces, or "".
+    - `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
+    - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
+      and is not undecided if they exclude all other hypotheses.
+    - `small`: whether its effect is small by nature: positions off by one, a ramp, a rounding. If the engine's noise is
+      larger, a verdict only mentions it.
+    """
+
+    name: str
+    positions: ModelRopes
+    unchanged_below: int = 0
+    minor: bool = False
+    small: bool = False
+    cure: str = BLOCK
+    right: str = ""
+
+    def at(self, length: int) -> tuple[object, ...]:
+        """Return all values that determine the output for a prompt of `length` tokens, to compare hypotheses."""
+        if length not in self._at:
+            self._at[length] = tuple(
+                (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
+                for rope, extension in zip(self.positions.ropes, self.positions.extensions, strict=True)
+            )
+        return self._at[length]
+
+    @property
+    def by_frequencies(self) -> bool:
+        """Return whether it changes only frequencies, whose effect grows with the prompt."""
+        return not any(self.positions.extensions)
+
+    @cached_property
+    def _at(self) -> dict[int, tuple[object, ...]]:
+        return {}
+
+    @property
+    def borders(self) -> set[int]:
+        """Return the lengths in tokens after which it may change."""
+        lengths = {self.unchanged_below}
+        for rope in self.positions.present_ropes:
+            lengths |= {rope.original_length or 0, rope.switch_length or 0, rope.max_position_embeddings or 0}
+        return lengths - {0}
+
+
+@lru_cache(4096)
+def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
+    """Return a rope's pairing, frequencies and attention factor at a length, to ten digits."""
+    return (
+        rope.interleaved,
+        tuple(float(f"{column:.9e}") for column in columns_of(rope, length)),
+        float(f"{attention_factor_of(rope, length):.9e}"),
+    )
+
+
+def hypotheses(expected: ModelRopes, *, trained: int) -> list[Hypothesis]:
+    """Return the different hypotheses to compare answers with, the expected one first.
+
+    The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
+
+    **Arguments:**
+    - `expected`: the positions the engine should apply.
+    - `trained`: the trained length in tokens.
+    """
+    extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
+    first = Hypothesis("as expected", expected, 0 if extended else trained)
+    different = {_key(first): first}
+    for hypothesis in _all(expected, trained):
+        same = different.setdefault(_key(hypothesis), hypothesis)
+        if same is hypothesis or same is first:
+            continue
+        name = f"{same.name}, which is {hypothesis.name}" if same.name == "scaling twice" else same.name  # 2 x 2 is 4
+        different[_key(same)] = replace(same, name=name, small=same.small or hypothesis.small)
+    return list(different.values())
+
+
+def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
+    """Return a key that equal hypotheses share."""
+    lengths = sorted({2, HORIZON, *(border + 1 for border in hypothesis.borders)})
+    # the values on both sides of a border distinguish a rule that changes only there from a constant one
+    return (
+        hypothesis.at(2),
+        hypothesis.at(HORIZON),
+        tuple(lengths) if hypothesis.at(2) != hypothesis.at(HORIZON) else (),
+    )
+
+
+def _all(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
+    """Yield every hypothesis except the expected one; some may be the same."""
+    bare = replace(expected, extensions=(None,) * expected.num_layers)
+    yield from faults_of_scaling(bare)
+    yield from methods(bare, trained)
+    yield from other_faults(bare)
+    yield Hypothesis("no rotation", replace(bare, ropes=(None,) * bare.num_layers))
+    yield from _positions(expected, trained)
+    unchanged = 0 if expected != bare else trained
+    rounded = expected.mapped(_rounded)
+    yield Hypothesis("inv_freq in bfloat16", rounded, unchanged, minor=True, small=True, cure=FLOAT32)
+
+
+def other_faults(expected: ModelRopes) -> Iterator[Hypothesis]:
+    """Yield faults of the width, of the layers, of theta and of the pairing; some may change nothing."""
+    yield from _widths(expected)
+    yield from _layers(expected)
+    yield from _still_layers(expected)
+    for positions, without in ((expected, ""), (expected.mapped(RopeConfig.unscaled), "no scaling, ")):
+        yield from _thetas(positions, without)
+        swapped = positions.mapped(lambda rope: replace(rope, interleaved=not rope.interleaved))
+        yield Hypothesis(f"{without}the other pairing", swapped, cure="Convert the weights for this pairing.")
+
+
+def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
+    """Yield faults of a scaling: not applied, twice, on some layers, by another formula, from another length."""
+    yield Hypothesis("no scaling", expected.mapped(RopeConfig.unscaled))
+    scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
+    if not scaled:
+        return
+    rope, scaling = scaled[0], scaled[0].scaling
+    rule = scaling.rope_type if scaling else ""
+    for rules, small in ((_rules(rope), False), (_ramps(rule), True)):
+        for name, change, right in rules:
+            positions = expected.mapped(partial(_with_rule, change=change))
+            if positions != expected:
+                yield Hypothesis(name, positions, small=small, right=right)
+    for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
+        extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
+        if any(extensions):
+            yield Hypothesis(f"{rule} {name}", replace(expected, extensions=extensions))
+    yield from _some_layers(expected)
+    # dynamic NTK: its frequencies change with every further token
+    if scaling is not None and scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
+        for times in (1.5, *FACTORS):
+            length = int(times * rope.original_length)
+            yield Hypothesis(fixed_at(length), expected.mapped(_fixed_at(length)))
+    if isinstance(getattr(scaling, "factor", None), float) and getattr(scaling, TRAINED_KEY, None):
+        yield Hypothesis(
+            "a factor for each request", expected.mapped(_by_request), cure="Use one factor for all texts."
+        )
+
+
+Change = Callable[[RopeConfig, Any], Scaling]
+"""From a rope and its rule to a faulty rule; raises if this rule has no such field, or no such number is valid."""
+
+
+def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
+    """Yield the name of each faulty rule, for a rope with a scaling, the change that makes it, and the right value."""
+    rule, factor = rope.scaling.rope_type if rope.scaling else "", getattr(rope.scaling, "factor", None)
+    yield "scaling twice", lambda rope, rule: Stacked(rule.written_out(rope.max_position_embeddings), rule), ""
+    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
+        yield f"{rule} {name}", partial(_attention, power=power), ""
+    for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
+        change = partial(_times, field=TRAINED_KEY, times=times)
+        yield f"{rule} with {TRAINED_KEY} {length}", change, str(rope.original_length)
+    for times in NEAR:
+        if isinstance(factor, int | float) and factor * times > 1.0:
+            yield factor_name(rule, f"{factor * times:g}"), partial(_times, field="factor", times=times), f"{factor:g}"
+    yield f"{rule} by the paper's formula", partial(_replaced, variant="paper"), ""
+    for kept, lost in (("short", "long"), ("long", "short")):
+        change = partial(_one_list, kept=f"{kept}_factor", lost=f"{lost}_factor")
+        yield f"the {kept} factors at every length", change, ""
+
+
+def _ramps(rule: str) -> Iterator[tuple[str, Change, str]]:
+    """Yield the name of each rule with a different ramp between its frequencies, and the change that makes it."""
+    usual = partial(_replaced, beta_fast=32.0, beta_slow=1.0)  # llama.cpp's, for most files
+    yield f"{rule} with default betas", usual, ""
+    for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+        for times in (0.5, 2.0):
+            yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times), ""
+    for truncate, word in ((False, "without"), (True, "with")):
+        yield f"{rule} {word} rounded bounds", partial(_replaced, truncate=truncate), ""
+
+
+def _one_list(rope: RopeConfig, rule: Any, kept: str, lost: str) -> Scaling:
+    return _replaced(rope, rule, **{lost: getattr(rule, kept)})
+
+
+def factor_name(rule: str, factor: str) -> str:
+    """Return the name of a rule with another factor."""
+    return f"{rule} with factor {factor}"
+
+
+def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
+    """Return the rope with a faulty rule; the rope itself if its rule cannot have this fault."""
+    try:
+        return rope if rope.scaling is None else replace(rope, scaling=change(rope, rope.scaling))
+    except (RopeError, TypeError, AttributeError):
+        return rope
+
+
+def _replaced(rope: RopeConfig, rule: Any, **fields: object) -> Scaling:
+    changed: Scaling = replace(rule, **fields)
+    return changed
+
+
+def _times(rope: RopeConfig, rule: Any, field: str, times: float) -> Scaling:
+    """Return the rule with a field multiplied; a length is rounded to tokens."""
+    value = getattr(rule, field) * times
+    return _replaced(rope, rule, **{field: round(value) if field == TRAINED_KEY else value})
+
+
+def _attention(rope: RopeConfig, rule: Any, power: int) -> Scaling:
+    return _replaced(rope, rule, attention_factor=attention_factor_of(rope, HORIZON) ** power)
+
+
+def _softmax_mscale(rope: RopeConfig | None, power: int) -> ScaledLogits | None:
+    """Return a power of the factor by which DeepSeek multiplies the softmax scale under YaRN."""
+    rule = None if rope is None else rope.scaling
+    mscale, factor = getattr(rule, "mscale_all_dim", None), getattr(rule, "factor", None)
+    return ScaledLogits(yarn_mscale(factor, mscale) ** (2 * power)) if mscale and factor and factor > 1.0 else None
+
+
+def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
+    """Yield wrong original lengths (multiplied and divided by the factor), each with its ratio to the right one."""
+    before, after = rope.original_length, rope.scaled_length
+    if before and after and after != before:
+        factor = getattr(rope.scaling, "factor", 2.0)
+        ratios = dict.fromkeys((after / before, before / after, 2.0, 0.5, factor, 1 / factor))
+        yield from ((round(before * times), times) for times in ratios if before * times >= 16)
+
+
+def fixed_at(length: int) -> str:
+    """Return the name of the frequencies of one length, for a rope whose frequencies follow it."""
+    return f"dynamic scaling fixed at {length} tokens"
+
+
+def _by_request(rope: RopeConfig) -> RopeConfig:
+    return _with_rule(rope, lambda rope, rule: ByRequest(rule))
+
+
+def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
+    return lambda rope: _given(rope, columns_of(rope, length))
+
+
+def _given(rope: RopeConfig, columns: Sequence[float]) -> RopeConfig:
+    """Return a rope with these frequencies and without an attention factor."""
+    return RopeConfig(
+        rope.head_dim,
+        interleaved=rope.interleaved,
+        rotary_dim=rope.rotary_dim,
+        max_position_embeddings=rope.max_position_embeddings,
+        axes=rope.axes,
+        inv_freq=tuple(columns),
+    )
+
+
+def rounded(columns: Sequence[float], dtype: torch.dtype) -> list[float]:
+    """Return inverse frequencies after a cast of the whole model to `dtype`."""
+    numbers: list[float] = torch.tensor(columns, dtype=torch.float32, device="cpu").to(dtype).double().tolist()
+    return numbers
+
+
+def _rounded(rope: RopeConfig) -> RopeConfig:
+    if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
+        return rope
+    return _given(rope, rounded(columns_of(rope, 2), torch.bfloat16))
+
+
+def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
+    """Yield scaling on full layers only, on sliding layers only, and on all, if a model has both."""
+    sliding = [window is not None for window in expected.sliding_windows]
+    rules = {rope.scaling for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope}
+    if len(set(sliding)) < 2 or len(rules) != 1:
+        return
+    kinds = {"full layers only": {False}, "sliding layers only": {True}, "all layers": {False, True}}
+    for name, on in kinds.items():
+        scaled = expected.mapped(lambda rope: replace(rope, scaling=next(iter(rules)))).ropes
+        each = zip(scaled, expected.mapped(RopeConfig.unscaled).ropes, sliding, strict=True)
+        ropes = tuple(one if kind in on else other for one, other, kind in each)
+        yield Hypothesis(f"scaling on {name}", replace(expected, ropes=ropes))
+
+
+def _still_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
+    """Yield flags of layers without rotation that are ignored or inverted, if the model has such layers."""
+    labels = expected.labels or (None,) * expected.num_layers
+    still = [rope is None and attends(label) for rope, label in zip(expected.ropes, labels, strict=True)]
+    if any(still) and expected.present_ropes:
+        cure = "Give the program the list of the layers that rotate."
+        rope, own = expected.present_ropes[0], zip(expected.ropes, still, strict=True)
+        every = tuple(rope if flag else one for one, flag in own)
+        yield Hypothesis("rotation on all layers", replace(expected, ropes=every), cure=cure)
+        others = tuple(rope if flag else None for flag in still)
+        yield Hypothesis("rotation on the other layers only", replace(expected, ropes=others), cure=cure)
+
+
+def _widths(expected: ModelRopes) -> Iterator[Hypothesis]:
+    """Yield faults of the rotary width, if only a part of each head rotates."""
+    if all(rope.rotary_dim == rope.head_dim for rope in expected.present_ropes):
+        return
+
+    def whole(rope: RopeConfig) -> RopeConfig:
+        if rope.rotary_dim == rope.head_dim or rope.axes is not None or rope.inv_freq is not None:
+            return rope
+        return replace(rope, rotary_dim=None)
+
+    def exponents(rope: RopeConfig) -> RopeConfig:
+        if rope.rotary_dim == rope.head_dim or rope.inv_freq is not None:
+            return rope
+        wide = replace(rope, rotary_dim=None, axes=None)
+        if wide.needs_seq_len or attention_factor_of(wide, 2) != 1.0:
+            return rope
+        return _given(rope, columns_of(wide, 2)[: rope.pairs])
+
+    for name, change in (("theta's exponents over the whole head", exponents), ("partial factor ignored", whole)):
+        try:
+            yield Hypothesis(name, expected.mapped(change), cure=WIDTH)
+        except RopeError:
+            continue
+
+
+def _layers(expected: ModelRopes) -> Iterator[Hypothesis]:
+    """Yield the ropes of full and sliding layers exchanged, or one of them on all layers, if they differ."""
+    kinds: dict[bool, set[RopeConfig | None]] = {True: set(), False: set()}
+    for rope, window in zip(expected.ropes, expected.sliding_windows, strict=True):
+        kinds[window is not None].add(rope)
+    if len(kinds[True]) != 1 or len(kinds[False]) != 1 or kinds[True] == kinds[False]:
+        for label, other in [] if expected.numbered else expected.by_type.items():
+            yield Hypothesis(f"the rope of {label} layers on all layers", expected.with_rope(other), cure=LAYERS)
+        return
+    (sliding,), (full,) = kinds[True], kinds[False]
+    for name, on in (
+        ("the full layers' rope on all layers", {True: full, False: full}),
+        ("the sliding layers' rope on all layers", {True: sliding, False: sliding}),
+        ("the ropes of full and sliding layers exchanged", {True: full, False: sliding}),
+    ):
+        ropes = tuple(on[window is not None] for window in expected.sliding_windows)
+        yield Hypothesis(name, replace(expected, ropes=ropes), cure=LAYERS)
+
+
+def methods(expected: ModelRopes, trained: int, without: str = "") -> Iterator[Hypothesis]:
+    """Yield every method but one at every factor, from the trained lengths."""
+    own = [rope.scaled_length / rope.original_length for rope in expected.present_ropes
+           if rope.scaling is not None and rope.scaled_length and rope.original_length]  # fmt: skip
+    factors = sorted({factor for factor in (*FACTORS, *(f * x for f in own for x in (0.5, 1.0, 2.0))) if factor > 1.0})
+    lengths = sorted({trained, *(rope.original_length or trained for rope in expected.present_ropes)})
+    for method in METHODS.values():
+        if not method.extends or method.on_request or method.name == without:  # no engine applies those on request
+            continue
+        for length in lengths:
+            for factor in factors:
+                reach = Reach(length, math.ceil(length * factor))
+                try:
+                    positions = method.positions(expected, reach)
+                except RopeError:
+                    continue  # the method does not support this rope
+                where = "" if len(lengths) == 1 else f" from {length}"
+                yield Hypothesis(
+                    f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}",
+                    positions,
+                    method.equal_below(reach),
+                )
+
+
+def _known_as(method: str, positions: ModelRopes) -> str:
+    """Return the name in configs and engines if it differs: the theta that the method sets, or its rope_type."""
+    rules = {rope.scaling for rope in positions.present_ropes if rope.scaling is not None}
+    if len(rules) != 1:
+        return ""
+    (rule,) = rules
+    theta = getattr(rule, "theta", None)
+    if theta is not None:
+        return f" (theta {theta:.0f})"
+    return f" ({rule.rope_type})" if method == "pi" else ""
+
+
+def _thetas(expected: ModelRopes, prefix: str) -> Iterator[Hypothesis]:
+    """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
+    own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
+    thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
+    right = " and ".join(f"{theta:.0f}" for theta in sorted(own))
+
+    def change(rope: RopeConfig, theta: float) -> RopeConfig:
+        given = rope.inv_freq is not None or isinstance(rope.theta, tuple)
+        return rope if given else replace(rope, theta=theta)
+
+    for theta in sorted(theta for theta in thetas if theta > 1.0) if own else ():
+        name, positions = f"{prefix}theta {theta:.0f}", expected.mapped(partial(change, theta=theta))
+        yield Hypothesis(name, positions, cure=THETA, right=right)
+
+
+def _positions(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
+    """Yield positions that stop, restart or are off by one after a length, and rounded ones."""
+    known = {rope.original_length for rope in expected.present_ropes} | {trained}
+    known |= {rope.scaled_length for rope in expected.present_ropes}
+    for length in sorted({*CHUNKS, *(length for length in known if length)}):
+        yield from _faulty(
+            expected,
+            (f"held at {length}", FaultyPositions("held", length)),
+            (f"begun again after {length}", FaultyPositions("restarted", length)),
+            (f"one too far after {length}", FaultyPositions("shifted", length, 1)),
+            (f"one too few after {length}", FaultyPositions("shifted", length, -1)),
+        )
+    yield from _faulty(expected, ("in bfloat16", FaultyPositions("rounded", 256)))
+
+
+def in_decoding(expected: ModelRopes, prompt: int) -> list[Hypothesis]:
+    """Return hypotheses about the positions of tokens that follow a prompt of `prompt` tokens, processed one by one."""
+    return _faulty(
+        expected,
+        ("one too far in decoding", FaultyPositions("shifted", prompt, 1)),
+        ("one too few in decoding", FaultyPositions("shifted", prompt, -1)),
+        ("begun again in decoding", FaultyPositions("shifted", prompt, -prompt)),
+        ("held in decoding", FaultyPositions("held", prompt)),
+        ("held after the first generated token", FaultyPositions("held", prompt + 1)),
+    )
+
+
+def _faulty(expected: ModelRopes, *faults: tuple[str, FaultyPositions]) -> list[Hypothesis]:
+    """Return a hypothesis for each fault; none for models with sliding layers or extensions, or without a rope."""
+    if any((*expected.sliding_windows, *expected.extensions)) or not expected.present_ropes:
+        return []
+    return [
+        Hypothesis(
+            f"positions {name}", expected.with_extension(rule), rule.start,
+            small=rule.fault == "rounded" or abs(rule.by) == 1, cure=NUMBERS,
+        )
+        for name, rule in faults
+    ]  # fmt: skip

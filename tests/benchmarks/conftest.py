@@ -1,8 +1,0 @@
-"""Put benchmarks/ on the module path: its scripts import each other by name."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,0 +1,111 @@
+"""The copies with a known reach: a token farther back has no effect, and within the window nothing changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import phantoms
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from ropewalk.checkpoints.opening import as_transformers, reader_of
+from ropewalk.checkpoints.reader import Reader
+from ropewalk.methods import METHODS, Reach
+from ropewalk.rope.extensions import Extension
+from tests.diagnosis.models import random_ids, tiny_decoder
+
+WINDOW, QUESTIONS = 12, [([3, 4], [[5], [6, 7], [8], [9]])]
+
+
+def as_mistral(model: Any, window: int) -> Any:
+    """Return transformers' Llama as Mistral: the same formula and weights, and a sliding window in every layer."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+             "num_key_value_heads", "hidden_act", "rms_norm_eps", "max_position_embeddings", "rope_parameters",
+             "tie_word_embeddings", "bos_token_id", "eos_token_id")  # fmt: skip
+    config = MistralConfig(**{name: getattr(model.config, name) for name in names}, sliding_window=window)
+    with torch.device("meta"):
+        other = MistralForCausalLM(config)
+    other.model.rotary_emb = type(other.model.rotary_emb)(config)  # its buffers are in no state dict
+    other.load_state_dict(model.state_dict(), assign=True)
+    other.tie_weights()
+    other.config.dtype = model.dtype
+    return other.eval()
+
+
+def phantom(method: str, layers: int = 1, tokens: int = WINDOW) -> Reader:
+    """A random model under a method, of which each layer sees `tokens` tokens; "mistral": by transformers."""
+    model = tiny_decoder(num_hidden_layers=layers)
+    if method == "mistral":
+        return Reader(as_mistral(as_transformers(model)[0], tokens))
+    reader = reader_of(model)
+    positions = METHODS[method].positions(reader.positions, Reach(8, 40))
+    return reader.under(phantoms.windowed(positions, tokens))
+
+
+def measured(reader: Reader, ids: torch.Tensor, chunk: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses of all tokens after the first, and the answers to a question after 30 tokens."""
+    answers: list[list[float]] = []
+    losses = reader.window_losses(ids, chunk=chunk, asking={30: lambda prefix: answers.extend(prefix.ask(QUESTIONS))})
+    return np.concatenate(([0.0], losses)), np.array(answers)
+
+
+@pytest.mark.parametrize("method", ["plain", "dca", "mistral"])
+@pytest.mark.parametrize("chunk", [100, 7])
+def test_a_token_farther_back_than_the_window_has_no_effect_in_one_layer(method: str, chunk: int) -> None:
+    reader, ids = phantom(method), random_ids(40)
+    other = ids.clone()
+    other[5] = (ids[5] + 1) % 50
+    (losses, answers), (changed, asked) = measured(reader, ids, chunk), measured(reader, other, chunk)
+    differs = np.abs(losses - changed) > 1e-6
+    assert differs[5 : 5 + WINDOW + 1].all()  # the query at 5 + WINDOW - 1 sees it and predicts the next token
+    assert not differs[5 + WINDOW + 1 :].any()
+    np.testing.assert_allclose(answers, asked, atol=1e-6)  # 25 tokens and more back
+    other = ids.clone()
+    other[28] = (ids[28] + 1) % 50
+    assert np.abs(measured(reader, other, chunk)[1] - answers).max() > 1e-4
+
+
+@pytest.mark.parametrize("method", ["plain", "dca", "mistral"])
+def test_a_text_within_the_window_is_read_as_without_it(method: str) -> None:
+    ids, wide = random_ids(40), measured(phantom(method, 3, 50), random_ids(40))
+    reader = reader_of(tiny_decoder(num_hidden_layers=3))
+    whole = measured(reader.under(METHODS["dca"].positions(reader.positions, Reach(8, 40)))
+                     if method == "dca" else reader, ids)  # fmt: skip
+    for one, other in zip(wide, whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_both_windows_are_the_same_in_several_layers() -> None:
+    ids = random_ids(40)
+    for one, other in zip(measured(phantom("plain", 3), ids), measured(phantom("mistral", 3), ids), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["plain", "dca"])
+def test_the_first_tokens_stay_visible_if_they_are_kept(method: str) -> None:
+    """A change of token 1 reaches every later query, one of token 2 none that is out of its window."""
+    reader, ids = reader_of(tiny_decoder(num_hidden_layers=1)), random_ids(40)
+    positions = METHODS[method].positions(reader.positions, Reach(8, 40))
+    kept = reader.under(phantoms.windowed(positions, WINDOW, 2))
+    for token, reaches in ((1, True), (2, False)):
+        other = ids.clone()
+        other[token] = (ids[token] + 1) % 50
+        for chunk in (100, 7):
+            differs = np.abs(measured(kept, ids, chunk)[0] - measured(kept, other, chunk)[0]) > 1e-6
+            assert differs[token + WINDOW + 1 :].any() == reaches
+            assert differs[token : token + WINDOW + 1].all()
+
+
+def test_a_window_keeps_the_rest_of_its_method() -> None:
+    class Doubled(Extension):
+        def logit_scale(self, index: torch.Tensor) -> float:
+            return 2.0
+
+    try:
+        assert phantoms.Windowed(Doubled(), 4).logit_scale(torch.arange(3)) == 2.0
+        assert replace(phantoms.Windowed(None, 4), tokens=5).logit_scale(torch.arange(3)) == 1.0
+    finally:
+        del Extension.registry["Doubled"]

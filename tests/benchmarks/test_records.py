@@ -1,0 +1,77 @@
+"""What benchmarks save of a run gives the doctor's evidence again, and the second rule has the same numbers as it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import records
+import rule_errors
+from rule_again import Rule, chance
+
+import ropewalk as rw
+from ropewalk.diagnosis.evidence import gather
+from ropewalk.diagnosis.facts import Found
+
+
+def test_essentials_give_the_decision_of_the_run() -> None:
+    found = rw.doctor("tiny", target=1024, methods="rerope", windows=2, minutes=60, progress=False)
+    saved = records.essentials(found.windows, found.readings, found)
+    count = found.evidence.windows
+    decision, reached = records.concluded(json.loads(json.dumps(saved)), count, "rerope")
+    verdict = found.verdict
+    assert (decision.action, decision.method, decision.length) == (verdict.action, verdict.method, verdict.length)
+    assert reached == found.evidence.standings["rerope"].half
+    windows, readings = records.restored_essentials(saved)
+    assert [[fact.far for fact in one.facts] for one in windows] == [
+        [fact.far for fact in one.facts] for one in found.windows
+    ]
+    assert readings["rerope"][0].loss == found.readings["rerope"][0].loss
+
+
+def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:
+    cell = next(one for one in rule_errors.cells() if "knows 30%" in one.name)
+    run = rule_errors.draw(cell, np.random.default_rng(0))
+    windows, readings = records.restored_essentials(run)
+    design = rule_errors.Design(trained_length=cell.trained, target=cell.target, windows=1)
+    evidence = gather(
+        windows[:2], {name: of[:2] for name, of in readings.items()}, design.blocks,
+        trained_length=cell.trained, target=cell.target,
+    )  # fmt: skip
+    rule, one = Rule(run, 2), evidence.standings["yarn"]
+    assert one.beyond is not None
+    assert rule.far_hits("yarn").sum() == one.beyond.found
+    assert chance(rule.choices["yarn"][:, : rule.far].reshape(-1, 4), one.beyond.found) == pytest.approx(one.beyond.p)
+    assert rule.found == evidence.control.found
+    for mean, mine in zip((one.loss, one.cost), rule.limits("yarn"), strict=True):
+        assert mean is not None
+        assert mine[0] == pytest.approx((mean.value, mean.low, mean.high))
+
+
+def test_a_cell_has_its_share_variance_and_window() -> None:
+    for over in (1.0, 2.0):
+        cell = rule_errors.Cell("", {"plain": rule_errors.Truth(half=0.5, width=0.001)}, over, looks=(400,))
+        rule = Rule(rule_errors.draw(cell, np.random.default_rng(1)), 400)
+        right = (rule.choices["plain"] == np.arange(4)).sum(-1)[:, rule.far :]  # near: 0.775 of four
+        assert right.mean() == pytest.approx(3.1, abs=0.1)
+        assert right.var() / (4 * 0.775 * 0.225) == pytest.approx(over, abs=0.2)
+        assert rule.far_hits("plain").reshape(400, -1)[:, 0].mean() == pytest.approx(0.25, abs=0.07)
+    assert Found.of(rule.control.tolist(), confidence=0.95).share == pytest.approx(0.775, abs=0.03)
+
+
+def test_again_starts_over_and_a_text_has_its_digest(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("0123456789", encoding="utf-8")
+    text, source = records.excerpt(tmp_path, "book", 2, 3)
+    assert (text, source["first"], source["characters"]) == ("234", 2, 3)
+    assert source["sha256"] == hashlib.sha256(b"234").hexdigest()
+    (tmp_path / "record.json").write_text('{"a": 1, "b": 2}', encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    records.add_again(parser, tmp_path / "record.json")
+    kept, again = parser.parse_args([]), parser.parse_args(["--again"])
+    assert records.started(kept) == {"a": 1, "b": 2}
+    assert records.started(again) == {}
+    assert records.started(again, "a") == {"b": 2}
