@@ -41,7 +41,8 @@ from ropewalk.diagnosis.record import restored
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.ledger import Ledger
-from ropewalk.rope.extensions import Extension, Positions, Region, next_index, same_index, zero_index
+from ropewalk.rope.extensions import Extension, Region, next_index, same_index, zero_index
+from ropewalk.rope.model_ropes import ModelRopes
 
 TIMES, RUNS, LOOKS = (2.0, 2.5, 3.0, 3.5), 6, (1, 2, 4)
 METHOD = {"tiny-rerope": "rerope", "tiny-dca": "dca", "smollm2": "plain"}  # the one with a reach of W
@@ -78,7 +79,7 @@ class Windowed(Extension):
         return 1.0 if self.of is None else self.of.logit_scale(index)
 
 
-def windowed(positions: Positions, tokens: int, sinks: int = 0) -> Positions:
+def windowed(positions: ModelRopes, tokens: int, sinks: int = 0) -> ModelRopes:
     """Return positions whose layers see only the last `tokens` tokens and the first `sinks`."""
     return replace(positions, extensions=tuple(Windowed(one, tokens, sinks) for one in positions.extensions))
 

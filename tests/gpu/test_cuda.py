@@ -18,7 +18,7 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.layers import attend as attend_module
-from tests.layers.test_documents import ROPE, pack
+from tests.layers.forms import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 VOCAB = 50

@@ -26,7 +26,7 @@ LONGROPE = {
 # name -> what differs from SIZES
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 0.1},
     "llama-multi-query": {"num_key_value_heads": 1},
     "llama-head-dim": {"head_dim": 16},
     "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},

@@ -1,76 +1,93 @@
-"""Attention written out in NumPy float64, one query at a time: shares no code with the package."""
+"""A layer of attention written out in NumPy float64, from the papers' formulas: only frequencies are the package's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
 
 import numpy as np
 
-
-def turn(
-    x: np.ndarray, position: float | np.ndarray, *, theta: float, rotary_dim: int, interleaved: bool
-) -> np.ndarray:
-    """One head's features turned by one position, or one for each pair, as complex numbers."""
-    half = rotary_dim // 2
-    angle = np.exp(1j * position * theta ** (-np.arange(half) / half))
-    if interleaved:
-        turned = (x[0:rotary_dim:2] + 1j * x[1:rotary_dim:2]) * angle
-        first = np.stack([turned.real, turned.imag], -1).reshape(-1)
-    else:
-        turned = (x[:half] + 1j * x[half:rotary_dim]) * angle
-        first = np.concatenate([turned.real, turned.imag])
-    return np.concatenate([first, x[rotary_dim:]])
+import ropewalk as rw
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, LogN, ReRoPE, SelfExtend
 
 
-def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """x over its root mean square, times a weight."""
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+def relative(extension: Extension | None, m: int, n: int) -> float | None:
+    """The paper's relative position of a query at m and a key at n <= m; None: it is not seen."""
+    d = m - n
+    match extension:
+        case ReRoPE(window=w, leak=leak):
+            return d if d < w else w + leak * (d - w)
+        case SelfExtend(group=g, window=w):
+            return d if d < w else m // g - n // g + w - w // g
+        case STRING(shift=s, window=w):
+            return d if d < s else d - s + w
+        case LaMPE(window=w, mapped=mapped, length=length):
+            place = [math.floor(i * mapped / (length - 1)) for i in range(max(m, w) + 1)]
+            return d if d < w else place[m] - place[n] + w - (place[w] + 1)
+        case DualChunk(chunk=s, trained_length=c):
+            if m // s == n // s:
+                return d
+            within = min(s + m % s, c - 1) if m // s - n // s == 1 else c - 1
+            return within - n % s
+    return d
+
+
+def factor(extension: Extension | None, m: int) -> float:
+    """What the logits of query m are multiplied by."""
+    if isinstance(extension, STRING | LaMPE):
+        return extension.scale
+    length = extension.trained_length if isinstance(extension, LogN) else getattr(extension, "log_n", None)
+    return 1.0 if length is None else max(1.0, math.log(m + 1) / math.log(length))
+
+
+def sees(layer: rw.Attention, query: int, key: int) -> bool:
+    """Whether a token sees another: causal or not, within a window that reaches back, or both ways."""
+    window = math.inf if layer.sliding_window is None else layer.sliding_window
+    return query - window < key <= query if layer.causal else abs(query - key) <= window
+
+
+def pairs_of(x: np.ndarray, rope: rw.RopeConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs that turn as complex numbers, and the other features."""
+    width = 2 * rope.pairs
+    first, second = (slice(0, width, 2), slice(1, width, 2)) if rope.interleaved else (
+        slice(0, width // 2), slice(width // 2, width))  # fmt: skip
+    return x[..., first] + 1j * x[..., second], x[..., width:]
 
 
 def attention(
-    weights: dict[str, Any],
-    x: np.ndarray,
-    positions: np.ndarray,
-    sees: Callable[[int, int], bool],
-    *,
-    heads: int,
-    kv_heads: int,
-    theta: float = 10_000.0,
-    rotary_dim: int = 0,
-    interleaved: bool = False,
-    eps: float = 1e-6,
-    softcap: float | None = None,
+    layer: rw.Attention, x: np.ndarray, positions: np.ndarray | None = None, seq_len: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output `[seq, hidden]` and weights `[heads, seq, seq]` of one row; `sees(query, key)` says what is visible."""
-    w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
-    seq = len(x)
+    """Output `[seq, hidden]` and weights `[heads, seq, seq]` of one row `[seq, hidden]`."""
+    w = {name: value.detach().double().numpy() for name, value in layer.state_dict().items()}
+    seq, heads, kv_heads, dim = len(x), layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim
+    at = np.arange(seq) if positions is None else np.asarray(positions)
 
     def project(name: str, count: int) -> np.ndarray:
-        out = x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
-        return out.reshape(seq, count, -1)
+        out = (x @ w[f"{name}_proj.weight"].T + w.get(f"{name}_proj.bias", 0.0)).reshape(seq, count, dim)
+        if f"{name}_norm.weight" not in w:
+            return out
+        return out / np.sqrt((out * out).mean(-1, keepdims=True) + 1e-6) * w[f"{name}_norm.weight"]
 
-    q, k, v = project("q_proj", heads), project("k_proj", kv_heads), project("v_proj", kv_heads)
-    if "q_norm.weight" in w:
-        q, k = rms(q, w["q_norm.weight"], eps), rms(k, w["k_norm.weight"], eps)
-    if rotary_dim:
-        how: dict[str, Any] = {"theta": theta, "rotary_dim": rotary_dim, "interleaved": interleaved}
-        q = np.array([[turn(head, p, **how) for head in token] for token, p in zip(q, positions, strict=True)])
-        k = np.array([[turn(head, p, **how) for head in token] for token, p in zip(k, positions, strict=True)])
-    out, probabilities = np.zeros((seq, heads, q.shape[-1])), np.zeros((heads, seq, seq))
-    for head in range(heads):
-        group = head * kv_heads // heads
-        for query in range(seq):
-            keys = [key for key in range(seq) if sees(query, key)]
-            if not keys:
-                continue
-            scores = np.array([q[query, head] @ k[key, group] for key in keys]) / np.sqrt(q.shape[-1])
-            if softcap is not None:
-                scores = softcap * np.tanh(scores / softcap)
-            sink = w["sinks"][head] if "sinks" in w else -np.inf
-            best = max(scores.max(), sink)
-            p = np.exp(scores - best)
-            p /= p.sum() + np.exp(sink - best)
-            probabilities[head, query, keys] = p
-            out[query, head] = p @ v[keys, group]
-    return out.reshape(seq, -1) @ w["o_proj.weight"].T + w.get("o_proj.bias", 0.0), probabilities
+    q, k, v = project("q", heads), project("k", kv_heads), project("v", kv_heads)
+    k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (k, v))
+    distance = [[relative(layer.extension, m, n) if n <= m else m - n for n in at] for m in at]
+    seen = np.array([[sees(layer, m, n) and distance[m][n] is not None for n in range(seq)] for m in range(seq)])
+    if layer.rope is None:
+        scores = np.einsum("mhf,nhf->hmn", q, k)
+    else:
+        frequencies = rw.inverse_frequencies(layer.rope, seq_len if layer.rope.needs_seq_len else None)
+        (of_q, q_rest), (of_k, k_rest) = (pairs_of(each, layer.rope) for each in (q, k))
+        turn = np.exp(
+            1j * np.where(seen, np.array(distance, dtype=float), 0.0)[..., None] * frequencies.inv_freq[0].numpy()
+        )
+        scores = np.einsum("mhp,nhp,mnp->hmn", of_q, of_k.conj(), turn).real + np.einsum("mhf,nhf->hmn", q_rest, k_rest)
+        scores = scores * frequencies.attention_factor**2
+    scores = scores / math.sqrt(dim) * np.array([factor(layer.extension, m) for m in at])[:, None]
+    if layer.softcap is not None:
+        scores = layer.softcap * np.tanh(scores / layer.softcap)
+    sinks = w["sinks"][:, None, None] if "sinks" in w else np.full((heads, 1, 1), -np.inf)
+    scores = np.where(seen, scores, -np.inf)
+    best = np.maximum(scores.max(-1, keepdims=True), sinks)
+    shares = np.exp(scores - best)
+    weights = shares / (shares.sum(-1, keepdims=True) + np.exp(sinks - best))
+    out = np.einsum("hmn,nhf->mhf", weights, v).reshape(seq, -1)
+    return out @ w["o_proj.weight"].T + w.get("o_proj.bias", 0.0), weights

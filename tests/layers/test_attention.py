@@ -1,12 +1,10 @@
-"""Attention against the NumPy oracle, and what must not change it."""
+"""Attention: dropout, gradients, biases, what is refused; test_each_way.py has its numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.positions import grid_positions
 from ropewalk.rope.extensions import ReRoPE, SelfExtend
 from ropewalk.rope.scaling import DynamicNTK
-from tests.layers import oracle
+from tests.layers.forms import make_layer
 
 HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11
 ROPE = RopeConfig(DIM, interleaved=False)
@@ -26,85 +24,12 @@ ROPE = RopeConfig(DIM, interleaved=False)
 
 def make(**changes: Any) -> Attention:
     """A small attention in float64 with biases and norms that matter."""
-    given: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": DIM, "rope": ROPE}
-    module = Attention(HIDDEN, HEADS, **{**given, **changes}).double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn_like(parameter) / 3 + (parameter.ndim == 1))
-    return module
+    return make_layer(**{"rope": ROPE, "head_dim": DIM, **changes})
 
 
-def expected(
-    module: Attention, x: Tensor, sees: Callable[[int, int], bool], positions: Any = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """What the oracle says of one row `[seq, hidden]`."""
-    rope = module.rope
-    return oracle.attention(
-        {name: value.detach().numpy() for name, value in module.state_dict().items()},
-        x.numpy(),
-        np.arange(len(x)) if positions is None else np.asarray(positions),
-        sees,
-        heads=module.num_attention_heads,
-        kv_heads=module.num_key_value_heads,
-        theta=rope.theta if rope else 0.0,
-        rotary_dim=(rope.rotary_dim or 0) if rope else 0,
-        interleaved=bool(rope and rope.interleaved),
-        softcap=module.softcap,
-    )
-
-
-def close(actual: Tensor, wanted: np.ndarray, atol: float = 1e-11) -> None:
+def close(actual: Tensor, wanted: Tensor, atol: float = 1e-11) -> None:
     """Equal within float64 rounding."""
-    np.testing.assert_allclose(actual.detach().numpy(), wanted, rtol=0, atol=atol)
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "multi-head": {"num_key_value_heads": 4},
-    "grouped": {},
-    "multi-query": {"num_key_value_heads": 1},
-    "interleaved": {"rope": RopeConfig(DIM, interleaved=True, theta=500.0)},
-    "partial": {"rope": RopeConfig(DIM, interleaved=False, rotary_dim=4)},
-    "nope": {"rope": None},
-    "qk-norm": {"qk_norm": True},
-    "biases": {"bias": True},
-    "output bias alone": {"output_bias": True},
-    "softcap": {"softcap": 0.5},
-    "sinks": {"sinks": True},
-    "both": {"softcap": 2.0, "sinks": True, "qk_norm": True},
-}
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [None, 1, 3, 20])
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_oracle(case: str, window: int | None, causal: bool) -> None:
-    """Every form of attention is what NumPy says, in float64 to rounding."""
-    module = make(causal=causal, sliding_window=window, **CASES[case])
-    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
-
-    def sees(query: int, key: int) -> bool:
-        if causal:
-            return key <= query and (window is None or key > query - window)
-        return window is None or abs(query - key) <= window
-
-    out, weights = module(x, need_weights=True)
-    fused = module(x)
-    for row in range(2):
-        wanted, probabilities = expected(module, x[row], sees)
-        close(fused[row], wanted)
-        close(out[row], wanted)
-        close(weights[row], probabilities)
-
-
-def test_positions_given_are_used() -> None:
-    """Explicit positions rotate, per row, and a shift of all of them changes nothing."""
-    module = make()
-    x = torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)
-    positions = torch.stack([torch.arange(SEQ) * 3, torch.randperm(SEQ)])
-    out = module(x, position_ids=positions)
-    for row in range(2):
-        close(out[row], expected(module, x[row], lambda q, k: k <= q, positions[row])[0])
-    close(module(x, position_ids=positions + 10_000), out.detach().numpy(), atol=1e-9)
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
 
 
 def test_dropout_only_in_training() -> None:
@@ -161,17 +86,6 @@ def test_a_bias_is_added_after_the_cap() -> None:
     expected = torch.exp(-slopes[:, None] * distances)
     torch.testing.assert_close(factors / factors[:, -1:], expected / expected[:, -1:])
     assert (weights.sum(-1) < 1).all()
-
-
-def test_long_windows_go_in_blocks() -> None:
-    """A window over a long call, cut into blocks, equals the whole mask, with and without a cache before it."""
-    module = make(sliding_window=5)
-    x = torch.randn(1, 300, HIDDEN, dtype=torch.float64)
-    wanted = module(x, need_weights=True)[0]
-    close(module(x), wanted.detach().numpy())
-    cache = KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
-    parts = [module(x[:, a:b], cache=cache) for a, b in ((0, 7), (7, 8), (8, 11), (11, 299), (299, 300))]
-    close(torch.cat(parts, 1), wanted.detach().numpy())
 
 
 def test_nothing_is_masked_where_nothing_is_hidden() -> None:
@@ -279,7 +193,7 @@ def test_coordinates_are_not_guessed() -> None:
     assert torch.equal(axial(x, position_ids=grid), axial(x, position_ids=grid.expand(2, 6, 2)))
     mrope = make(rope=RopeConfig(DIM, interleaved=False, axes=(0, 1, 2)))  # its text is at equal coordinates
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    close(mrope(x), mrope(x, position_ids=torch.arange(6)[:, None].expand(6, 3)).detach().numpy())
+    close(mrope(x), mrope(x, position_ids=torch.arange(6)[:, None].expand(6, 3)))
 
 
 @pytest.mark.rejects

@@ -14,15 +14,11 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.layers.masks import Branches
-from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
-from tests.layers.extension_material import make_layer
+from ropewalk.rope.extensions import DualChunk
+from tests.layers.forms import EXTENSIONS, FORMS, HIDDEN, make_layer
 
 PARENTS = (-1, 0, 1, 1, 3, 0, -1, 6, 6)
-FORMS: list[dict[str, Any]] = [
-    {}, {"sliding_window": 6}, {"sliding_window": 41}, {"rope": None}, {"softcap": 0.5, "sinks": True},
-    *({"extension": rule} for rule in (ReRoPE(window=5), SelfExtend(group=3, window=6), LogN(trained_length=5))),
-    {"extension": DualChunk(chunk=6, trained_length=8)},
-]  # fmt: skip
+FORMS_OF_ONE = ["default", "nope", "window 3", "window 20", "both", *map(repr, EXTENSIONS)]
 
 
 def branched(layer: rw.Attention, x: Tensor, branches: Branches) -> Tensor:
@@ -50,17 +46,16 @@ def lines(layer: rw.Attention, x: Tensor, parents: tuple[int, ...]) -> Tensor:
 
 
 def check(form: dict[str, Any], parents: tuple[int, ...] = PARENTS, held: int = 40) -> None:
-    given = dict(form)
-    layer, x = make_layer(given.pop("extension", None), **given), torch.randn(1, held + len(parents), 24).double()
+    layer, x = make_layer(**form), torch.randn(1, held + len(parents), HIDDEN).double()
     with torch.no_grad():
         torch.testing.assert_close(branched(layer, x, Branches(parents)), lines(layer, x, parents), atol=1e-11, rtol=0)
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_a_line_is_as_alone(form: dict[str, Any]) -> None:
+@pytest.mark.parametrize("form", FORMS_OF_ONE)
+def test_a_line_is_as_alone(form: str) -> None:
     """Under windows, rules for logits and rules for positions, written out in blocks of queries."""
-    check(form)
+    check(FORMS[form][0])
 
 
 @pytest.mark.repeats_shapes

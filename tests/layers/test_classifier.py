@@ -14,6 +14,7 @@ from ropewalk.encodings import ENCODINGS
 from ropewalk.layers.tokenizer import TextTokenizer
 
 NAMES = [name for name in (*ENCODINGS, "rope") if name != "xpos"]
+DYNAMIC = rw.RopeConfig(8, interleaved=False, max_position_embeddings=4, scaling=rw.scaling.DynamicNTK(factor=2.0))
 SEQ = 13
 
 
@@ -42,8 +43,8 @@ def wide(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-@pytest.mark.parametrize("name", NAMES)
-def test_padded_and_unpadded_batches_agree(name: str, pooling: str) -> None:
+@pytest.mark.parametrize("name", [*NAMES, pytest.param(DYNAMIC, id="dynamic")])
+def test_padded_and_unpadded_batches_agree(name: Any, pooling: str) -> None:
     """Texts of four lengths in one batch, padded on the right, the left and both sides: the logits of each alone."""
     model = wide(classifier(encoding=name, pooling=pooling))
     texts = [torch.randint(0, 50, (length,)) for length in (SEQ, 9, 4, 1)]
@@ -69,18 +70,6 @@ def test_without_positions_the_order_of_tokens_does_not_matter() -> None:
         if name != "none":
             model = wide(classifier(encoding=name))
             assert (model(ids[:, order]) - model(ids)).abs().max() > 1e-4, name
-
-
-def test_frequencies_that_depend_on_length_follow_each_row() -> None:
-    """Dynamic NTK: a short text beside a long one has its own frequencies."""
-    rope = rw.RopeConfig(8, interleaved=False, max_position_embeddings=4, scaling=rw.scaling.DynamicNTK(factor=2.0))
-    model = wide(classifier(encoding=rope))
-    ids = torch.randint(0, 50, (2, SEQ))
-    mask = torch.ones_like(ids)
-    mask[1, 6:] = 0
-    torch.testing.assert_close(
-        model(ids, attention_mask=mask), torch.cat([model(ids[:1]), model(ids[1:, :6])]), atol=1e-11, rtol=0
-    )
 
 
 def test_embeddings_begin_as_wide_as_asked() -> None:

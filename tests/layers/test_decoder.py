@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,32 +11,18 @@ import torch
 from torch import Tensor
 
 from ropewalk import RopeConfig, RopeError
-from ropewalk.layers.config import DecoderConfig
 from ropewalk.layers.decoder import Decoder
 from ropewalk.rope.extensions import ReRoPE
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
-from tests.layers.test_separate_rows import ROPES
+from ropewalk.rope.scaling import DynamicNTK, Linear, Scaling, YaRN
+from tests.layers.forms import LONG, ROPE, ROPES, TRAINED, VOCAB, make_decoder
 
-VOCAB, DIM, TRAINED = 50, 8, 16
+make = partial(make_decoder, torch.float32)
 
 
-def rope(scaling: Scaling | None = None, **changes: Any) -> RopeConfig:
+def rope(scaling: Scaling | None = None) -> RopeConfig:
     """A rule for heads of 8 with a small trained length, so that its scaling acts."""
-    given: dict[str, Any] = {"interleaved": False, "max_position_embeddings": TRAINED, "theta": 1000.0}
-    return RopeConfig(DIM, scaling=scaling, **{**given, **changes})
-
-
-LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), TRAINED, factor=4.0)
-
-
-def make(ropes: Any = None, **changes: Any) -> Decoder:
-    """A three-layer decoder whose weights are large enough that errors would show."""
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.15,
-    }  # fmt: skip
-    return Decoder(DecoderConfig(rope=ropes, **{**sizes, **changes})).eval()
+    return replace(ROPE, scaling=scaling)
 
 
 def ids(batch: int, seq: int) -> Tensor:
@@ -49,9 +37,7 @@ def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
 
 def test_position_ids_and_mask_are_separate() -> None:
     """Other position ids turn keys and queries, and leave the causal rule alone: also through the cache."""
-    model, tokens = make(rope()), ids(2, 12)
-    close(model(tokens, position_ids=torch.arange(12) + 500), model(tokens))
-    close(model(tokens, position_ids=torch.arange(12).flip(0)), model(tokens, position_ids=900 - torch.arange(12)))
+    model, tokens = make(rope=ROPE), ids(2, 12)
     positions = torch.stack([torch.arange(12) * 2, torch.randperm(12)])
     cache = model.new_cache(2)
     parts = [model(tokens[:, a:b], position_ids=positions[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
@@ -61,7 +47,7 @@ def test_position_ids_and_mask_are_separate() -> None:
 
 def test_rotation_matters() -> None:
     """Every rule gives other logits than the default does: none of the equalities above is of rules that do nothing."""
-    tokens, plain = ids(1, 37), make(rope())
+    tokens, plain = ids(1, 37), make(rope=rope())
     for name, other_rope in {**ROPES, "nope": None}.items():
         if name == "default":
             continue
@@ -69,25 +55,10 @@ def test_rotation_matters() -> None:
         assert (other(tokens, seq_len=40) - plain(tokens)).abs().max() > 1e-3, name
 
 
-def test_settings_reach_the_layers() -> None:
-    """Each layer computes with what the config says; test_parity_transformers.py compares whole models."""
-    windows = (None, 3, None)
-    given = {"attention_dropout": 0.1, "residual_dropout": 0.2}
-    biases = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
-    model = make(rope(), sliding_window=windows, qk_norm=True, norm_eps=1e-3, **biases, **given)
-    for layer, window in zip(model.layers, windows, strict=True):
-        attention = layer.self_attn
-        assert attention.sliding_window == window
-        assert {name: getattr(attention, name) for name in given} == given
-        norms = (attention.q_norm, attention.k_norm, layer.input_layernorm, layer.post_attention_layernorm, model.norm)
-        assert {norm.eps for norm in norms} == {1e-3}
-        assert all(part.bias is not None for part in (attention.q_proj, attention.o_proj, layer.mlp.down_proj))
-
-
 def test_hidden_states_and_logits_are_the_forward() -> None:
     """forward is the head's product with hidden_states, as `head_fn` sees both; a tied head counts once."""
     for tied in (True, False):
-        model, tokens = make(rope(), tie_word_embeddings=tied), ids(2, 6)
+        model, tokens = make(rope=rope(), tie_word_embeddings=tied), ids(2, 6)
         hidden, weight = model(tokens, head_fn=lambda hidden, weight: (hidden, weight))
         assert weight is (model.embed_tokens if tied else model.lm_head).weight
         assert torch.equal(model.hidden_states(tokens), hidden)
@@ -98,7 +69,7 @@ def test_hidden_states_and_logits_are_the_forward() -> None:
 def test_a_layer_runs_alone() -> None:
     """Layer by layer, without inputs of a model, is the model; wrong arguments and a missing length are refused."""
     tokens = ids(2, 7)
-    for model in (make(encoding="alibi"), make(rope())):
+    for model in (make(encoding="alibi"), make(rope=rope())):
         x = model.embed_tokens(tokens)
         for layer in model.layers:
             x = layer(x)
@@ -108,12 +79,12 @@ def test_a_layer_runs_alone() -> None:
     with pytest.raises(RopeError, match="DecoderLayer: without `inputs`"):
         model.layers[0](x, bias=torch.zeros(1, 1, 7, 7))
     with pytest.raises(RopeError, match="`seq_len` is required"):
-        make(rope(DynamicNTK(2.0))).layers[0](x)
+        make(rope=rope(DynamicNTK(2.0))).layers[0](x)
 
 
 def test_a_cache_keeps_no_gradients() -> None:
     """With a cache the logits carry no graph; without one they do."""
-    model = make(rope())
+    model = make(rope=rope())
     assert not model(ids(1, 3), cache=model.new_cache()).requires_grad
     assert model(ids(1, 3)).requires_grad
     low, tokens = model.bfloat16(), ids(1, 9)  # its cache has its dtype, or the one that is named
@@ -126,7 +97,7 @@ def test_a_cache_keeps_no_gradients() -> None:
 @pytest.mark.parametrize("scaling", [DynamicNTK(2.0), LONG], ids=["dynamic", "longrope"])
 def test_outgrown_and_disagreeing_caches_are_refused(scaling: Scaling) -> None:
     """seq_len is required, fixed, and not to be outgrown; a cache of another rope is refused."""
-    model, plain = make(rope(scaling)), make(rope())
+    model, plain = make(rope=rope(scaling)), make(rope=rope())
     cache = model.new_cache(seq_len=12)
     model(ids(1, TRAINED), cache=cache)
     for call, message in (
@@ -145,7 +116,7 @@ def test_outgrown_and_disagreeing_caches_are_refused(scaling: Scaling) -> None:
 @pytest.mark.rejects
 def test_what_is_refused() -> None:
     """Wrong tokens and impossible configurations are named."""
-    model = make(rope())
+    model = make(rope=rope())
     with pytest.raises(RopeError, match=r"`input_ids` must be integers \[batch, seq\]"):
         model(torch.tensor([1, 2]))
     with pytest.raises(RopeError, match="`input_ids` must be integers"):
@@ -153,7 +124,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RopeError, match=r"outside the vocabulary(.|\n)*highest +50"):
         model(torch.tensor([[0, 50]]))
     for changes, message in (
-        ({"ropes": (rope(),)}, "one entry per layer"),
+        ({"rope": (rope(),)}, "one entry per layer"),
         ({"sliding_window": (1, 2)}, "one entry per layer"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a whole number"),
         ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
@@ -164,11 +135,9 @@ def test_what_is_refused() -> None:
 
 
 def test_nothing_at_all() -> None:
-    """Calls without tokens or rows; tests/layers/test_separate_rows.py has rows of padding alone."""
-    model, tokens = make(rope(), sliding_window=(None, 2, None)), ids(2, 9)
+    """Calls without tokens or rows; test_each_way.py has rows of padding alone."""
+    model = make(rope=rope(), sliding_window=(None, 2, None))
     assert (model(ids(2, 0)).shape, model(ids(0, 3)).shape) == ((2, 0, VOCAB), (0, 3, VOCAB))
-    cache = model.new_cache(2)
-    close(torch.cat([model(part, cache=cache) for part in tokens.split([3, 0, 6], 1)], 1), model(tokens))
 
 
 # --- weights: names, start, the meta device, other dtypes, gradients
@@ -176,7 +145,7 @@ def test_nothing_at_all() -> None:
 
 def test_built_on_meta() -> None:
     """Built without memory, materialised and filled, it is the same model."""
-    source, tokens = make(rope(YaRN(4.0, TRAINED))), ids(1, 9)
+    source, tokens = make(rope=rope(YaRN(4.0, TRAINED))), ids(1, 9)
     with torch.device("meta"):
         model = Decoder(source.config)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -192,14 +161,16 @@ def test_built_on_meta() -> None:
 
 def test_initial_weights() -> None:
     """Matrices begin with the standard deviation asked for, norms at one, biases at zero; a seed repeats them."""
-    torch.manual_seed(5)
-    model = make(rope(), hidden_size=256, attention_bias=True, initializer_range=0.03)
+    config = replace(make(rope=rope()).config, hidden_size=256, attention_bias=True, initializer_range=0.03)
+    made = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        made.append(Decoder(config))
+    model, again = made
     assert abs(model.embed_tokens.weight.std().item() - 0.03) < 0.001
     assert abs(model.layers[1].mlp.up_proj.weight.std().item() - 0.03) < 0.001
     assert model.layers[1].self_attn.q_proj.bias.abs().max() == 0
     assert (model.norm.weight == 1).all()
-    torch.manual_seed(5)
-    again = make(rope(), hidden_size=256, attention_bias=True, initializer_range=0.03)
     assert torch.equal(again.embed_tokens.weight, model.embed_tokens.weight)
 
 
@@ -209,7 +180,10 @@ def test_initial_weights() -> None:
 @pytest.mark.traced
 def test_compiles_without_a_break() -> None:
     """One graph without breaks, right for plain calls, and for padded rows of packed documents."""
-    model, tokens = make((rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
+    model, tokens = (
+        make(rope=(rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2),
+        ids(2, 12),
+    )
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :3] = 0
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -225,7 +199,7 @@ def test_compiled_lengths_share_a_graph() -> None:
     """Changing lengths compile twice at most (static, then dynamic), stay right and send gradients back."""
     from torch._dynamo.testing import CompileCounter
 
-    model, counter = make(rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
+    model, counter = make(rope=rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in (12, 20, 33, 40):
         tokens = ids(2, length)
@@ -238,7 +212,7 @@ def test_compiled_lengths_share_a_graph() -> None:
 @pytest.mark.traced
 def test_exported() -> None:
     """torch.export keeps the model whole, and eager use goes on."""
-    model, tokens = make(rope(YaRN(4.0, TRAINED)), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
+    model, tokens = make(rope=rope(YaRN(4.0, TRAINED)), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
     exported = torch.export.export(model, (tokens,)).module()
     close(exported(tokens), model(tokens))
 
@@ -248,7 +222,7 @@ def test_exported() -> None:
 
 def test_with_positions_shares_weights() -> None:
     """The other model has the same weights, the first one its own rope; layers without a rope stay without."""
-    model, tokens = make((rope(), None, rope())), ids(1, 30)
+    model, tokens = make(rope=(rope(), None, rope())), ids(1, 30)
     before = model(tokens)
     other = model.with_positions(rope=rope(Linear(4.0)))
     assert other.config.ropes == (rope(Linear(4.0)), None, rope(Linear(4.0)))
@@ -257,7 +231,7 @@ def test_with_positions_shares_weights() -> None:
     assert (other(tokens) - before).abs().max() > 1e-3
     assert {p.data_ptr() for p in other.parameters()} == {p.data_ptr() for p in model.parameters()}
     assert torch.equal(other.with_positions(rope=(rope(), None, rope()))(tokens), before)
-    assert make(rope()).with_positions(rope=rope(Linear(4.0))).config.rope == rope(Linear(4.0))
+    assert make(rope=rope()).with_positions(rope=rope(Linear(4.0))).config.rope == rope(Linear(4.0))
     assert model.with_positions(rope=None).config.ropes == (None, None, None)
     with torch.no_grad():
         model.norm.weight.zero_()
@@ -269,7 +243,7 @@ def test_with_positions_shares_weights() -> None:
 
 def test_with_positions_sets_both_at_once() -> None:
     """A rope and an extension together, one alone, and neither; what is not named stays."""
-    model, near, far, tokens = make(rope()), ReRoPE(window=4), rope(Linear(4.0)), ids(1, 30)
+    model, near, far, tokens = make(rope=rope()), ReRoPE(window=4), rope(Linear(4.0)), ids(1, 30)
     both, scaled = model.with_positions(rope=far, extension=near), model.with_positions(rope=far)
     without = both.with_positions(rope=None, extension=None)  # neither order of two calls could do this for a layer
     nothing = (None,) * 3
@@ -299,8 +273,8 @@ def test_with_positions_sets_both_at_once() -> None:
 def test_with_positions_refuses(settings: dict[str, Any], message: str) -> None:
     """Another number of layers, and a rope that an extension still needs."""
     with pytest.raises(RopeError, match=message):
-        make(rope()).with_positions(**settings)
+        make(rope=rope()).with_positions(**settings)
     with pytest.raises(RopeError, match="with a rope over all earlier tokens"):
-        make(rope()).with_positions(extension=ReRoPE(4)).with_positions(rope=None)
+        make(rope=rope()).with_positions(extension=ReRoPE(4)).with_positions(rope=None)
     with pytest.raises(RopeError, match=r"ModelRopes: a tuple `extensions` needs one entry per layer"):
         ModelRopes((rope(),), (), (None,))

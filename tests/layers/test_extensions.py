@@ -1,19 +1,15 @@
-"""Extensions in attention against their papers' relative positions, as settings of models, and under compilers."""
+"""Extensions as settings of layers and models, in caches, and under compilers; test_each_way.py has their numbers."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ropewalk as rw
 from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
@@ -21,70 +17,30 @@ from ropewalk.layers.attention import Attention
 from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.forward_inputs import ForwardInputs
 from ropewalk.rope import extensions
-from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
-from ropewalk.rope.scaling import Linear, LongRoPE
-from tests.layers.extension_material import (
-    COMPILED,
-    DYNAMIC,
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.scaling import Linear
+from tests.layers.forms import (
     EXTENSIONS,
+    HALF,
     HEAD_DIM,
     HEADS,
     KV_HEADS,
+    LOGITS,
     REMAPPING,
-    REPEATS,
     ROPE,
-    each_once,
+    make_decoder,
     make_layer,
-    make_model,
-    oracle,
 )
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), 16, factor=4.0)
+COMPILED = [
+    pytest.param(each, marks=[pytest.mark.thorough] * (each is EXTENSIONS[1] or isinstance(each, STRING)))
+    for each in (*{type(each): each for each in reversed(EXTENSIONS)}.values(), EXTENSIONS[1])
+]  # the first of each class, and a leak with a scale
 
 
-BOTH: dict[str, Any] = {"softcap": 2.0, "sinks": True}
-FACTOR: dict[str, Any] = {"rope": replace(ROPE, scaling=LongRoPE((1.0,) * 4, (1.0,) * 4, 16, factor=4.0))}
-FORMS: list[dict[str, Any]] = [{}, BOTH, {"softcap": 1.5}, {"sinks": True}, FACTOR]
-
-
-@pytest.mark.parametrize("form", FORMS, ids=["plain", "both", "softcap", "sinks", "attention factor"])
-@pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
-def test_it_is_the_papers_relative_position(extension: Extension, form: dict[str, Any]) -> None:
-    """Every score against the formula: written out, by the fused passes, with weights, and from a cache."""
-    layer, x = make_layer(extension, **form), torch.randn(1, 37, 24, dtype=torch.float64)
-    wanted = oracle(layer, x[0].numpy(), extension)
-    cache = rw.KVCache(
-        num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=x.dtype, extensions=[extension],
-        ropes=[layer.rope], seq_len=37,
-    )  # fmt: skip
-    written_out = layer(x, seq_len=37).detach()
-    with torch.no_grad():
-        parts = [layer(x[:, begin:end], cache=cache) for begin, end in ((0, 9), (9, 10), (10, 37))]
-        fused, (weighted, _) = layer(x, seq_len=37), layer(x, seq_len=37, need_weights=True)
-    for found in (written_out, fused, weighted, torch.cat(parts, 1)):
-        np.testing.assert_allclose(found[0], wanted, atol=1e-12, rtol=0)
-
-
-@REPEATS
-@settings(max_examples=60, deadline=None)
-@given(
-    kind=st.sampled_from([ReRoPE, SelfExtend, DualChunk]),
-    a=st.integers(1, 20),
-    b=st.integers(1, 12),
-    seq=st.integers(1, 33),
-)
-def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int):
-    """Windows longer than the row, groups longer than the window, chunks of one token."""
-    made: dict[object, Extension] = {
-        ReRoPE: ReRoPE(window=a, leak=1 / b),
-        SelfExtend: SelfExtend(group=b, window=a),
-        DualChunk: DualChunk(chunk=a, trained_length=a + b),
-    }
-    layer, x = make_layer(made[kind]), torch.randn(1, seq, 24, dtype=torch.float64)
-    with torch.no_grad():
-        found = layer(x)[0]
-    np.testing.assert_allclose(found, oracle(layer, x[0].numpy(), made[kind]), atol=1e-12, rtol=0)
+def make_model(extension: Extension | None) -> Decoder:
+    return make_decoder(rope=ROPE, extension=extension)
 
 
 # --- as settings of layers and models
@@ -169,7 +125,7 @@ def test_impossible_uses_are_refused():
     with pytest.raises(rw.RopeError, match="causal"):
         Attention(32, HEADS, rope=ROPE, causal=False, extension=ReRoPE(window=4))
     with pytest.raises(rw.RopeError, match="one entry for each row"):
-        model.with_positions(rope=DYNAMIC)(ids, seq_len=torch.tensor([6, 12, 18]))
+        model.with_positions(rope=HALF["dynamic"])(ids, seq_len=torch.tensor([6, 12, 18]))
     with pytest.raises(rw.RopeError, match="with a rope over all earlier tokens"):
         model.with_positions(rope=None)
 
@@ -277,7 +233,7 @@ def test_one_graph_serves_every_length(extension):
 @pytest.mark.traced
 @pytest.mark.parametrize(
     ("extension", "form"),
-    [(None, BOTH), *(pytest.param(*each.values, {}, marks=each.marks) for each in COMPILED)],
+    [(None, LOGITS["both"]), *(pytest.param(*each.values, {}, marks=each.marks) for each in COMPILED)],
     ids=repr,
 )
 def test_a_compiler_finds_no_break(extension: Extension | None, form: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,8 +19,7 @@ from ropewalk.layers.prompts import token_lists
 from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
-from tests.layers.test_decoder import TRAINED, VOCAB, rope
-from tests.layers.test_decoder import make as decoder
+from tests.layers.forms import ROPE, TRAINED, VOCAB, make_decoder
 
 LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
 PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
@@ -28,8 +28,8 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19
 
 def make(scaling: Any = None, **changes: Any) -> Decoder:
     """A small decoder whose greedy tokens vary; its scaling acts beyond 16 tokens."""
-    given = {"num_hidden_layers": 2, "initializer_range": 0.3, "tie_word_embeddings": False, **changes}
-    return decoder(rope(scaling), **given)
+    given = {"num_hidden_layers": 2, "tie_word_embeddings": False, **changes}
+    return make_decoder(torch.float32, rope=replace(ROPE, scaling=scaling), **given)
 
 
 @torch.no_grad()

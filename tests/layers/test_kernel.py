@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -82,44 +81,36 @@ def agree(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @dtypes
 def test_each_way_of_the_tokens(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
-    """Whole, in chunks through a cache with free room, after a left-padded prompt, padded anywhere, and packed."""
+    """Whole, padded, with a hole that no interval describes, packed, and in chunks through a cache with free room."""
     ours, exact, x = layers(dtype, form)
-    wanted = exact(x.double())
-    agree(ours(x), wanted, dtype)
-    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
-    mask[0, :13], mask[1, 60:] = 0, 0
-    out = ours(x, attention_mask=mask)
-    agree(out[:1, 13:], exact(x[:1, 13:].double()), dtype)
-    agree(out[1:, :60], exact(x[1:, :60].double()), dtype)
-    assert out.isfinite().all()
-    assert calls == [SEQ, SEQ]
-    mask[0, 50:52] = 0  # among the tokens, where no interval describes what is visible
-    out = ours(x, attention_mask=mask)
-    agree(out[0][mask[0] == 1], exact(x.double(), attention_mask=mask)[0][mask[0] == 1], dtype)
-    calls.clear()
+    masks = torch.ones(3, BATCH, SEQ, dtype=torch.long)
+    masks[:2, 0, :13] = masks[:2, 1, 60:] = masks[1, 0, 50:52] = masks[2, 1, 30:35] = 0
     marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
-    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
-    mask[1, 30:35] = 0
-    out = ours(x, document_ids=marks, attention_mask=mask)
-    for row, begin, end in [(0, 0, 35), (0, 35, 70), (0, 70, 90), (1, 0, 30), (1, 35, 70), (1, 70, 90)]:
-        agree(out[row, begin:end], exact(x[row : row + 1, begin:end].double())[0], dtype)
-    assert "extension" in form or calls == [BATCH * SEQ - 5]
+    packed = None if "extension" in form else [BATCH * SEQ - 5]
+    for given, expected in (
+        ({}, [SEQ]), ({"attention_mask": masks[0]}, [SEQ]), ({"attention_mask": masks[1]}, None),
+        ({"attention_mask": masks[2], "document_ids": marks}, packed),
+    ):  # fmt: skip
+        calls.clear()
+        out, real = ours(x, **given), given.get("attention_mask", torch.ones(BATCH, SEQ)).bool()
+        agree(out[real], exact(x.double(), **given)[real], dtype)
+        assert out.isfinite().all()
+        assert expected is None or calls == expected
     if not form.get("causal", True):
         return
-    cache = partial(
-        KVCache, num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype,
-        extensions=[form.get("extension")],
-    )  # fmt: skip
-    calls.clear()
-    chunks, roomy = list(pairwise([0, 40, 41, 70, SEQ - 1, SEQ])), cache(capacity=200)
-    agree(torch.cat([ours(x[:, a:b], cache=roomy) for a, b in chunks], 1), wanted, dtype)
     mask = torch.ones(BATCH, 40, dtype=torch.long)
     mask[1, :25] = 0
-    uneven = cache()
-    out = torch.cat([ours(x[:, a:b], cache=uneven, attention_mask=mask if a == 0 else None) for a, b in chunks], 1)
-    agree(out[:1], wanted[:1], dtype)
-    agree(out[1:, 25:], exact(x[1:, 25:].double()), dtype)
-    assert calls == [b - a for a, b in chunks] * 2
+    chunks = list(pairwise([0, 40, 41, 70, SEQ - 1, SEQ]))
+    for capacity, real in ((200, None), (None, mask)):
+        calls.clear()
+        cache = KVCache(num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype,
+                        extensions=[form.get("extension")], **({"capacity": capacity} if capacity else {}))  # fmt: skip
+        parts = [ours(x[:, a:b], cache=cache, attention_mask=real if a == 0 else None) for a, b in chunks]
+        whole = torch.ones(BATCH, SEQ, dtype=torch.long)
+        whole[1, : 0 if real is None else 25] = 0
+        wanted = exact(x.double(), attention_mask=whole)
+        agree(torch.cat(parts, 1)[whole.bool()], wanted[whole.bool()], dtype)
+        assert calls == [b - a for a, b in chunks]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -7,11 +7,13 @@ import copy
 import pytest
 import torch
 
+from ropewalk.layers.config import DecoderConfig
+from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import draws_of, sample
 from ropewalk.layers.norm import RMSNorm
 from ropewalk.layers.precision import chosen_dtype
 from ropewalk.rotation.backends.widened import slow_dtype
-from tests.diagnosis.models import random_ids, tiny_decoder
+from tests.layers.forms import ROPE, VOCAB, make_decoder
 from tests.layers.pretend_mps import PretendMPS
 
 
@@ -26,15 +28,15 @@ def test_sampling_draws_the_same_tokens_without_float64() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_weights_keep_a_float32_residual_stream(dtype: torch.dtype) -> None:
     """Layers add in float32 what their products give, and products read the weights' dtype."""
-    model = tiny_decoder(num_hidden_layers=3).to(dtype)
+    model, ids = make_decoder(dtype, rope=ROPE), torch.randint(0, VOCAB, (1, 9))
     seen: dict[str, set[torch.dtype]] = {"layer": set(), "product": set()}
     for layer in model.layers:
         layer.register_forward_hook(lambda module, args, out: seen["layer"].add(out.dtype))
         for product in (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj):
             product.register_forward_hook(lambda module, args, out: seen["product"].update((args[0].dtype, out.dtype)))
-    logits = model(random_ids(9)[None])
+    logits = model(ids)
     assert seen == {"layer": {torch.float32}, "product": {dtype}}
-    assert logits.dtype == model.hidden_states(random_ids(9)[None]).dtype == dtype
+    assert logits.dtype == model.hidden_states(ids).dtype == dtype
 
 
 def test_small_sums_are_not_rounded_away() -> None:
@@ -42,11 +44,18 @@ def test_small_sums_are_not_rounded_away() -> None:
 
     A stream in bfloat16 would lose half of each layer's share: its error is more than three times as large.
     """
-    torch.manual_seed(0)
-    model = tiny_decoder(num_hidden_layers=24, head_dim=8, initializer_range=0.05).bfloat16()
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = DecoderConfig(num_hidden_layers=24, head_dim=8, initializer_range=0.05, rope=ROPE, **sizes)
+    torch.manual_seed(1)
+    model, ids = Decoder(config).bfloat16().eval(), torch.randint(0, VOCAB, (1, 40))
     with torch.no_grad():
         model.embed_tokens.weight.normal_()
-        ids = random_ids(40)[None]
         exact = copy.deepcopy(model).double().hidden_states(ids)
         error = float((model.hidden_states(ids) - exact).square().mean().sqrt())
     rounding = float((exact.bfloat16() - exact).square().mean().sqrt())

@@ -158,21 +158,10 @@ def lengths(config: rw.RopeConfig) -> tuple[int, ...]:
     return (100, trained, trained + 1, longest, 2 * longest, 3 * longest + 7)
 
 
-def check_frequencies(config: rw.RopeConfig, model: Model, rtol: float = 1e-6) -> None:
+def check_frequencies(config: rw.RopeConfig, model: Model) -> None:
     """Compare frequencies, their number and the attention factor with the class's own at each length."""
     for seq_len in lengths(config):
         expected, factor = model.frequencies(seq_len)
         actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
-        torch.testing.assert_close(actual.inv_freq.sum(0), expected, rtol=rtol, atol=0)
+        torch.testing.assert_close(actual.inv_freq.sum(0), expected, rtol=1e-6, atol=0)
         assert math.isclose(actual.attention_factor, factor, rel_tol=1e-6)
-
-
-def vision_rotations(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same queries turned by ropewalk and by a vision tower's own function, height and width apart."""
-    file = modeling(config)
-    (module,) = [c for n, c in vars(file).items() if "RotaryEmbedding" in n and ("Vision" in n or n.startswith("MLCD"))]
-    apply = getattr(file, "apply_rotary_pos_emb_vision", None) or file.apply_rotary_pos_emb
-    rope = rw.RopeConfig.from_hf(config)
-    q, positions = torch.randn(9, 3, rope.head_dim), torch.randint(0, 30, (9, 2))
-    expected, _ = apply(q, q, *module(config)(q, positions))
-    return rw.RotaryEmbedding(rope).rotate(q, position_ids=positions, layout="thd"), expected

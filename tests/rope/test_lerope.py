@@ -119,14 +119,6 @@ def test_its_block_is_that_of_the_config():
         replace(rope(), scaling=Stacked(rope().scaling, Linear(2.0))).to_hf()
 
 
-def test_learned_frequencies_start_from_them():
-    """A module for training starts at the released frequencies."""
-    learned = rw.rotation.LearnedFrequencies(rope())
-    np.testing.assert_allclose(learned.freqs.detach()[0, 0], columns_of(rope()), rtol=1e-6)
-    cos, _ = learned.cos_sin(torch.arange(9))
-    torch.testing.assert_close(cos[0, :, 0], rw.RotaryEmbedding(rope()).cos_sin(torch.arange(9))[0])
-
-
 @pytest.mark.parametrize("name", ["lerope.alpha", "model.language_model.rotary_emb.alpha"])
 def test_alpha_is_read_from_a_checkpoint(name: str, tmp_path: Path):
     """From Mistral's own files and from transformers', whichever shard holds it."""

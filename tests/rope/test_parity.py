@@ -79,16 +79,6 @@ def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:
     return {other: rw.RopeConfig.from_hf(fixture(name), layer_type=other).to_hf() for other in others}
 
 
-@pytest.mark.parametrize("flag", [True, False])
-def test_deepseek_reads_its_flag(flag: bool) -> None:
-    """`rope_interleave` chooses DeepSeek-V3's pairing, there and here."""
-    fields = {**fixture("deepseek_v3"), "rope_interleave": flag}
-    config = rw.RopeConfig.from_hf(fields)
-    assert config.interleaved is flag
-    actual, expected = rotations(Model(transformers_config(fields)), config)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
 # --- where transformers 5.23 is not followed: each of these says so when it changes
 
 

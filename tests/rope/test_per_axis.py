@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import mpmath
 import numpy as np
 import pytest
@@ -76,20 +74,6 @@ def test_a_scaling_for_each_axis():
         tables_of(axial(scaling=rules), positions), truth_of(columns, AXES, positions), atol=1e-12
     )
     assert axial(scaling=rules).unscaled() == axial()
-
-
-@pytest.mark.rejects  # its annotations say tuples: run-time checks would stop a list
-def test_frozen_hashable_and_compared_whole():
-    """Lists become tuples, and every new field is part of the key: no memo confuses two of them."""
-    given = rw.RopeConfig(8, interleaved=True, inv_freq=[1, 0.3, 0, -0.02])
-    assert hash(given) == hash(rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN))
-    plain = rw.RopeConfig(8, interleaved=True)
-    changed = dataclasses.replace(given, inv_freq=(1.0, 0.3, 0.0, 0.02))
-    scaled = [axial(scaling=PerAxis(rules)) for rules in ((None,) * 3, (Linear(2.0), None, None))]
-    assert len({plain, given, changed, axial(), axial(theta=THETAS), axial(theta=[*THETAS[:2], 7.0]), *scaled}) == 8
-    found = [rw.inverse_frequencies(config).inv_freq for config in (plain, given, changed)]
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found[1], found[2])
 
 
 @pytest.mark.parametrize(

@@ -60,20 +60,20 @@ def test_compiled_and_exported():
     ends, offsets, x = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([7, 0]), torch.zeros(6, 1)
     later = torch.tensor([0, 4, 4], dtype=torch.int32)
 
-    class Positions(torch.nn.Module):
+    class ModelRopes(torch.nn.Module):
         def forward(self, ends, offsets, x):
             packed = rw.positions.positions_from(ends, offsets=offsets, tokens=x.shape[0], max_seqlen=4)
             return packed, rw.positions.positions_from(offsets=offsets, max_seqlen=x.shape[0])
 
-    compiled = torch.compile(Positions(), backend="eager", fullgraph=True)
-    exported = torch.export.export(Positions(), (ends, offsets, x)).module()
+    compiled = torch.compile(ModelRopes(), backend="eager", fullgraph=True)
+    exported = torch.export.export(ModelRopes(), (ends, offsets, x)).module()
     for module in (compiled, exported):
         for those in (ends, later):
-            for found, expected in zip(module(those, offsets, x), Positions()(those, offsets, x), strict=True):
+            for found, expected in zip(module(those, offsets, x), ModelRopes()(those, offsets, x), strict=True):
                 assert torch.equal(found, expected)
         with pytest.raises(RuntimeError, match="does not fit"):
             module(torch.tensor([0, 5, 5], dtype=torch.int32), offsets, x)
-    assert torch.equal(compiled(ends, offsets, torch.zeros(9, 1))[0], Positions()(ends, offsets, torch.zeros(9, 1))[0])
+    assert torch.equal(compiled(ends, offsets, torch.zeros(9, 1))[0], ModelRopes()(ends, offsets, torch.zeros(9, 1))[0])
 
 
 @pytest.mark.rejects

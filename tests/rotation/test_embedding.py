@@ -348,17 +348,6 @@ def axial(sections, **options):
     return rw.RopeConfig(2 * sum(sections), interleaved=True, axes=rw.positions.axes_from_sections(sections), **options)
 
 
-@pytest.mark.parametrize("sections", [[3, 3], [2, 1, 3]])
-def test_axial_equals_one_rotation_per_axis(sections):
-    """Axial 2D and 3D: each axis's slice of the head is a text rotation by that coordinate."""
-    ids = torch.randint(-50, 50, (2, 7, len(sections)))
-    x = torch.randn(2, 7, 4, 2 * sum(sections))
-    got = rw.RotaryEmbedding(axial(sections, axes_restart=True, theta=100.0)).rotate(x, position_ids=ids)
-    slices = x.split([2 * s for s in sections], -1)
-    parts = [rw.apply_rotary_pos_emb(part.clone(), ids[..., a], theta=100.0) for a, part in enumerate(slices)]
-    torch.testing.assert_close(got, torch.cat(parts, -1))
-
-
 @pytest.mark.rejects
 @pytest.mark.parametrize("shape", [(9,), (9, 2), (2, 9), (3, 9), (3, 2, 9)])
 def test_axes_come_last(shape):

@@ -9,7 +9,6 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
-from ropewalk.rope.dispatch import constant_to_compilers
 from tests.launch.ranks import run_forked
 
 pytestmark = pytest.mark.traced
@@ -215,16 +214,3 @@ def _on_rank(rank: int, world: int) -> None:
 def test_dtensor(tmp_path):
     """Sharded over batch, tokens or heads on two processes: the whole's numbers and gradients, sharding kept."""
     run_forked(_on_rank, 2, tmp_path, 2)
-
-
-def test_a_function_is_constant_to_compilers_as_torch_says():
-    """Our mark, which imports no compiler, is the one that torch sets."""
-
-    def ours() -> int:
-        return 1
-
-    def theirs() -> int:
-        return 1
-
-    torch.compiler.assume_constant_result(theirs)
-    assert vars(constant_to_compilers(ours)) == vars(theirs) != {}

@@ -7,12 +7,10 @@ import torch
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 
 import ropewalk as rw
-from ropewalk.layers.attention import Attention
 from tests.rotation.backends.truth import turn, wide
 
 ROPE = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
 IDS = torch.tensor([0, 7, 300])
-WINDOW = {"rotary_dim": 8, "rotary_offset": 4}
 AXES = rw.positions.axes_from_sections([2, 2])
 VISION = rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True, axis_blocks=True)
 PLACES = torch.tensor([[0, 3], [2, 1], [9, 5]])
@@ -36,40 +34,10 @@ def test_deepseek_in_one_call():
     torch.testing.assert_close(found[1], of_k, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("backend", [None, "reference"])
-def test_there_and_back(backend):
-    """The inverse undoes it, in place too; nothing around the window changes."""
-    x, (cos, sin) = some(2, 3, 4, 13), ROPE.cos_sin(IDS, dtype=torch.float64)
-    there = rw.rotate(x, cos, sin, interleaved=True, backend=backend, **WINDOW)
-    back = rw.rotate(there, cos, sin, interleaved=True, inverse=True, backend=backend, **WINDOW)
-    torch.testing.assert_close(back, x, atol=1e-14, rtol=0)
-    assert torch.equal(there[..., [0, 1, 2, 3, 12]], x[..., [0, 1, 2, 3, 12]])
-    y = x.clone()
-    assert rw.rotate(y, cos, sin, interleaved=True, inplace=True, backend=backend, **WINDOW) is y
-    assert torch.equal(y, there)
-    assert torch.equal(rw.rotate(x, cos, sin, interleaved=True, **WINDOW)[..., 4:12],
-                       rw.rotate(x[..., 4:12], cos, sin, interleaved=True))  # fmt: skip
-
-
 WAYS = {
     "window": {"interleaved": True, "rotary_offset": 2, "rotary_dim": 4},
     "blocks": {"interleaved": False, "blocks": (1, 1), "rotary_dim": 4},
 }
-
-
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-def test_derivatives(options):
-    """First and second, in the tensors and in the tables, by finite differences; in place as in new memory."""
-    x, angle = some(1, 2, 2, 6).requires_grad_(), some(2, 2)
-    cos, sin = angle.cos().requires_grad_(), angle.sin().requires_grad_()
-    turned = lambda *args: rw.rotate(*args, scale=1.5, **options)  # noqa: E731
-    assert torch.autograd.gradcheck(turned, (x, cos, sin))
-    assert torch.autograd.gradgradcheck(turned, (x, cos, sin))
-    incoming = some(1, 2, 2, 6) + 1
-    new = torch.autograd.grad(turned(x, cos, sin), (x, cos, sin), incoming)
-    written = rw.rotate(x * 1, cos, sin, scale=1.5, inplace=True, **options)
-    for a, b in zip(torch.autograd.grad(written, (x, cos, sin), incoming), new, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.traced
@@ -99,21 +67,6 @@ def test_blocks_are_each_axis_alone():
     assert rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True) != VISION
     whole = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True))
     assert not torch.allclose(whole.rotate(x, position_ids=PLACES), found)
-
-
-def test_attention_turns_in_blocks():
-    """A layer with such a rope gives the logits of its own queries and keys turned by hand."""
-    layer = Attention(16, 2, rope=VISION, causal=False).double()
-    x = some(1, 3, 16)
-    rope = rw.RotaryEmbedding(VISION)
-    q, k = (
-        rope.rotate(proj(x).view(1, 3, 2, 8), position_ids=PLACES).transpose(1, 2)
-        for proj in (layer.q_proj, layer.k_proj)
-    )
-    v = layer.v_proj(x).view(1, 3, 2, 8).transpose(1, 2)
-    mixed = (q @ k.mT / 8**0.5).softmax(-1) @ v
-    expected = layer.o_proj(mixed.transpose(1, 2).reshape(1, 3, 16))
-    torch.testing.assert_close(layer(x, position_ids=PLACES[None]), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.rejects

@@ -10,9 +10,7 @@ import torch
 from ropewalk.rope import dispatch as compiled
 from tests.rotation.backends.places import KERNELS, PLACES, Place
 
-pytest.register_assert_rewrite(
-    "tests.rotation.backends.calls", "tests.rotation.backends.checks", "tests.rotation.backends.norms"
-)
+pytest.register_assert_rewrite("tests.rotation.backends.calls", "tests.rotation.backends.norms")
 
 
 # What takes Triton's interpreter, at 10 ms a program, longer than it is worth every time.
@@ -23,11 +21,6 @@ SLOW_WHEN_INTERPRETED = {
 }  # fmt: skip
 # Seconds each, where other tests of the kernels' source stay in `make test`.
 THOROUGH_WHEN_INTERPRETED = {"test_after_fork", "test_no_pairs", "test_versions"}
-# Of `test_cases` each dtype stays once, and four of the five forms.
-INTERPRETED_CASES = {
-    (torch.float64, "given"), (torch.float32, "backward"), (torch.bfloat16, "in place"),
-    (torch.float16, "scaled inverse"),
-}  # fmt: skip
 # Thousands of programs, or two threads at once, for which that interpreter is not made.
 NOT_INTERPRETED = {"test_large_equals_small", "test_large_in_every_layout", "test_two_python_threads"}
 # Instruction sets of `make test`: the best that this processor has, and the portable one.
@@ -46,8 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(where, Place) and where.instructions not in EVERY_TIME:
             item.add_marker(pytest.mark.thorough)
         if isinstance(where, Place) and where.interpreted:
-            left_out = item.originalname == "test_cases" and (params["dtype"], params["form"]) not in INTERPRETED_CASES
-            if left_out or item.originalname in THOROUGH_WHEN_INTERPRETED:
+            if item.originalname in THOROUGH_WHEN_INTERPRETED:
                 item.add_marker(pytest.mark.thorough)
             if item.originalname in SLOW_WHEN_INTERPRETED:
                 item.add_marker(pytest.mark.slow)

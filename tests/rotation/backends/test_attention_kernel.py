@@ -103,56 +103,22 @@ def test_many_queries_may_lay_keys_out(monkeypatch: pytest.MonkeyPatch, dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_what_is_not_seen_changes_nothing(place: Place, dtype: torch.dtype, wrong: float) -> None:
-    """An infinite or missing number in a key or a value that a query does not see."""
-    request, allowed = request_of(Case(queries=50, keys=150, head_dim=32), dtype)
-    region = request.regions[0]
-    k, v = region.k.clone(), request.values.clone()
-    k[:, :, 120:], v[:, :, 120:] = wrong, wrong
-    seen = region.bounds._replace(high=region.bounds.high.clamp(max=120))
-    clean = cpu.attend(request._replace(regions=(region._replace(bounds=seen),)))
-    spoiled = cpu.attend(AttentionRequest((AttentionRegion(region.q, k, seen),), v, request.scale))
-    assert same_bits(clean[:, :, :19], spoiled[:, :, :19])
-    torch.testing.assert_close(clean, spoiled, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
-    allowed.low, allowed.high = allowed.low[:, :, :20], allowed.high[:, :, :20]
-    allowed.expected, allowed.off = allowed.expected[:, :, :20], allowed.off[:, :, :20]
-    allowed.check(spoiled[:, :, :20])
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_few_queries_see_their_own_keys_alone(place: Place, dtype: torch.dtype) -> None:
-    """One of two queries sees a number that is missing; the other gives what it gave."""
-    q, k, v = (
-        torch.randn(1, 2, 2, 32).to(dtype),
-        torch.randn(1, 1, 150, 32).to(dtype),
-        torch.randn(1, 1, 150, 32).to(dtype),
-    )
-    bounds = Bounds(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[70, 140]]))
-    clean = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
-    for spoiled in (k, v):
-        was, spoiled[:, :, 75] = spoiled[:, :, 75].clone(), math.nan
-        out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
-        torch.testing.assert_close(out[:, :, 0], clean[:, :, 0], rtol=1e-5, atol=1e-6)
-        assert out[:, :, 1].isnan().all()
-        spoiled[:, :, 75] = was
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_what_is_seen_counts(place: Place, dtype: torch.dtype) -> None:
-    """NaN in a key or a value reaches every query that sees it; an infinite value, too."""
-    request, _ = request_of(Case(heads=2, queries=40, keys=100, head_dim=16), dtype)
-    q, k, bounds, _ = request.regions[0]
-    for wrong in (math.nan, math.inf):
-        v = request.values.clone()
-        v[:, :, 75, 3] = wrong
-        out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, request.scale))
-        assert not out[:, :, 15:, 3].isfinite().any()
-        assert out[:, :, :15].isfinite().all()
-    k = k.clone()
-    k[:, :, 75, 3] = math.nan
-    out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), request.values, request.scale))
-    assert out[:, :, 15:].isnan().all()
-    assert out[:, :, :15].isfinite().all()
+@pytest.mark.parametrize("queries", [2, 50])
+def test_a_wrong_number_reaches_those_that_see_it(place: Place, dtype: torch.dtype, wrong: float, queries: int) -> None:
+    """A key or a value that is missing or infinite: later queries get no finite number, the others what they got."""
+    request, _ = request_of(Case(heads=2, queries=queries, keys=150, head_dim=32), dtype)
+    (region,), last = request.regions, 150 - queries // 2
+    clean, seen = cpu.attend(request), region.bounds.high[0] > last
+    assert not seen.all()
+    for name, held in (("k", region.k), ("v", request.values)):
+        spoiled = held.clone()
+        spoiled[:, :, last] = wrong
+        k, v = (spoiled, request.values) if name == "k" else (region.k, spoiled)
+        out = cpu.attend(AttentionRequest((region._replace(k=k),), v, request.scale))
+        close = {"rtol": 1e-2 if dtype == torch.bfloat16 else 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(out[:, :, ~seen], clean[:, :, ~seen], **close)
+        if name == "v" or math.isnan(wrong):  # an infinite key may have no weight
+            assert not out[:, :, seen].isfinite().any()
 
 
 def test_empty_calls(place: Place) -> None:
@@ -329,12 +295,10 @@ FAULTS: dict[str, Attend] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_faults_are_found(fault: Attend, dtype: torch.dtype) -> None:
     """At least one case fails, by its numbers."""
-    found = 0
-    for case in CASES:
-        if case.queries * case.heads * case.head_dim > 20_000:
-            continue
-        try:
+
+    def any_case() -> None:
+        for case in SMALL:
             check(case, dtype, fault)
-        except AssertionError as error:
-            found += "wrong; at" in str(error) or "was changed" in str(error)
-    assert found
+
+    with pytest.raises(AssertionError, match=r"wrong; at|was changed"):
+        any_case()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import ropewalk as rw
-from tests.rotation.backends.cases import DTYPES
-from tests.rotation.backends.truth import same_bits
+from tests.rotation.backends.truth import FORMATS, same_bits
 
 SEQ, HEADS, KV_HEADS, DIM, TURNED = 3, 3, 1, 8, 6
 
@@ -41,10 +42,13 @@ def test_derivatives_of_rotations(interleaved, layout, place):
         cos, sin = double(*shape, device=place.device), double(*shape, device=place.device)
         assert torch.autograd.gradcheck(turn, (q, k, cos, sin), fast_mode=True)
         assert torch.autograd.gradgradcheck(turn, (q, k, cos, sin), fast_mode=True)
-    options = {"interleaved": interleaved, "layout": layout, "rotary_dim": TURNED, "backend": place.backend}
     shape = (SEQ, HEADS, TURNED // 2) if layout == "thd" else (1, SEQ, HEADS, TURNED // 2)
     by_head = [double(*shape, device=place.device) for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda *inputs: rw.rotate(*inputs, **options), (q, *by_head), fast_mode=True)
+    options = {"interleaved": interleaved, "layout": layout, "rotary_dim": TURNED, "backend": place.backend}
+    for where in ({"rotary_offset": 1}, {"blocks": (1, 2)})[: 1 if interleaved else 2]:
+        turn_there = partial(rw.rotate, **options, **where)
+        assert torch.autograd.gradcheck(turn_there, (q, *by_head), fast_mode=True)
+        assert torch.autograd.gradgradcheck(turn_there, (q, *by_head), fast_mode=True)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -63,7 +67,7 @@ def test_derivatives_of_norms(interleaved, place):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_backward_is_the_inverse_to_the_bit(dtype, interleaved, place):
     """The gradient is the incoming one turned back by the same kernel, expanded or not; both ways, and in place."""
     x, cos, sin = some(place.device, dtype, 5)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.rotation import backends
-from ropewalk.rotation.backends import autograd, cpu
+from ropewalk.rotation.backends import cpu
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from tests.rotation.backends import calls, checks, norms
+from tests.rotation.backends import calls, norms
 from tests.rotation.backends.calls import Call, Lie
-from tests.rotation.backends.cases import CASES
 from tests.rotation.backends.norms import NormCall
 from tests.rotation.backends.places import PLACES, Place
 
@@ -40,14 +39,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return lambda **faults: monkeypatch.setattr(backends, "BACKENDS", (Sabotaged(**faults), *backends.BACKENDS))
 
 
-def _case(form: str) -> None:
-    """Some of the benchmarks' cases: every variant but the many sizes."""
-    for case in CASES:
-        if case.dtype in (torch.float32, torch.bfloat16) and case.head_dim <= 16:
-            checks.check_case(case, form, PLACE)
-
-
-def _call(form: str) -> None:
+def check(form: str) -> None:
     """Each layout, partial, with tables of their own, beside keys, in memory with gaps."""
     for dtype in (torch.float32, torch.bfloat16):
         lie = Lie(gaps=(3, 3, 3))
@@ -56,84 +48,57 @@ def _call(form: str) -> None:
             some = replace(whole, layout=layout, interleaved=layout == "bshd")
             for call in (some, replace(some, kv_heads=2, inverse=True), replace(some, per_row=True, per_head=True)):
                 calls.check_call(call, PLACE)
-        for call in _windows(form, dtype):
+        beside_keys = replace(whole, kv_heads=2, x=Lie(), y=Lie())
+        for call in (replace(beside_keys, first=2), replace(beside_keys, interleaved=False, first=1, blocks=(1, 3))):
             calls.check_call(call, PLACE)
 
 
-def _windows(form: str, dtype: torch.dtype = torch.float32) -> list[Call]:
-    """A window inside the head, and blocks that are split by themselves."""
-    whole = Call(dtype, True, form, scale=1.25, passing=3, kv_heads=2)
-    return [
-        replace(whole, first=2), replace(whole, interleaved=False, first=1, blocks=(1, 3)),
-    ]  # fmt: skip
+every_form = pytest.mark.parametrize("form", calls.FORMS)
 
 
-CHECKS = [(_case, form) for form in checks.FORMS] + [(_call, form) for form in calls.FORMS]
-check_and_form = pytest.mark.parametrize(("check", "form"), CHECKS, ids=[f"{c.__name__}, {f}" for c, f in CHECKS])
+def of_turn(change: Callable[[Turn], Turn]) -> Rotate:
+    """Another turn than the one asked for."""
+    return lambda xs, cos, sin, turn, outs=None: cpu.rotate(xs, cos, sin, change(turn), outs)
 
 
-def sign(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos, sin, turn.transposed(), outs)
+def of_tables(change: Callable[[Tensor, int], Tensor]) -> Rotate:
+    """Other tables; `change` is given a table and the dimension of its tokens."""
+
+    def rotate(xs, cos, sin, turn, outs=None):
+        tokens = 0 if cos.ndim == 2 or turn.layout == "thd" else 1
+        return cpu.rotate(xs, change(cos, tokens), change(sin, tokens), turn, outs)
+
+    return rotate
 
 
-def pairing(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos, sin, turn._replace(interleaved=not turn.interleaved), outs)
+def of_results(change: Callable[[Tensor, int], object], *, given: bool = False) -> Rotate:
+    """Results that are changed afterwards; `change` is given one and its features that turn."""
+
+    def rotate(xs, cos, sin, turn, outs=None):
+        results = cpu.rotate(xs, cos, sin, turn, outs)
+        for y in results if outs is not None or not given else ():
+            change(y, 2 * cos.shape[-1])
+        return results
+
+    return rotate
 
 
-def window(xs, cos, sin, turn, outs=None):
-    """The first features, whatever was asked for."""
-    return cpu.rotate(xs, cos, sin, turn._replace(first=0), outs)
-
-
-def blocks_swapped(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos, sin, turn._replace(blocks=turn.blocks[::-1]), outs)
-
-
-def one_block(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos, sin, turn._replace(blocks=()), outs)
-
-
-def row(xs, cos, sin, turn, outs=None):
-    """Each token by the row of the one before it."""
-    axis = 0 if cos.ndim == 2 or turn.layout == "thd" else 1
-    return cpu.rotate(xs, cos.roll(1, axis), sin.roll(1, axis), turn, outs)
-
-
-def last_row(xs, cos, sin, turn, outs=None):
+def last_row(table, tokens):
     """The last token by the row before its own."""
-    axis = 0 if cos.ndim == 2 or turn.layout == "thd" else 1
-    rows = torch.arange(cos.shape[axis]).clamp(max=max(0, cos.shape[axis] - 2))
-    return cpu.rotate(xs, cos.index_select(axis, rows), sin.index_select(axis, rows), turn, outs)
+    rows = torch.arange(table.shape[tokens])
+    return table.index_select(tokens, rows.clamp(max=max(0, len(rows) - 2)))
 
 
-def table_in_16_bits(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos.bfloat16().to(cos.dtype), sin.bfloat16().to(sin.dtype), turn, outs)
+def neighbour(y, turned):
+    """The first feature that does not turn, changed in its last bit."""
+    beyond = y[..., turned:][..., :1]
+    beyond.copy_(torch.nextafter(beyond, torch.full_like(beyond, 9.0)))
 
 
-def table_of_one_head(xs, cos, sin, turn, outs=None):
-    """The first head's angles for all."""
-    if cos.ndim == (3 if turn.layout == "thd" else 4):
-        cos, sin = cos[..., :1, :], sin[..., :1, :]
-    return cpu.rotate(xs, cos, sin, turn, outs)
-
-
-def table_of_one_sequence(xs, cos, sin, turn, outs=None):
-    """The first sequence's angles for all."""
-    if cos.ndim > 2 and turn.layout != "thd":
-        cos, sin = cos[:1], sin[:1]
-    return cpu.rotate(xs, cos, sin, turn, outs)
-
-
-def scale(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos, sin, turn._replace(scale=1.0), outs)
-
-
-def unwritten(xs, cos, sin, turn, outs=None):
-    """The last feature that turns of the last head is what fresh memory holds."""
-    results = cpu.rotate(xs, cos, sin, turn, outs)
-    for y in results:
-        y[(-1,) * (y.ndim - 1)][2 * cos.shape[-1] - 1] = float("nan")
-    return results
+def after_the_end(y, turned):
+    """One element after the end of a result that was given."""
+    end = y.storage_offset() + sum(stride * (size - 1) for stride, size in zip(y.stride(), y.shape, strict=True))
+    y.as_strided((1,), (1,), end + 1).fill_(0.0)
 
 
 def truncated(xs, cos, sin, turn, outs=None):
@@ -145,32 +110,6 @@ def truncated(xs, cos, sin, turn, outs=None):
     return news if outs is None else [out.copy_(new) for out, new in zip(outs, news, strict=True)]
 
 
-def neighbour(xs, cos, sin, turn, outs=None):
-    """The first feature that does not turn, changed in its last bit."""
-    results = cpu.rotate(xs, cos, sin, turn, outs)
-    for y in results:
-        beyond = y[..., 2 * cos.shape[-1] :][..., :1]
-        beyond.copy_(torch.nextafter(beyond, torch.full_like(beyond, 9.0)))
-    return results
-
-
-def guard(xs, cos, sin, turn, outs=None):
-    """One element after the end of a result that was given."""
-    results = cpu.rotate(xs, cos, sin, turn, outs)
-    for y in results if outs is not None else ():
-        end = y.storage_offset() + sum(stride * (size - 1) for stride, size in zip(y.stride(), y.shape, strict=True))
-        y.as_strided((1,), (1,), end + 1).fill_(0.0)
-    return results
-
-
-def gap(xs, cos, sin, turn, outs=None):
-    """One element between the heads of a result that was given."""
-    results = cpu.rotate(xs, cos, sin, turn, outs)
-    for y in results if outs is not None else ():
-        y.as_strided((1,), (1,), y.storage_offset() + y.shape[-1]).fill_(0.0)
-    return results
-
-
 def spoiled_input(xs, cos, sin, turn, outs=None):
     """One number of the input changes."""
     results = cpu.rotate(xs, cos, sin, turn, outs)
@@ -178,11 +117,6 @@ def spoiled_input(xs, cos, sin, turn, outs=None):
         if x is not y:
             x[(0,) * x.ndim] = 1.0
     return results
-
-
-def spoiled_gradient(xs, cos, sin, turn, outs=None):
-    """One number of what is turned back changes."""
-    return (spoiled_input if turn.inverse else cpu.rotate)(xs, cos, sin, turn, outs)
 
 
 def spoiled_table(xs, cos, sin, turn, outs=None):
@@ -193,52 +127,58 @@ def spoiled_table(xs, cos, sin, turn, outs=None):
 
 
 WRONG = "wrong; at"
-EVERYWHERE = {
-    sign: WRONG, pairing: WRONG, row: WRONG, last_row: WRONG, table_in_16_bits: WRONG, table_of_one_head: WRONG,
-    table_of_one_sequence: WRONG, unwritten: WRONG, truncated: WRONG, neighbour: WRONG,
-    spoiled_table: f"an input was changed|the tables|backward.* {WRONG}",
+EVERYWHERE: dict[str, tuple[Rotate, str]] = {
+    "sign": (of_turn(Turn.transposed), WRONG),
+    "pairing": (of_turn(lambda turn: turn._replace(interleaved=not turn.interleaved)), WRONG),
+    "no scale": (of_turn(lambda turn: turn._replace(scale=1.0)), WRONG),
+    "the first features": (of_turn(lambda turn: turn._replace(first=0)), WRONG),
+    "blocks swapped": (of_turn(lambda turn: turn._replace(blocks=turn.blocks[::-1])), WRONG),
+    "one block": (of_turn(lambda turn: turn._replace(blocks=())), WRONG),
+    "the row before": (of_tables(lambda table, tokens: table.roll(1, tokens)), WRONG),
+    "last row": (of_tables(last_row), WRONG),
+    "tables in 16 bits": (of_tables(lambda table, tokens: table.bfloat16().to(table.dtype)), WRONG),
+    "tables of one head": (of_tables(lambda table, tokens: table[..., :1, :] if table.ndim > 2 + tokens else table),
+                           WRONG),
+    "tables of one sequence": (of_tables(lambda table, tokens: table[:1] if tokens else table), WRONG),
+    "unwritten": (of_results(lambda y, turned: y[(-1,) * (y.ndim - 1)][turned - 1].fill_(float("nan"))), WRONG),
+    "a neighbour": (of_results(neighbour), WRONG),
+    "truncated": (truncated, WRONG),
+    "a spoiled table": (spoiled_table, f"the tables|backward.*{WRONG}"),
 }  # fmt: skip
-SOMEWHERE = [
-    *((scale, _call, form, WRONG) for form in calls.FORMS),
-    *((scale, _case, form, WRONG) for form in ("scaled inverse", "backward")),
-    *((fault, _call, form, WRONG) for form in calls.FORMS for fault in (window, blocks_swapped, one_block)),
-    *((spoiled_input, check, form, "input") for check, form in CHECKS if form in ("fresh", "scaled inverse", "given")),
-    *((spoiled_gradient, check, "backward", "input|gradient") for check in (_case, _call)),
-    *((fault, _call, form, "bytes around") for fault in (guard, gap) for form in ("given", "in place")),
-]
-NAMES = [f"{fault.__name__}, {check.__name__}, {form}" for fault, check, form, _ in SOMEWHERE]
+SOMEWHERE: dict[str, tuple[Rotate, tuple[str, ...], str]] = {
+    "a spoiled input": (spoiled_input, ("fresh", "given", "backward"), "input"),
+    "after the end": (of_results(after_the_end, given=True), ("given", "in place"), "bytes around"),
+    "between heads": (
+        of_results(lambda y, turned: y.as_strided((1,), (1,), y.storage_offset() + y.shape[-1]).fill_(0.0), given=True),
+        ("given", "in place"), "bytes around",
+    ),
+}  # fmt: skip
 
 
-@check_and_form
-def test_honest(check, form, sabotage):
+@every_form
+def test_honest(form, sabotage):
     """Without a fault nothing is found."""
     sabotage()
     check(form)
 
 
-@pytest.mark.parametrize(("fault", "message"), EVERYWHERE.items(), ids=lambda fault: getattr(fault, "__name__", ""))
-@check_and_form
-def test_found_in_every_form(fault, message, check, form, sabotage):
-    """By the benchmarks' cases and by any call, in whatever form."""
+@pytest.mark.parametrize("name", EVERYWHERE)
+@every_form
+def test_found_in_every_form(name, form, sabotage):
+    """By any call, in whatever form."""
+    fault, message = EVERYWHERE[name]
     sabotage(rotate=fault)
     with pytest.raises(AssertionError, match=message):
         check(form)
 
 
-@pytest.mark.parametrize(("fault", "check", "form", "message"), SOMEWHERE, ids=NAMES)
-def test_found_where_it_shows(fault, check, form, message, sabotage):
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name in SOMEWHERE for form in SOMEWHERE[name][1]])
+def test_found_where_it_shows(name, form, sabotage):
     """Faults that only some forms can meet."""
+    fault, _, message = SOMEWHERE[name]
     sabotage(rotate=fault)
     with pytest.raises(AssertionError, match=message):
         check(form)
-
-
-def test_a_version_that_is_not_counted(sabotage, monkeypatch):
-    """A write in place that autograd is not told of."""
-    sabotage()
-    monkeypatch.setattr(autograd, "note_written", lambda tensors: None)
-    with pytest.raises(AssertionError, match="version of what was written"):
-        _case("in place")
 
 
 CHECKS_OF_NORMS = {"fresh": norms.check_norm, "store": norms.check_store, "gradients": norms.check_gradients}
@@ -319,10 +259,6 @@ def stores(change: Callable[[Store], Store]) -> Callable:
     return norm_rotate
 
 
-def one_way(xs, cos, sin, turn, outs=None):
-    return cpu.rotate(xs, cos, sin, turn._replace(inverse=False), outs)
-
-
 @pytest.mark.parametrize(
     ("what", "fault"),
     [
@@ -335,7 +271,7 @@ def one_way(xs, cos, sin, turn, outs=None):
         ("store", {"norm_rotate": stores(lambda s: s._replace(fresh=-s.fresh))}),
         ("store", {"norm_rotate": stores(lambda s: s._replace(keys=s.values, values=s.keys))}),
         ("store", {"norm_rotate": norm_of_each_head}),
-        ("gradients", {"rotate": one_way}),
+        ("gradients", {"rotate": of_turn(lambda turn: turn._replace(inverse=False))}),
     ],
     ids=["rounded between", "rounded between, stored", "a slot later", "skipped slots", "slots of one sequence",
          "no values", "other values", "keys and values swapped", "norm of each head", "one way"],

@@ -1,4 +1,4 @@
-"""What transformers' classes make of configs that state little: read from the dict, as the class itself reads it."""
+"""Examples of configs, each read as its class of transformers reads it; layers without rotation; what is refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import ropewalk as rw
 from ropewalk.errors import NoRotation
 from ropewalk.rope.model_ropes import ModelRopes
-from tests.parity.classes import Part, config_classes
-from tests.parity.own import sample
-from tests.rope.models import Model, check_frequencies, fixture, modeling, vision_rotations
+from tests.parity.classes import config_classes
+from tests.parity.random_configs import compare
+from tests.rope.models import fixture, modeling
 
 transformers = pytest.importorskip("transformers")
 
@@ -26,8 +26,9 @@ LAGUNA["rope_parameters"]["full_attention"]["truncate"] = False
 TWO_TYPES = ("full_attention", "sliding_attention")
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
-_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+YARN_OF_1E4 = {**YARN, "rope_theta": 1e4}
+LLAMA3: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0 + i / 9 for i in range(32)],
@@ -50,8 +51,8 @@ RULES: dict[str, dict[str, Any]] = {
     "yarn betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
     "yarn equal betas": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0},
     "yarn short": {**YARN, "original_max_position_embeddings": 8, "factor": 16.0},
-    "llama3": {**_LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    "llama3 equal bands": {**_LLAMA3, "low_freq_factor": 1.5, "high_freq_factor": 1.5},
+    "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3 equal bands": {**LLAMA3, "low_freq_factor": 1.5, "high_freq_factor": 1.5},
     "longrope": LONGROPE,
     "longrope factor": {**LONGROPE, "factor": 16.0},
     "longrope attention_factor": {**LONGROPE, "attention_factor": 1.25},
@@ -73,50 +74,30 @@ STEP: dict[str, Any] = {
     "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2,
     "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 2,
 }
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131_072,
-    "low_freq_factor": 1.0, "high_freq_factor": 32.0,
-}  # fmt: skip
-LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048}
-READ: list[dict[str, Any]] = [
-    # every rule and option, with numbers that no checkpoint has
-    *({**LLAMA, "head_dim": 64, "rope_parameters": {**rule, "rope_theta": theta}}
-      for rule in RULES.values() for theta in (500.0, 10_000.0, 5e6)),
-    # settings that lie in lists, one number for each layer, as in released files
-    STEP,
-    {**STEP, "rope_scaling": LLAMA3},
-    {**STEP, "rope_theta": 12_345.0, "rope_scaling": LLAMA3},
-    {"model_type": "dots3_note_text"},
-    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
-    # a fraction that rotates, in each spelling
-    {"model_type": "phi", **SIZES, "partial_rotary_factor": 0.25},
-    {"model_type": "phi", **SIZES, "rope_parameters": {"partial_rotary_factor": 0.75}},
-    {"model_type": "gpt_neox", **SIZES, "rotary_pct": 0.5},
-    {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64},
-    # a key that the class takes from its default block, and one that it does not read
-    {"model_type": "neomme", "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {}}},
-    {"model_type": "deepseek_ocr2_text", **SIZES, "head_dim": 64},
-    # configs that state little
+EXAMPLES: list[dict[str, Any]] = [
+    # every rule, with numbers that no checkpoint has
+    *({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64,
+       "max_position_embeddings": 2048, "rope_parameters": {**rule, "rope_theta": theta}}
+      for rule in RULES.values() for theta in (500.0, 5e6)),
     {"model_type": "mistral4"},
     {"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16},
     {"model_type": "zamba2", "use_mem_rope": True},
     {"model_type": "zamba2", "use_mem_rope": True, **SIZES, "kv_channels": 128},
     {"model_type": "zamba2", "use_mem_rope": True, **SIZES, "attention_head_dim": 192},
     {"model_type": "moonshine_streaming", "hidden_size": 320, "num_attention_heads": 8},
-    {"model_type": "moonshine_streaming", **SIZES, "rope_parameters": PLAIN},
-    {"model_type": "mimo_v2_flash"},
-    {"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, PLAIN)},
-    {"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)},
-    {"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, YARN)},
-    {"model_type": "moonshine_streaming", **SIZES, "rope_parameters": LINEAR},
-    {"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)},
     {"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES},
-    {"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES, "rope_parameters": PLAIN},
+    *({"model_type": name, **SIZES, "rope_parameters": block}
+      for name in ("moonshine_streaming", "nemotron3_5_transcribe_asr_audio") for block in (PLAIN, LINEAR)),
+    {"model_type": "mimo_v2_flash"},
+    *({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, block)}
+      for block in (PLAIN, LINEAR, YARN_OF_1E4)),
+    {"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)},
     {"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0},
     {"model_type": "mellum", "partial_rotary_factor": 0.5},
+    *({**fixture("deepseek_v3"), "rope_interleave": flag} for flag in (True, False)),
     # the theta of its flat block is not read
-    {"model_type": "deepseek_v4", "rope_theta": 5e4, "rope_scaling": YARN},
-    {"model_type": "deepseek_v4", "compress_rope_theta": 7e4, "rope_scaling": YARN},
+    *({"model_type": "deepseek_v4", key: 5e4, "rope_scaling": YARN_OF_1E4}
+      for key in ("rope_theta", "compress_rope_theta")),
     {"model_type": "gpt_neox", **SIZES, "rope_theta": 5e5},
     {**fixture("olmo_3_1_32b"), "rope_theta": 123_456},
     {"model_type": "phi3", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 2048,
@@ -129,23 +110,45 @@ READ: list[dict[str, Any]] = [
        "rope_parameters": {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}}
       for rule in ("linear", "dynamic", "yarn", "llama3")),
     # `truncate` is read next to the nested blocks, and not in one of them
-    *({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}}
-      for outer in ({}, {"truncate": False})),
-    *(
-        {"model_type": name, **SIZES, "rope_theta": 54_321.0}  # beside a default block with its own theta
-        for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")
-    ),
+    *({**LAGUNA, "rope_parameters": {**LAGUNA["rope_parameters"], **outer}} for outer in ({}, {"truncate": False})),
+    *({"model_type": name, **SIZES, "rope_theta": 54_321.0}  # beside a default block with its own theta
+      for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")),
+    # settings that lie in lists, one number for each layer, as in released files
+    STEP,
+    *({**STEP, **theta, "rope_scaling": {**LLAMA3, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0}}
+      for theta in ({}, {"rope_theta": 12_345.0})),
+    {"model_type": "dots3_note_text"},
+    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
+    *({"model_type": name, **SIZES, "num_hidden_layers": 4, **lists} for name in ("granite_swa", "granitemoe_swa")
+      for lists in ({}, {"layer_types": [*TWO_TYPES] * 2, "layer_rope_theta": [5e5, 0, 5e5, 0]})),
+    # a fraction that rotates, in each spelling
+    {"model_type": "phi", **SIZES, "partial_rotary_factor": 0.25},
+    {"model_type": "phi", **SIZES, "rope_parameters": {"partial_rotary_factor": 0.75}},
+    {"model_type": "gpt_neox", **SIZES, "rotary_pct": 0.5},
+    {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64},
+    # a key that the class takes from its default block, one that it does not read, sizes of its own
+    {"model_type": "neomme", "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {}}},
+    {"model_type": "deepseek_ocr2_text", **SIZES, "head_dim": 64},
+    {"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8,
+     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4.0}},
+    {"model_type": "clvp_encoder", "hidden_size": 768, "num_attention_heads": 12, "projection_dim": 1536},
+    # towers as released: Llama 4, DINOv3 (facebook/dinov3-vits16-pretrain-lvd1689m), Gemma 4, SAM 2.1
+    {"model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336, "num_attention_heads": 16,
+     "patch_size": 14, "rope_theta": 10_000},
+    {"model_type": "dinov3_vit", "hidden_size": 384, "image_size": 224, "num_attention_heads": 6, "patch_size": 16,
+     "pos_embed_jitter": None, "pos_embed_rescale": 2.0, "pos_embed_shift": None, "rope_theta": 100.0},
+    {"model_type": "gemma4_vision"},
+    *({"model_type": "sam2_video", "memory_attention_hidden_size": 256, "memory_attention_num_attention_heads": 1,
+       "memory_attention_downsample_rate": 1, "memory_attention_rope_theta": theta} for theta in (10_000, 5_000)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fields", READ, ids=[f"{i}-{fields['model_type']}" for i, fields in enumerate(READ)])
-def test_a_config_is_read_as_by_its_class(fields: dict[str, Any]) -> None:
-    """Frequencies, their number and the attention factor of each layer type are those of the class's own module."""
-    ropes, config = ModelRopes.from_hf(fields).by_type, class_config(fields)
-    for layer_type in Model(config, None).layer_types:
-        rope = ropes[None] if None in ropes else ropes[layer_type]
-        assert rope is not None
-        check_frequencies(rope, Model(config, layer_type), rtol=2e-6)
+@pytest.mark.parametrize("fields", EXAMPLES, ids=[f"{at}-{each['model_type']}" for at, each in enumerate(EXAMPLES)])
+def test_examples(fields: dict[str, Any]) -> None:
+    """Read from the file, the object and the saved folder, as the class itself reads it."""
+    found = compare(fields["model_type"], fields)
+    sides = ["file"] if fields["model_type"] == "mellum" else ["file", "object", "folder"]
+    assert [side for side in sides if not found[f"{side}: equal"]] == []
 
 
 # --- layers without rotation
@@ -238,21 +241,7 @@ def test_layers_without_rotation(name: str) -> None:
                 rw.RopeConfig.from_hf(fields, layer_type=layer_type)
 
 
-@pytest.mark.parametrize("model_type", ["granite_swa", "granitemoe_swa"])
-def test_a_theta_for_each_layer(model_type: str) -> None:
-    """The class's own list of thetas, 0 for none: one rope for each layer type, as its model chooses among them."""
-    fields = {"model_type": model_type, **SIZES, "num_hidden_layers": 4}
-    stated = {**fields, "layer_types": [*TWO_TYPES] * 2, "layer_rope_theta": [5e5, 0, 5e5, 0]}
-    for given in (fields, stated):
-        config = class_config(given)
-        ropes = ModelRopes.from_hf(config).by_type
-        assert {rope.theta if rope else 0 for rope in ropes.values()} == {
-            rope.theta if rope else 0 for rope in ModelRopes.from_hf(given).by_type.values()
-        }
-        for label, theta in zip(config.layer_types, config.layer_rope_theta, strict=True):
-            rope = ropes[None] if None in ropes else ropes[label]
-            assert (0 if rope is None else rope.theta) == theta
-
+# --- what is refused
 
 GRANITE = {"model_type": "granite_swa", **SIZES, "num_hidden_layers": 4, "layer_types": [*TWO_TYPES] * 2}
 NEOMME = {"model_type": "neomme", "head_dim": 6, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}
@@ -325,7 +314,6 @@ def test_vision_configs_under_the_name_of_their_composite(model_type: str) -> No
     rope = rw.RopeConfig.from_hf(released)
     assert rope == rw.RopeConfig.from_hf(config)
     assert (rope.num_axes, rope.axes_restart) == (2, True)
-    torch.testing.assert_close(*vision_rotations(config), rtol=0, atol=1e-5)
 
 
 def test_a_stated_pairing_does_not_hide_the_axes() -> None:
@@ -334,49 +322,6 @@ def test_a_stated_pairing_does_not_hide_the_axes() -> None:
     rope = rw.RopeConfig.from_hf({**fields, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}})
     assert rope == rw.RopeConfig(32, interleaved=False, axes=rw.positions.axes_from_sections([8, 8]), axes_restart=True)
     assert rope.to_hf() == {"rope_type": "axial", "rope_theta": 1e4}
-
-
-# What released files state of their towers, in their spelling, and the rotary class that reads it.
-RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama4VisionRotaryEmbedding": (  # Llama 4 Scout and Maverick
-        "llama4",
-        {"model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336, "num_attention_heads": 16,
-         "patch_size": 14, "rope_theta": 10_000},
-    ),
-    "DINOv3ViTRopePositionEmbedding": (  # facebook/dinov3-vits16-pretrain-lvd1689m
-        "dinov3_vit",
-        {"model_type": "dinov3_vit", "hidden_size": 384, "image_size": 224, "num_attention_heads": 6, "patch_size": 16,
-         "pos_embed_jitter": None, "pos_embed_rescale": 2.0, "pos_embed_shift": None, "rope_theta": 100.0},
-    ),
-    "EfficientLoFTRRotaryEmbedding": (  # zju-community/efficientloftr: all heads together
-        "efficientloftr",
-        {"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4.0}},
-    ),
-    "ClvpRotaryPositionalEmbedding": (  # half a head of the projection
-        "clvp",
-        {"model_type": "clvp_encoder", "hidden_size": 768, "num_attention_heads": 12, "projection_dim": 1536},
-    ),
-    "Gemma4VisionRotaryEmbedding": ("gemma4", {"model_type": "gemma4_vision"}),  # a block of the head for each axis
-    "Sam2VideoVisionRotaryEmbedding": (  # facebook/sam2.1-hiera-tiny, as first released
-        "sam2_video",
-        {"model_type": "sam2_video", "memory_attention_hidden_size": 256, "memory_attention_num_attention_heads": 1,
-         "memory_attention_downsample_rate": 1, "memory_attention_rope_theta": 10_000},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RELEASED)
-def test_towers_as_released(name: str) -> None:
-    """The file's own spelling gives the rope that the class makes of it."""
-    folder, fields = RELEASED[name]
-    part = Part(folder, name, None)
-    rope = rw.RopeConfig.from_hf(fields)
-    taken = sample(part, class_config(fields), None, rope)
-    actual = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions)
-    torch.testing.assert_close(actual, taken.turned, rtol=0, atol=1e-5)
-    if "memory_attention_rope_theta" in fields:
-        assert rw.RopeConfig.from_hf({**fields, "memory_attention_rope_theta": 5_000}).theta == 5_000
 
 
 @pytest.mark.parametrize("sections", [(8, 12, 12), (24, 20, 20), (11, 11, 10), (1, 3, 3), (1, 5)])
