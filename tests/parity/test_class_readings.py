@@ -258,6 +258,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, None, "ignores rope blocks and `rope_theta`"),
     ({"model_type": "roformer", **SIZES, "rope_theta": 5e5}, None, "ignores rope blocks and `rope_theta`"),
     ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, None, "ignores rope"),
+    ({"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8,  # its fraction is one of a head
+      "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 9.0}}, None, "above 0, at most 8"),
     # a type whose layers differ or do not exist, a list without types, settings that the class cannot mean
     ({"model_type": "cohere2", **TINY, "layer_types": [SLIDING] * 8}, FULL, "no rotation"),
     ({**GRANITE, "layer_rope_theta": [1e4, 1e4, 1e5, 1e4]}, SLIDING, "layers of one type differ"),

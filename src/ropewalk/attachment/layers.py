@@ -24,7 +24,7 @@ from ropewalk.methods import (
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
-from ropewalk.rope.rope_parameters import is_windowed
+from ropewalk.rope.rope_parameters import has_blocks, is_windowed
 from ropewalk.rope.values import MOST_SIZE, TRAINED_KEY, as_whole
 
 
@@ -115,7 +115,7 @@ def fields_under(
         main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
         if main is None:
             return "the model has no rope"
-        nested = any(isinstance(block, Mapping) for block in stated.values())
+        nested = has_blocks(stated)
         unused = {key: dict(block) for key, block in stated.items() if nested and key not in map(str, own.labels)}
         return {
             "rope_parameters": unused | blocks if nested else next(iter(blocks.values())),
@@ -183,7 +183,7 @@ def rope_fields(
     stated = fields.get("rope_parameters")
     if not isinstance(stated, Mapping):
         return "its class has no block of rope parameters"
-    nested = any(isinstance(value, Mapping) for value in stated.values())
+    nested = has_blocks(stated)
     if not nested and len(set(wanted.values())) > 1:
         return "its config has one rope for all layers, but layers with a window keep theirs"
     ropes = {label: rope for label, rope in wanted.items() if rope is not None}
