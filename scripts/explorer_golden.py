@@ -29,8 +29,8 @@ from ropewalk.layers.decoder import Decoder
 from ropewalk.layers.generation import generate
 from ropewalk.methods import METHODS, Reach
 from ropewalk.positions import mrope_positions
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.rope_parameters import axes_from_sections
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
 

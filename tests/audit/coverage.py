@@ -39,7 +39,7 @@ def way(part: Part) -> tuple[str, list[str]]:
     module, config = made
     try:
         family = FAMILIES.get(family_name(config.model_type) or "")
-        how, problems = examine(module, ModelRopes.from_hf(reading_of(config)), family and family.looked_up)
+        how, problems = examine(module, ModelRopes.from_hf(reading_of(config)), family and family.module.looked_up)
     except RopeError as error:
         return "not checked", [str(error).splitlines()[0]]
     bad = [problem.text for problem in problems if problem.severity != "note"]

@@ -78,7 +78,7 @@ def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, r
 def _alpha(part: Part, config: Any) -> torch.Tensor | None:
     """The learned factors of a new module (zeros), in a family that has them; tests/rope/test_lerope.py has others."""
     family = FAMILIES.get(getattr(config, "model_type", ""))
-    return None if family is None or family.learned is None else getattr(part.cls(config), family.learned)
+    return None if family is None or family.module.learned is None else getattr(part.cls(config), family.module.learned)
 
 
 def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> dict[str, Any]:

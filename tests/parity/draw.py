@@ -46,7 +46,7 @@ def configs(draw: Draw, name: str) -> dict[str, Any]:
     on_top = fraction is not None and _seldom(draw)
     if on_top:
         fields["partial_rotary_factor"] = fraction
-    if _seldom(draw) and family.thetas != "rope_theta":
+    if _seldom(draw) and "rope_theta" not in family.lists:
         fields["rope_theta"] = draw(st.sampled_from(THETAS))
     if _seldom(draw, 6) or ("original_max_position_embeddings" in known and _seldom(draw)):
         fields["original_max_position_embeddings"] = draw(st.sampled_from((512, 64, 4096)))
@@ -54,8 +54,9 @@ def configs(draw: Draw, name: str) -> dict[str, Any]:
         if (key in known or "theta" in key or "base" in key) and _seldom(draw):
             values = {"rotary_pct": FRACTIONS, "rotary_dim": (head_dim // 2, head_dim)}.get(key, THETAS)
             fields[key] = draw(st.sampled_from(values))
-    for key, values in ((family.thetas, (10_000.0, 500.0, 0)), (family.fractions, (1.0, 0.5))):
-        if key and labels and draw(st.booleans()):
+    for key, of_block in family.lists.items():
+        values = (10_000.0, 500.0, 0) if of_block == "rope_theta" else (1.0, 0.5)
+        if labels and draw(st.booleans()):
             of_label = {label: draw(st.sampled_from(values)) for label in dict.fromkeys(fields["layer_types"])}
             fields[key] = [of_label[label] for label in fields["layer_types"]]
     nested = labels and (draw(st.booleans()) if family.blocks else _seldom(draw, 8))
@@ -84,7 +85,7 @@ def _sizes(draw: Draw, family: Family, known: frozenset[str], fields: dict[str, 
     heads = draw(st.sampled_from((2, 1, 3, 4, 8)))
     step = 4 if family.axial else 2
     head_dim = step * draw(st.integers(8 // step, 80 // step)) + (1 if _seldom(draw, 12) else 0)
-    stated = next((key for key in family.head_dim_keys if key in known), None)
+    stated = next((key for key in ("head_dim", "attention_head_dim", "kv_channels") if key in known), None)
     width = heads * head_dim
     if family.mla:
         fields["qk_rope_head_dim"] = head_dim
@@ -111,7 +112,7 @@ def _layers(draw: Draw, name: str, known: frozenset[str], fields: dict[str, Any]
         count = draw(st.integers(1, 4))
         fields["layer_types"] = [draw(st.sampled_from(types)) for _ in range(count)]
         fields |= {key: count for key in _LAYERS if key in known}
-    elif family.thetas or family.fractions:
+    elif family.lists:
         labels = ()
     return labels
 

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -295,15 +294,6 @@ def test_null_is_no_default(name: str, change: dict[str, Any], key: str) -> None
     """transformers keeps the null and fails, or computes another rope; an absent key has the class's default."""
     with pytest.raises(rw.RopeError, match=f"`{key}` (is null|must be a string)"):
         dict(ModelRopes.from_hf({**CONFIGS[name], **change}).by_type)
-
-
-def test_a_fraction_of_one_head_may_exceed_it() -> None:
-    """EfficientLoFTR rotates its whole width of eight heads, as four times a head on each of two axes."""
-    sizes = {"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8}
-    for share, right in ((4.0, True), (9.0, False)):
-        config = {**sizes, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": share}}
-        with nullcontext() if right else pytest.raises(rw.RopeError, match="above 0, at most 8"):
-            assert rw.RopeConfig.from_hf(config).rotary_dim == 256
 
 
 def test_null_where_transformers_has_a_meaning_for_it() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk.rope.rope_parameters import axes_from_sections
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Scaling, YaRN
 from tests.rope.models import CONFIGS, fixture, fixture_names
 
@@ -87,25 +87,6 @@ def test_composite_configs() -> None:
         rw.RopeConfig.from_hf(omni)
 
 
-@pytest.mark.parametrize(
-    ("fields", "rotary_dim"),
-    [
-        ({"model_type": "phi", "partial_rotary_factor": 0.25}, 16),
-        ({"model_type": "phi", "rope_parameters": {"partial_rotary_factor": 0.75}}, 48),
-        ({"model_type": "phi"}, 32),
-        ({"model_type": "gpt_neox", "rotary_pct": 0.5}, 32),
-        ({"model_type": "gptj", "rotary_dim": 32}, 32),
-        ({"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}, 64),
-        ({"model_type": "mimo_v2_flash", "head_dim": 192}, 64),
-        ({"partial_rotary_factor": 1.0}, 64),
-    ],
-)
-def test_partial_rotation(fields: dict[str, Any], rotary_dim: int) -> None:
-    """Every spelling of a partial rotation, in the families that honour it."""
-    layer_type = "full_attention" if fields.get("model_type") == "mimo_v2_flash" else None
-    assert read(layer_type, **fields).rotary_dim == rotary_dim
-
-
 NESTING = {"model_type": "gemma3_text", "rope_scaling": None}  # a family with a block for each layer type
 
 
@@ -160,6 +141,21 @@ def test_unread_settings_of_a_known_family(unread: dict[str, Any]) -> None:
         assert read(**unread) == read()
     assert len(told) == 1
     assert read(**{key: type(value)(0) for key, value in unread.items()}) == read()
+
+
+@pytest.mark.rejects
+def test_a_bare_block() -> None:
+    """It is read as in a config of Llama with these sizes, in either pairing, and refused in the same words."""
+    sizes: dict[str, Any] = {"head_dim": 64, "max_position_embeddings": 2048}
+    for interleaved in (False, True):
+        expected = dataclasses.replace(read(rope_parameters={**YARN, "rope_theta": 5e5}), interleaved=interleaved)
+        assert rw.RopeConfig.from_block({**YARN, "rope_theta": 5e5}, interleaved=interleaved, **sizes) == expected
+    for block in ([1], {"factor": 2.0}, {"full_attention": {}}, {"partial_rotary_factor": 0.5}):
+        with pytest.raises(rw.RopeError) as theirs:
+            read(rope_parameters=block)
+        with pytest.raises(rw.RopeError) as ours:
+            rw.RopeConfig.from_block(block, interleaved=False, **sizes)  # type: ignore[arg-type]
+        assert str(ours.value) == str(theirs.value)
 
 
 def test_phi3_yarn_is_longrope() -> None:

@@ -18,7 +18,7 @@ from tests.rope.models import rotary_class
 
 transformers = pytest.importorskip("transformers")
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
-INDEXED = [name for name, family in FAMILIES.items() if family.indexer is not None]
+INDEXED = [name for name, family in FAMILIES.items() if family.module.indexer is not None]
 SIZES = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
          "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_head_dim": 20, "index_n_heads": 3,
          "index_topk": 4, "num_hidden_layers": 4, "max_position_embeddings": 4096}  # fmt: skip
@@ -75,7 +75,7 @@ def test_it_rotates_as_the_live_indexer(family, block):
     rope, offset = indexer_rope(config, alpha=alpha)
     assert (rope.head_dim, rope.rotary_dim) == ((76, 64) if family in CHANGES and family != "axk2" else (20, 8))
     ids = torch.arange(40, 60)[None]
-    label = FAMILIES[family].indexer.layer_type
+    label = FAMILIES[family].module.indexer.layer_type
     k, rotated = keys_of(indexer, rotary, ids, config, label)
     interleaved = rope.interleaved
 

@@ -24,7 +24,7 @@ from ropewalk.methods import (
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
-from ropewalk.rope.rope_parameters import is_windowed
+from ropewalk.rope.rope_parameters import has_blocks, is_windowed
 from ropewalk.rope.values import MOST_SIZE, TRAINED_KEY, as_whole
 
 
@@ -67,10 +67,10 @@ def positions_of(model: nn.Module, config: Any) -> ModelRopes:
 def alpha_of(model: nn.Module, config: Any) -> Tensor | None:
     """Return the learned logarithms of factors in the decoder's rotary module; None if its family has none."""
     family = family_named(config.model_type)
-    if family is None or family.learned is None:
+    if family is None or family.module.learned is None:
         return None
     own = (module for module in model.modules() if belongs_to(module, config.model_type))
-    return next((found for module in own if (found := tensor_of(module, family.learned)) is not None), None)
+    return next((found for module in own if (found := tensor_of(module, family.module.learned)) is not None), None)
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
@@ -115,7 +115,7 @@ def fields_under(
         main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
         if main is None:
             return "the model has no rope"
-        nested = any(isinstance(block, Mapping) for block in stated.values())
+        nested = has_blocks(stated)
         unused = {key: dict(block) for key, block in stated.items() if nested and key not in map(str, own.labels)}
         return {
             "rope_parameters": unused | blocks if nested else next(iter(blocks.values())),
@@ -183,7 +183,7 @@ def rope_fields(
     stated = fields.get("rope_parameters")
     if not isinstance(stated, Mapping):
         return "its class has no block of rope parameters"
-    nested = any(isinstance(value, Mapping) for value in stated.values())
+    nested = has_blocks(stated)
     if not nested and len(set(wanted.values())) > 1:
         return "its config has one rope for all layers, but layers with a window keep theirs"
     ropes = {label: rope for label, rope in wanted.items() if rope is not None}

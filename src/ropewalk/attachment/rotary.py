@@ -95,8 +95,8 @@ def _fresh(module: nn.Module) -> nn.Module:
     ):
         made: nn.Module = make(module.config)
     family = family_named(getattr(module.config, "model_type", ""))
-    if family is not None and family.learned is not None:
-        learned, own = (tensor_of(each, family.learned) for each in (module, made))
+    if family is not None and family.module.learned is not None:
+        learned, own = (tensor_of(each, family.module.learned) for each in (module, made))
         if learned is not None and own is not None:
             own.copy_(learned)
     return made

@@ -120,7 +120,7 @@ class _Configs:
         self.own_text = getattr(own, "model_type", None)
         self.attachment = attachment_of(model) if config is None else None
         family = None if self.rope else family_named(_model_type(self.text))
-        self.looked_up = None if family is None else family.looked_up
+        self.looked_up = None if family is None else family.module.looked_up
 
     def looked_up_in(self, name: str) -> str | None:
         """Return the name of the module's tensor with sines and cosines if its family has one there."""
@@ -138,8 +138,8 @@ class _Configs:
             return "the module has no config, and the model's config has several parts"
         try:
             family = family_named(_model_type(source))
-            learned = None if family is None or family.learned is None else tensors_of(module).get(family.learned)
-            return ModelRopes.from_hf(source, alpha=learned)
+            learned = family and family.module.learned
+            return ModelRopes.from_hf(source, alpha=tensors_of(module).get(learned) if learned else None)
         except RopeError as error:
             return f"ropewalk does not support the rope of its config: {str(error).splitlines()[0]}"
 

@@ -67,7 +67,7 @@ def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) 
 def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[Finding, ...]:
     """Return the note on the rope of sparse attention's indexer, if the model has a supported one."""
     family = family_of(config)
-    if family is None or family.indexer is None:
+    if family is None or family.module.indexer is None:
         return ()
     rope, offset = indexer_rope(config, alpha=alpha)
     pairing = {True: "interleaved", False: "half-split"}
@@ -78,6 +78,6 @@ def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[
         message=f"the indexer of sparse attention rotates the {place} {2 * rope.pairs} of {rope.head_dim} features, "
         f"{pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the same frequencies.",
         cure="Run `ropewalk verify` to check the pairing of both in an engine.",
-        layer_type=family.indexer.layer_type,
+        layer_type=family.module.indexer.layer_type,
     )
     return (finding,)

@@ -74,7 +74,9 @@ def lengths(block: Block) -> Iterator[Finding]:
             else "`ropewalk doctor` measures the context length that the model uses.",
         )
     inner, family = block.written.get("original_max_position_embeddings"), block.family
-    outer = block.config.get("original_max_position_embeddings", family.original_length if family else None)
+    outer = block.config.get(
+        "original_max_position_embeddings", family.defaults.get("original_max_position_embeddings") if family else None
+    )
     if not block.nested and inner is not None and outer is not None and inner != outer:
         yield block.warning(
             "original-max-overridden",
@@ -294,7 +296,7 @@ def mscale(block: Block) -> Iterator[Finding]:
                 "Remove it for what transformers computes. Do not set both to one number: the attention factor would "
                 "be 1.",
             )
-    if other and block.family is not None and block.family.softmax_mscale:
+    if other and block.family is not None and block.family.module.softmax_mscale:
         yield block.note(
             "softmax-mscale",
             f"{block.model_type} also multiplies its softmax scale by {yarn_mscale(factor, other) ** 2:.3f} "
@@ -320,10 +322,12 @@ def position_scale(block: Block) -> Iterator[Finding]:
 def query_scale(block: Block) -> tuple[float, int] | None:
     """Return the slope and the length, in tokens, of a scale of queries by position; None without one."""
     family = block.family
-    if family is None or family.query_scale is None or block.config.get("attn_temperature_tuning") in (0, False):
+    if family is None or family.module.query_scale is None or block.config.get("attn_temperature_tuning") in (0, False):
         return None
     of = block if block.written else dataclasses.replace(block, written=family.block)
-    slope, length = (default if of.number(key) is None else of.number(key) for key, default in family.query_scale)
+    slope, length = (
+        default if of.number(key) is None else of.number(key) for key, default in family.module.query_scale
+    )
     return (slope, round(length)) if slope and length and 1 <= length < math.inf else None
 
 
@@ -336,7 +340,7 @@ def longrope(block: Block) -> Iterator[Finding]:
             f"Beyond {f'{original:,.0f} tokens' if original else 'the trained length'} long_factor replaces "
             "short_factor: keys and values cached before are then stale (huggingface/transformers#33129)"
         )
-        if block.family is not None and block.family.resets_cache:
+        if block.family is not None and block.family.module.resets_cache:
             yield block.note(
                 "longrope-switch",
                 f"{fact}; this family's `generate` in transformers recomputes its cache there.",
@@ -368,7 +372,7 @@ def local_layers_scaled(block: Block) -> Iterator[Finding]:
     others = {label for label in types if not is_windowed(label)}
     windowed = sorted(types - others - still)
     window = window_of_layer_type(block.config, windowed[0]) if windowed else None
-    without = window is None and (family.window_key if family else "sliding_window") in block.config
+    without = window is None and (family.module.window_key if family else "sliding_window") in block.config
     if not windowed or not others or without:
         return
     if block.model_type == "olmo3":
@@ -423,7 +427,7 @@ def axes_unwritten(block: Block) -> Iterator[Finding]:
         return
     if "mrope_section" in block.written:
         return
-    lost: dict[str, Any] = {"mrope_section": list(family.mrope_section)}
+    lost: dict[str, Any] = {"mrope_section": list(family.defaults["mrope_section"])}
     if family.mrope == "interleaved":
         lost["mrope_interleaved"] = True
     if family.partial is not None and block.number("partial_rotary_factor") is None:

@@ -21,13 +21,13 @@ import torch
 from ropewalk.atomic_io import as_path, check_output, finite, write_output
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import RopeError
+from ropewalk.families.values import size
 from ropewalk.imports import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.tables import angle_of
-from ropewalk.rope.values import size
 
 FORMAT, VERSION = "rope-vectors", 1
 SCHEMA = Path(__file__).with_name("vectors_schema.json")

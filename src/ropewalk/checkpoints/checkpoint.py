@@ -92,6 +92,6 @@ def has_weights(path: Path | None) -> bool:
 def _alpha(config: Mapping[str, Any], path: Path) -> tuple[float, ...] | None:
     """Return LeRoPE's alpha from the weights in the folder, or zeros if there are none; None for other families."""
     family = family_of(config)
-    if family is None or family.learned is None:
+    if family is None or family.module.learned is None:
         return None
     return read_alpha(path) if has_weights(path) else (0.0,) * (head_dim_of(text_part(config), family, None) // 2)

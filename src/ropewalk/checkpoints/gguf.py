@@ -19,9 +19,9 @@ from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.rope.config import fraction_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
-from ropewalk.rope.rope_parameters import fraction_of
 from ropewalk.rope.scaling import Ladder, Llama3
 from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.rope.values import as_whole, is_number

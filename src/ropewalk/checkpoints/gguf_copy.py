@@ -95,10 +95,7 @@ def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: i
 
 def _of_llama(rope: RopeConfig, block: Mapping[str, Any], length: int) -> RopeConfig:
     """Return the rope of a Llama with this block and heads of the rope's size."""
-    return RopeConfig.from_hf({
-        "model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1,
-        "max_position_embeddings": length, "rope_parameters": block,
-    })  # fmt: skip
+    return RopeConfig.from_block(block, head_dim=rope.head_dim, interleaved=False, max_position_embeddings=length)
 
 
 def _scalings(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from ropewalk.families import adjustments as own
 from ropewalk.families.family import (
     ALTERNATING,
     HALF,
@@ -13,15 +13,17 @@ from ropewalk.families.family import (
     FamilyTable,
     Indexer,
     two_thetas,
+    variant,
 )
 
 FAMILIES = FamilyTable()
+add = FAMILIES.add
 
 # --- half-split pairs over the whole head
-FAMILIES.add("mistral", HALF, sliding_window=4096, windowed=True)
-FAMILIES.add("qwen3", HALF, head_dim=128)
-FAMILIES.add("smollm3", HALF, theta=2_000_000.0, flags="no_rope_layers")
-FAMILIES.add(
+add("mistral", HALF, sliding_window=4096, windowed=True)
+add("qwen3", HALF, head_dim=128)
+add("smollm3", HALF, theta=2_000_000.0, flags="no_rope_layers")
+add(
     "llama ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
     "chameleon eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
@@ -29,183 +31,146 @@ FAMILIES.add(
     "lasr_encoder deepseek_ocr2_encoder pocket_tts_audio_tokenizer nemotron3_diarization_audio",
     HALF,
 )
-FAMILIES.add("deepseek_ocr2_text unlimited_ocr_text", HALF, head_dim_keys=())
-FAMILIES.add("starcoder2", HALF, windowed=True)
-FAMILIES.add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
-FAMILIES.add("gemma t5_gemma_module", HALF, head_dim=256)
+_WITHOUT_HEAD_DIM = own.ignoring(*own.HEAD_DIM_KEYS)
+add("deepseek_ocr2_text unlimited_ocr_text", HALF, adjust=_WITHOUT_HEAD_DIM)
+add("starcoder2", HALF, windowed=True)
+add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
+add("gemma t5_gemma_module", HALF, head_dim=256)
 _ALTERNATES: dict[str, Any] = {"layer_types": ALTERNATING["layer_types"]}
-FAMILIES.add("gemma2 vaultgemma", HALF, **_ALTERNATES, head_dim=256, sliding_window=4096)
-FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
-FAMILIES.add("mixtral", HALF, theta=1_000_000.0, windowed=True)
-FAMILIES.add("phimoe", HALF, theta=1_000_000.0, windowed=True, resets_cache=True)
-FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
-FAMILIES.add("evolla exaone", HALF, theta=500_000.0)
-FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
-FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
-FAMILIES.add("esm", HALF, fixed=True, top_thetas=(), switch=("position_embedding_type", "rotary", "absolute"))
-_CONFORMER = replace(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
-FAMILIES.add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
-FAMILIES.add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
-FAMILIES.add(
-    "seamless_m4t",
-    _CONFORMER,
-    switch=("position_embeddings_type", "rotary", "relative"),
-    heads_key="speech_encoder_attention_heads",
-)
-FAMILIES.add(
+add("gemma2 vaultgemma", HALF, **_ALTERNATES, head_dim=256, sliding_window=4096)
+add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
+add("mixtral", HALF, theta=1_000_000.0, windowed=True)
+add("phimoe", HALF, theta=1_000_000.0, windowed=True, resets_cache=True)
+add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
+add("evolla exaone", HALF, theta=500_000.0)
+add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
+add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
+add("esm", HALF, fixed=True, top_thetas=(), switch=("position_embedding_type", "rotary", "absolute"))
+_CONFORMER = variant(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
+add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
+add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
+add("seamless_m4t", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"), adjust=own.speech_encoder)
+add(
     "clvp_encoder",
     HALF,
-    projected=32,
-    sizes={"projection_dim": 768, "num_attention_heads": 12},
+    defaults={"rotary_dim": 32, "num_attention_heads": 12},
+    adjust=own.projection,
+    converts=False,
     switch=("use_rotary_embedding", True, True),
     fixed=True,
     top_thetas=(),
 )
-FAMILIES.add("nanochat", HALF, backwards=True)
-FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
-FAMILIES.add("gte", HALF, theta=160_000.0)
-FAMILIES.add("jina_embeddings_v3", HALF, theta=20_000.0)
-FAMILIES.add("hy_v3", HALF, theta=11_158_840.0, head_dim=128)
-FAMILIES.add("timesfm2_5", HALF, head_dim=80)
-FAMILIES.add("neucodec xcodec2 voxtral_realtime_encoder", HALF, head_dim=64)
-FAMILIES.add("hunyuan_v1_dense hunyuan_v1_moe", HALF, meanings={"dynamic": ("ntk", "alpha")})
-FAMILIES.add("jetmoe", HALF, head_dim=128)
-FAMILIES.add("falcon", HALF, switch=("alibi", False, False), max_position_embeddings=2048)
-FAMILIES.add("dbrx", HALF, max_position_embeddings=2048)
-FAMILIES.add(
+add("nanochat", HALF, finish=own.backwards)
+add("nomic_bert", HALF, theta=1_000.0)
+add("gte", HALF, theta=160_000.0)
+add("jina_embeddings_v3", HALF, theta=20_000.0)
+add("hy_v3", HALF, theta=11_158_840.0, head_dim=128)
+add("timesfm2_5", HALF, head_dim=80)
+add("neucodec xcodec2 voxtral_realtime_encoder", HALF, head_dim=64)
+add("hunyuan_v1_dense hunyuan_v1_moe", HALF, meanings={"dynamic": ("ntk", "alpha")})
+add("jetmoe", HALF, head_dim=128)
+add("falcon", HALF, switch=("alibi", False, False), defaults={"max_position_embeddings": 2048})
+add("dbrx", HALF, defaults={"max_position_embeddings": 2048})
+add(
     "zamba2",
     HALF,
-    head_width=2,
-    sizes={"hidden_size": 2560, "num_attention_heads": 32},
-    head_dim_keys=("head_dim", "attention_head_dim"),
+    defaults={"hidden_size": 2560, "num_attention_heads": 32},
+    adjust=own.two_streams,
     switch=("use_mem_rope", True, False),
 )
-FAMILIES.add("granitemoehybrid", HALF, switch=("position_embedding_type", "rope", None))
-FAMILIES.add("lara_mini", HALF, **ALTERNATING, head_dim=128, sliding_window=512)
-FAMILIES.add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, nope_needs_window=True)
-FAMILIES.add("kolibri1", HALF, **ALTERNATING, head_dim=128, sliding_window=513, nope_needs_window=True)
-FAMILIES.add("afmoe", HALF, **ALTERNATING, head_dim=128)
-FAMILIES.add("flint", HALF, **ALTERNATING, head_dim=128, sliding_window=513, rope_needs_window=True)
+add("granitemoehybrid", HALF, switch=("position_embedding_type", "rope", None))
+add("lara_mini", HALF, **ALTERNATING, head_dim=128, sliding_window=512)
+add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, without_window="rotate")
+add("kolibri1", HALF, **ALTERNATING, head_dim=128, sliding_window=513, without_window="rotate")
+add("afmoe", HALF, **ALTERNATING, head_dim=128)
+add("flint", HALF, **ALTERNATING, head_dim=128, sliding_window=513, without_window="still")
 
 # --- half-split, whole head, with a scaling rule as the class default
-GPT_OSS = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+
+
+def _yarn(factor: float, length: int, **more: Any) -> dict[str, Any]:
+    lengths = {"factor": factor, "original_max_position_embeddings": length}
+    return {"rope_type": "yarn", **lengths, "beta_fast": 32.0, "beta_slow": 1.0, **more}
+
+
+def _llama3(factor: float, theta: float, length: int = 8192, low: float = 1.0, high: float = 4.0) -> dict[str, Any]:
+    lengths = {"factor": factor, "original_max_position_embeddings": length}
+    return {"rope_type": "llama3", "rope_theta": theta, **lengths, "low_freq_factor": low, "high_freq_factor": high}
+
+
+GPT_OSS = _yarn(32.0, 4096, truncate=False)
+_MSCALES = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 MINISTRAL: dict[str, Any] = {
-    "keys": ("llama_4_scaling_beta", "max_position_embeddings"),
+    "block_keys": ("llama_4_scaling_beta", "max_position_embeddings"),
     "query_scale": (("llama_4_scaling_beta", 0.0), ("original_max_position_embeddings", 0.0)),
 }
-FAMILIES.add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
-FAMILIES.add("apertus apertus1p5_text", HALF, theta=12e6, block={**_LLAMA3, "factor": 8.0, "rope_theta": 12e6})
-FAMILIES.add("cwm", HALF, theta=1_000_000.0, head_dim=128, block={**_LLAMA3, "factor": 16.0, "rope_theta": 1_000_000.0})
-FAMILIES.add(
-    "higgs_audio_v2",
-    HALF,
-    head_dim=128,
-    block={
-        "rope_type": "llama3",
-        "rope_theta": 500_000.0,
-        "factor": 32.0,
-        "low_freq_factor": 0.125,
-        "high_freq_factor": 0.5,
-        "original_max_position_embeddings": 1024,
-    },
-)
-FAMILIES.add(
-    "ministral3",
-    HALF,
-    head_dim=128,
-    **MINISTRAL,
-    block={
-        "rope_type": "yarn",
-        "rope_theta": 1_000_000.0,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16384,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-)
+add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
+add("apertus apertus1p5_text", HALF, theta=12e6, block=_llama3(8.0, 12e6))
+add("cwm", HALF, theta=1_000_000.0, head_dim=128, block=_llama3(16.0, 1_000_000.0))
+add("higgs_audio_v2", HALF, head_dim=128, block=_llama3(32.0, 500_000.0, 1024, low=0.125, high=0.5))
+add("ministral3", HALF, head_dim=128, **MINISTRAL, block=_yarn(16.0, 16384, rope_theta=1_000_000.0, **_MSCALES))
 
 # --- half-split, partial
-_NEOX = replace(HALF, fraction_keys=("rotary_pct",), top_thetas=("rotary_emb_base",))
-FAMILIES.add("gpt_neox", _NEOX, partial=0.25)
-FAMILIES.add("stablelm", HALF, partial=0.25)
-FAMILIES.add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
-FAMILIES.add("sarvam_moe", HALF, partial=1.0, theta=8_000_000.0, head_dim=64)
-FAMILIES.add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
-FAMILIES.add(
-    "nemotron3_5_transcribe_asr_audio",
-    HALF,
-    partial=1.0,
-    block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-)
-FAMILIES.add("gpt_neox_japanese", _NEOX, partial=1.0)
-FAMILIES.add(
+_NEOX = variant(HALF, fraction_keys=("rotary_pct",), top_thetas=("rotary_emb_base",))
+add("gpt_neox", _NEOX, partial=0.25)
+add("stablelm", HALF, partial=0.25)
+add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
+add("sarvam_moe", HALF, partial=1.0, theta=8_000_000.0, head_dim=64)
+add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
+add("nemotron3_5_transcribe_asr_audio", HALF, partial=1.0, block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5})
+add("gpt_neox_japanese", _NEOX, partial=1.0)
+add(
     "phi3 phi4_multimodal",
     HALF,
     partial=1.0,
     windowed=True,
-    original_length=4096,
+    defaults={"original_max_position_embeddings": 4096},
     meanings={"yarn": ("longrope", None)},
     resets_cache=True,
 )
-FAMILIES.add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
+add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
 _ROTARY_DIM = ("partial_rotary_factor", "rotary_dim")
-FAMILIES.add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128, fraction_keys=_ROTARY_DIM)
+add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128, fraction_keys=_ROTARY_DIM)
 # Its class ignores `rotary_dim`. The released config also states the fraction, 0.5, so both mean 64 of 128 features.
-FAMILIES.add("minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
-FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256, gated=True)
+add("minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
+add("qwen3_next", HALF, partial=0.25, head_dim=256, gated=True)
 
 
 _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
-MLA = replace(INTERLEAVED, mla=True, head_dim=64, softmax_mscale=True)
-DEEPSEEK = replace(MLA, deepseek=True)
+MLA = variant(INTERLEAVED, mla=True, head_dim=64, softmax_mscale=True)
+DEEPSEEK = variant(MLA, deepseek=True)
 
 # --- interleaved pairs
-FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, top_thetas=(), looked_up="embed_positions")
-FAMILIES.add(  # with `rotary_value`, values rotate, too
+add("gptj codegen", INTERLEAVED, defaults={"rotary_dim": 64}, fixed=True, top_thetas=(), looked_up="embed_positions")
+add(  # with `rotary_value`, values rotate, too
     "roformer",
     INTERLEAVED,
     fixed=True,
     top_thetas=(),
-    sizes={"hidden_size": 768, "num_attention_heads": 12},
+    defaults={"hidden_size": 768, "num_attention_heads": 12},
     looked_up="embed_positions.weight",
 )
-FAMILIES.add("cohere", INTERLEAVED, theta=500_000.0)
-FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, rope_needs_window=True)
+add("cohere", INTERLEAVED, theta=500_000.0)
+add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, without_window="still")
 _FORCED = "its first dense layers rotate although they have no window, and other layers of that type do not"
-FAMILIES.add(
+add(
     "cohere2_moe",
     INTERLEAVED,
     **ALTERNATING,
     head_dim=128,
     sliding_window=4096,
-    rope_needs_window=True,
+    without_window="still",
     holds={
         "first_k_dense_replace": Condition(_FORCED, values=(None, 0)),
         "mlp_layer_types": Condition(_FORCED, without="dense"),
         "rope_scaling": Condition("its class ignores `rope_scaling`: write `rope_parameters`", values=(None,)),
     },
 )
-FAMILIES.add("helium", INTERLEAVED, theta=100_000.0, head_dim=128)
-FAMILIES.add("ernie4_5", INTERLEAVED, theta=500_000.0, head_dim=128)
-FAMILIES.add("ernie4_5_moe blt_local_encoder blt_local_decoder blt_global_transformer", INTERLEAVED, theta=500_000.0)
-FAMILIES.add("blt_patcher", INTERLEAVED)
-FAMILIES.add(
+add("helium", INTERLEAVED, theta=100_000.0, head_dim=128)
+add("ernie4_5", INTERLEAVED, theta=500_000.0, head_dim=128)
+add("ernie4_5_moe blt_local_encoder blt_local_decoder blt_global_transformer", INTERLEAVED, theta=500_000.0)
+add("blt_patcher", INTERLEAVED)
+add(
     "llama4_text",
     INTERLEAVED,
     theta=500_000.0,
@@ -217,67 +182,46 @@ FAMILIES.add(
     window_key="attention_chunk_size",
     sliding_window=8192,
 )
-FAMILIES.add("glm glm4", INTERLEAVED, partial=0.5, head_dim=128)
-FAMILIES.add("moonshine", INTERLEAVED, partial=0.9)
-FAMILIES.add(
-    "moonshine_streaming", INTERLEAVED, partial=1.0, block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.8}
-)
-FAMILIES.add("pe_audio_encoder pe_video_encoder pe_audio_video_encoder", INTERLEAVED, theta=20_000.0, head_dim=128)
-FAMILIES.add("openai_privacy_filter", INTERLEAVED, theta=150_000.0, head_dim=64, block=GPT_OSS)
+add("glm glm4", INTERLEAVED, partial=0.5, head_dim=128)
+add("moonshine", INTERLEAVED, partial=0.9)
+add("moonshine_streaming", INTERLEAVED, partial=1.0, block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.8})
+add("pe_audio_encoder pe_video_encoder pe_audio_video_encoder", INTERLEAVED, theta=20_000.0, head_dim=128)
+add("openai_privacy_filter", INTERLEAVED, theta=150_000.0, head_dim=64, block=GPT_OSS)
 
 # --- only a slice of qk_rope_head_dim features rotates (multi-head latent attention)
-FAMILIES.add("deepseek_v2", DEEPSEEK)
-FAMILIES.add("deepseek_v32", DEEPSEEK, indexer=Indexer(interleaved=False))
-FAMILIES.add("glm_moe_dsa", DEEPSEEK, indexer=Indexer(interleaved=True))
-FAMILIES.add("deepseek_v3", DEEPSEEK, reads_flag=True)
-FAMILIES.add("axk1 youtu", MLA, reads_flag=True)
-FAMILIES.add("sarvam_mla", MLA, reads_flag=True, meanings={"deepseek_yarn": ("yarn", None)})
-FAMILIES.add("glm4_moe_lite", DEEPSEEK, reads_flag=True, partial=1.0)
-FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
-FAMILIES.add("longcat_flash", DEEPSEEK, theta=1e7, partial=1.0, slice_of=("head_dim",), sizes={"head_dim": 64})
-FAMILIES.add(
+add("deepseek_v2", DEEPSEEK)
+add("deepseek_v32", DEEPSEEK, indexer=Indexer(interleaved=False))
+add("glm_moe_dsa", DEEPSEEK, indexer=Indexer(interleaved=True))
+add("deepseek_v3", DEEPSEEK, reads_flag=True)
+add("axk1 youtu", MLA, reads_flag=True)
+add("sarvam_mla", MLA, reads_flag=True, meanings={"deepseek_yarn": ("yarn", None)})
+add("glm4_moe_lite", DEEPSEEK, reads_flag=True, partial=1.0)
+add("bailing_hybrid", MLA, theta=6_000_000.0)
+add("longcat_flash", DEEPSEEK, theta=1e7, partial=1.0, slice_of=("head_dim",), defaults={"head_dim": 64})
+add(
     "mistral4",
     MLA,
     reads_flag=True,
     **MINISTRAL,
-    max_position_embeddings=1_048_576,
     holds={
         "rope_parameters": Condition("without a scaling rule its class rotates whole heads", rope_types=_SCALED),
         "rope_scaling": Condition("with `rope_scaling` its class rotates whole heads", values=(None,)),
     },
     slice_of=("qk_nope_head_dim", "qk_rope_head_dim"),
-    sizes={"qk_nope_head_dim": 64, "qk_rope_head_dim": 64},
-    block={
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 128.0,
-        "original_max_position_embeddings": 8192,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
+    defaults={"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "max_position_embeddings": 1_048_576},
+    block=_yarn(128.0, 8192, rope_theta=10_000.0, **_MSCALES),
 )
-FAMILIES.add(
+add(
     "mistral_large4_text",
     MLA,
     flags="no_rope_layers",
     learned="alpha",
     indexer=Indexer(interleaved=True),
-    max_position_embeddings=1_048_576,
-    block={
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 2048.0,
-        "original_max_position_embeddings": 512,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "attention_factor": 1.0,
-    },
+    defaults={"max_position_embeddings": 1_048_576},
+    block=_yarn(2048.0, 512, rope_theta=10_000.0, attention_factor=1.0),
 )
-FAMILIES.add("axk2", MLA, head_dim=32, indexer=Indexer(interleaved=False))
-FAMILIES.add(
+add("axk2", MLA, head_dim=32, indexer=Indexer(interleaved=False))
+add(
     "dots3_note_text",
     MLA,
     softmax_mscale=False,
@@ -286,39 +230,38 @@ FAMILIES.add(
     theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
     head_dim_of={"sliding_attention": ("swa_qk_rope_head_dim", 64)},
 )
-FAMILIES.add(  # the last features of a head rotate, and those of the attention's output rotate back
+add(  # the last features of a head rotate, and those of the attention's output rotate back
     "deepseek_v4",
     MLA,
     softmax_mscale=False,
     slice_of=("head_dim",),
-    sizes={"head_dim": 512},
+    defaults={"head_dim": 512},
     blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
     theta_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
     scaled=("compress",),
-    scaled_block={"yarn": {"attention_factor": 1.0}},
-    thetas_on_top=True,
+    adjust=own.compressed,
     block_of={
         "sliding_attention": "main",
         "compressed_sparse_attention": "compress",
         "heavily_compressed_attention": "compress",
     },
 )
-FAMILIES.add("minicpm3", MLA, interleaved=False, head_dim=32)
-FAMILIES.add("hy_v4", MLA, interleaved=False, indexer=Indexer(interleaved=False, last=True))
+add("minicpm3", MLA, interleaved=False, head_dim=32)
+add("hy_v4", MLA, interleaved=False, indexer=Indexer(interleaved=False, last=True))
 
 
 _GEMMA3_KEYS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
 _BERT_KEYS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
-_GEMMA3 = replace(HALF, head_dim=256, blocks=two_thetas(1e4, 1e6), theta_keys=_GEMMA3_KEYS, scaled=("full_attention",))
-_GEMMA4 = replace(
+_GEMMA3 = variant(HALF, head_dim=256, blocks=two_thetas(1e4, 1e6), theta_keys=_GEMMA3_KEYS, scaled=("full_attention",))
+_GEMMA4 = variant(
     HALF,
     head_dim=256,
     blocks=two_thetas(1e4, 1e6, **_PROPORTIONAL),
     head_dim_of={"full_attention": ("global_head_dim", 512)},
     values_from_keys=("attention_k_eq_v", False),
 )
-_MODERNBERT = replace(
+_MODERNBERT = variant(
     HALF,
     blocks=two_thetas(1e4, 160_000.0),
     theta_keys=_BERT_KEYS,
@@ -326,34 +269,34 @@ _MODERNBERT = replace(
     window_key="local_attention",
     sliding_window=128,
 )
-FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
-FAMILIES.add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
-FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
-FAMILIES.add("gemma4_text gemma4_unified_text", _GEMMA4)
-FAMILIES.add("diffusion_gemma_text", _GEMMA4, values_from_keys=("attention_k_eq_v", True))  # and its config has no flag
-FAMILIES.add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
-FAMILIES.add("modernbert modernbert-decoder", _MODERNBERT)
-FAMILIES.add(
+add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, defaults={"max_position_embeddings": 131_072})
+add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
+add("gemma3n_text", _GEMMA3, defaults={"max_position_embeddings": 32_768})
+add("gemma4_text gemma4_unified_text", _GEMMA4)
+add("diffusion_gemma_text", _GEMMA4, values_from_keys=("attention_k_eq_v", True))  # and its config has no flag
+add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
+add("modernbert modernbert-decoder", _MODERNBERT)
+add(
     "olmo3",
     HALF,
     blocks=two_thetas(500_000.0, 500_000.0),
     theta_keys={"full_attention": "rope_theta"},  # its class gives a top-level theta to the full layers alone
     scaled=("full_attention",),
 )
-FAMILIES.add(
+add(
     "lfm3",
     HALF,
     head_dim=128,
     theta=1_000_000.0,
     blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5),
 )
-FAMILIES.add(  # a top-level list has a theta for each layer
+add(  # a top-level list has a theta for each layer
     "ultrabert",
     HALF,
     blocks=two_thetas(1e4, 2_560_000.0),
     holds={"rope_theta": Condition("its top-level `rope_theta` is a list by layer, or has no effect", values=(None,))},
 )
-FAMILIES.add(
+add(
     "laguna",
     HALF,
     head_dim=128,
@@ -363,7 +306,7 @@ FAMILIES.add(
         "sliding_attention": {"rope_theta": 10_000.0},
     },
 )
-FAMILIES.add(
+add(
     "mellum",
     HALF,
     head_dim=128,
@@ -374,40 +317,39 @@ FAMILIES.add(
         "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
     },
 )
-FAMILIES.add(
+add(
     "mimo_v2_flash",
     HALF,
     head_dim=192,
     partial=0.334,
-    scaled_partial=1.0,
+    adjust=own.whole_if_scaled,
     blocks={
         "full_attention": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.334},
         "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.334},
     },
 )
-FAMILIES.add("beam", HALF, head_dim=128, blocks={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None})
-FAMILIES.add("granite_swa granitemoe_swa", HALF, thetas="layer_rope_theta")
-_MUSE = replace(
+add("beam", HALF, head_dim=128, blocks={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None})
+add("granite_swa granitemoe_swa", HALF, lists={"layer_rope_theta": "rope_theta"})
+_MUSE = variant(
     HALF,
-    thetas="layer_rope_theta",
+    lists={"layer_rope_theta": "rope_theta"},
     layer_types=ALTERNATING["layer_types"],
     nope=ALTERNATING["nope"],
-    nope_from_last=4,
+    adjust=own.fourth_from_last,
 )
-FAMILIES.add("muse_glimmer_text", _MUSE, head_dim=128)
-FAMILIES.add("muse_spark_text", _MUSE, head_dim=64, block={"rope_type": "default", "rope_theta": 500_000.0})
-FAMILIES.add(
+add("muse_glimmer_text", _MUSE, head_dim=128)
+add("muse_spark_text", _MUSE, head_dim=64, block={"rope_type": "default", "rope_theta": 500_000.0})
+add(
     "step3p5",
     HALF,
     head_dim=128,
     partial=1.0,
-    thetas="rope_theta",
-    fractions="partial_rotary_factors",
+    lists={"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"},
     fraction_keys=(),
     scaled=("full_attention",),
     holds={"yarn_only_types": Condition("its class scales only full layers", values=(None, ["full_attention"]))},
 )
-FAMILIES.add(
+add(
     "zaya",
     HALF,
     head_dim=128,
@@ -420,42 +362,45 @@ FAMILIES.add(
 
 
 # --- half-split, three axes
-_QWEN2_VL = replace(HALF, theta=1_000_000.0, mrope="contiguous", mrope_section=(16, 24, 24))
-_QWEN3_VL = replace(HALF, theta=500_000.0, mrope="interleaved", mrope_section=(24, 20, 20))
-_QWEN3_5 = replace(HALF, partial=0.25, head_dim=256, mrope="interleaved", mrope_section=(11, 11, 10), gated=True)
-FAMILIES.add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", _QWEN2_VL)
-FAMILIES.add("paddleocr_vl_text", _QWEN2_VL, theta=500_000.0, head_dim=128)
-FAMILIES.add("qwen3_vl_text", _QWEN3_VL, head_dim=128)
-FAMILIES.add("qwen3_vl_moe_text", _QWEN3_VL)
-FAMILIES.add("qwen3_omni_moe_text", _QWEN3_VL, theta=1_000_000.0)
-FAMILIES.add("qwen3_5_text qwen3_5_moe_text", _QWEN3_5)
-FAMILIES.add("qwen2_5_omni_talker", _QWEN2_VL, head_dim=128)
-FAMILIES.add("qwen3_omni_moe_talker_text", _QWEN3_VL, theta=10_000.0)
-FAMILIES.add("qwen4_exp_text", _QWEN3_5, partial=1.0)
-FAMILIES.add(  # every config states the rotation of its layer types
+_QWEN2_VL = variant(HALF, theta=1_000_000.0, mrope="contiguous", defaults={"mrope_section": (16, 24, 24)})
+_QWEN3_VL = variant(HALF, theta=500_000.0, mrope="interleaved", defaults={"mrope_section": (24, 20, 20)})
+_QWEN3_5 = variant(
+    HALF, partial=0.25, head_dim=256, mrope="interleaved", defaults={"mrope_section": (11, 11, 10)}, gated=True
+)
+add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", _QWEN2_VL)
+add("paddleocr_vl_text", _QWEN2_VL, theta=500_000.0, head_dim=128)
+add("qwen3_vl_text", _QWEN3_VL, head_dim=128)
+add("qwen3_vl_moe_text", _QWEN3_VL)
+add("qwen3_omni_moe_text", _QWEN3_VL, theta=1_000_000.0)
+add("qwen3_5_text qwen3_5_moe_text", _QWEN3_5)
+add("qwen2_5_omni_talker", _QWEN2_VL, head_dim=128)
+add("qwen3_omni_moe_talker_text", _QWEN3_VL, theta=10_000.0)
+add("qwen4_exp_text", _QWEN3_5, partial=1.0)
+add(  # every config states the rotation of its layer types
     "cohere_compass_text", _QWEN3_VL, theta=10_000.0, blocks={"full_attention": None, "sliding_attention": None}
 )
-FAMILIES.add(
+_NEOMME = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+}
+add(
     "neomme",
     HALF,
     head_dim=64,
     partial=1.0,
     mrope="alternating",
-    filled=True,
     theta_keys={"full_attention": "rope_theta", "sliding_attention": "rope_theta"},
-    blocks={
-        "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-    },
+    blocks=_NEOMME,
+    adjust=own.filled_from(_NEOMME),
 )
-FAMILIES.add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
-FAMILIES.add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", mrope_section=(8, 12, 12))
-FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
-FAMILIES.add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
-FAMILIES.add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", mrope_section=(22, 22, 20))
+add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
+add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+add("glm_image_text", HALF, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", defaults={"mrope_section": (22, 22, 20)})
 
 # --- vision towers: positions are (row, column), even if their class takes the column first
-FAMILIES.add(
+add(
     "qwen2_vl_vision qwen2_5_vl_vision qwen2_5_omni_vision_encoder qwen3_vl_vision qwen3_vl_moe_vision "
     "qwen3_omni_moe_vision_encoder qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision glm4v_vision glm4v_moe_vision "
     "glm_ocr_vision glm5_next_vision ernie4_5_vl_moe_vision paddleocr_vl_vision exaone4_5_vision video_llama_3_vision "
@@ -463,12 +408,12 @@ FAMILIES.add(
     HALF,
     axial=(0, 1),
 )
-FAMILIES.add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
-FAMILIES.add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
-FAMILIES.add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
-FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), in_turn=True)
-FAMILIES.add("inkling2_vision sam3_vit_model", INTERLEAVED, axial=(1, 0))
-FAMILIES.add(
+add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
+add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
+add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
+add("kimi_k25_vision", HALF, axial=(1, 0), finish=own.in_turn)
+add("inkling2_vision sam3_vit_model", INTERLEAVED, axial=(1, 0))
+add(
     "llama4_vision_model",
     INTERLEAVED,
     axial=(1, 0),
@@ -476,29 +421,21 @@ FAMILIES.add(
         ("rope_scaling", "rope_parameters"), Condition("its class ignores scaling", rope_types=("default", "axial"))
     ),
 )
-FAMILIES.add(
+add(
     "sam2_video sam3_tracker_video edgetam_video",
     INTERLEAVED,
     axial=(1, 0),
-    sizes={
-        "memory_attention_hidden_size": 256,
-        "memory_attention_num_attention_heads": 1,
-        "memory_attention_downsample_rate": 1,
-    },
-    width_key="memory_attention_hidden_size",
-    heads_key="memory_attention_num_attention_heads",
-    divisor_key="memory_attention_downsample_rate",
+    adjust=own.memory_attention,
     top_thetas=("memory_attention_rope_theta", "rope_theta"),
-    thetas_on_top=True,
 )
-FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
-FAMILIES.add("gemma4_vision", HALF, axial=(1, 0), axis_blocks=True, theta=100.0, head_dim=64)
-FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
+add("pixtral", HALF, axial=(0, 1), finish=own.one_ladder)
+add("gemma4_vision", HALF, axial=(1, 0), finish=own.axis_blocks, converts=False, theta=100.0, head_dim=64)
+add("efficientloftr", INTERLEAVED, axial=(0, 1), adjust=own.all_heads, finish=own.in_turn, converts=False)
 
 # --- vision towers with coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
-_DINO = replace(HALF, axial=(0, 1), theta=100.0)
-FAMILIES.add("dinov3_vit sapiens2", _DINO, fixed=True)
-FAMILIES.add("eomt_dinov3", _DINO)
+_DINO = variant(HALF, axial=(0, 1), theta=100.0)
+add("dinov3_vit sapiens2", _DINO, fixed=True)
+add("eomt_dinov3", _DINO)
 
 
 _PLAIN = ("default", "linear", "dynamic")  # rules without an attention factor
@@ -506,29 +443,26 @@ _LONGROPE = "it is not known whether its LongRoPE also scales queries and keys"
 _STEPS = "beyond seq_length its frequencies change in steps (for shorter texts set `use_dynamic_ntk` to false)"
 _TWO_POSITIONS = "ChatGLM-6B rotates each half of a head by different positions"
 _DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio; later models multiply theta by it"
-FAMILIES.add("internlm2 deepseek bailing_moe", HALF)
-FAMILIES.add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not supported", values=(None,))})
-FAMILIES.add(
-    "minicpm", HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), Condition(_LONGROPE, rope_types=_PLAIN))
-)
-FAMILIES.add(
-    "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))}
-)
-FAMILIES.add(
+add("internlm2 deepseek bailing_moe", HALF)
+add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not supported", values=(None,))})
+add("minicpm", HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), Condition(_LONGROPE, rope_types=_PLAIN)))
+add("baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))})
+add(
     "qwen",
     HALF,
     partial=1.0,
     top_thetas=("rotary_emb_base", "rope_theta"),
     holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))},
 )
-FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
-FAMILIES.add("llada", HALF, switch=("rope", True, False))
-FAMILIES.add("kimi_k2", DEEPSEEK)
-FAMILIES.add(
+add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
+add("llada", HALF, switch=("rope", True, False))
+add("kimi_k2", DEEPSEEK)
+add(
     "chatglm",
     INTERLEAVED,
     partial=0.5,
-    theta_ratio="rope_ratio",
+    top_thetas=("rope_theta", "rope_ratio"),
+    adjust=own.rope_ratio,
     holds={
         "position_encoding_2d": Condition(_TWO_POSITIONS, values=(None, False, 0)),
         "original_rope": Condition("false pairs otherwise (CogAgent)", values=(None, True)),

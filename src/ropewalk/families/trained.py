@@ -8,7 +8,7 @@ checkpoints (the doctor measures them).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -41,12 +41,6 @@ class Row:
     trained: Trained
     where: Mapping[str, Any] = field(default_factory=dict)
     length_key: str | None = None
-
-    def holds(self, family: str, rule: str, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fact applies to this config."""
-        stated = self.length_key is None or isinstance(fields.get(self.length_key), int)
-        named = family in self.families.split() and rule in self.rules.split()
-        return named and stated and all(fields.get(key) == value for key, value in self.where.items())
 
 
 DYNAMIC = Trained(False, source="dynamic NTK changes nothing up to max_position_embeddings")
@@ -144,11 +138,7 @@ FACTS = (
         {"original_max_position_embeddings": 512},
     ),
     # --- options for inference
-    Row(
-        _QWEN,
-        "yarn",
-        Trained(False, source="the Qwen models' cards: YaRN is added to config.json for long texts"),
-    ),
+    Row(_QWEN, "yarn", Trained(False, source="the Qwen models' cards: YaRN is added to config.json for long texts")),
     Row("smollm3", "yarn", Trained(False, source="SmolLM3: its model card (trained to 64K, YaRN to 128K)")),
     Row("glm4", "yarn", Trained(False, source="GLM-4-0414: its model card (32K, YaRN beyond)")),
     # --- without scaling, trained to a different length than the config states
@@ -198,7 +188,9 @@ def trained_as(family: str, rule: str, fields: Mapping[str, Any]) -> Trained | N
         return DYNAMIC
     if isinstance(fields.get("finetuned"), bool) and rule != "default":
         return Trained(fields["finetuned"], source=FINETUNED)
-    fact = next((fact for fact in FACTS if fact.holds(family, rule, fields)), None)
-    if fact is None or fact.length_key is None:
-        return None if fact is None else fact.trained
-    return Trained(fact.trained.with_scaling, int(fields[fact.length_key]), fact.trained.source)
+    for fact in FACTS:
+        if family in fact.families.split() and rule in fact.rules.split() and fact.where.items() <= fields.items():
+            length = fields.get(fact.length_key or "")
+            if fact.length_key is None or isinstance(length, int):
+                return fact.trained if fact.length_key is None else replace(fact.trained, length=length)
+    return None

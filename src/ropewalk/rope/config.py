@@ -13,13 +13,22 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import Trained
-from ropewalk.rope import hugging_face, rope_parameters
+from ropewalk.rope import hugging_face
+from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 
 DEFAULT_THETA = 10_000.0
 _LATER = {"later": True}  # marks fields that are not printed at their default, so that digests of older ropes stay
 _AXES_CURE = "axes_from_sections([...]) builds it from the number of pairs of each axis."
+
+
+def fraction_of(rotary_dim: int, head_dim: int) -> float:
+    """Return a fraction f with int(head_dim * f) == rotary_dim, as transformers rounds."""
+    share = rotary_dim / head_dim
+    while int(head_dim * share) < rotary_dim:
+        share = math.nextafter(share, 1.0)
+    return share
 
 
 def _whole(name: str, value: object, cure: str) -> int:
@@ -77,47 +86,36 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
     check_whole("RopeConfig", max_position_embeddings=length)
 
 
-def _check_axes(axes: tuple[int, ...] | None, pairs: int, axes_restart: object) -> None:
-    """Check that each pair has an axis, numbered without gaps."""
+def _check_axes(rope: RopeConfig) -> None:
+    """Check that each pair has an axis, each ladder one theta, and each block of features one axis."""
+    axes, restart, theta = rope.axes, rope.axes_restart, rope.theta
     cure = "False: all axes share one ladder of frequencies (M-RoPE). True: each has its own."
-    check_kind("RopeConfig", bool, cure, axes_restart=axes_restart)
-    if axes is None:
-        if axes_restart:
-            raise RopeError(
-                "RopeConfig: `axes_restart` needs several axes.",
-                facts={"axes": None, "axes_restart": True},
-                cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
-            )
-    elif len(axes) != pairs or sorted(set(axes)) != list(range(max(axes, default=-1) + 1)):
+    check_kind("RopeConfig", bool, cure, axes_restart=restart)
+    if axes is None and restart:
+        raise RopeError(
+            "RopeConfig: `axes_restart` needs several axes.",
+            facts={"axes": None, "axes_restart": True},
+            cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
+        )
+    if axes is not None and (len(axes) != rope.pairs or {*axes} != {*range(max(axes) + 1)}):
         raise RopeError(
             "RopeConfig: `axes` needs one axis for each pair, numbered from 0 without gaps.",
-            facts={"axes": axes, "pairs": pairs},
+            facts={"axes": axes, "pairs": rope.pairs},
             cure=_AXES_CURE,
         )
-
-
-def _check_axis_values(
-    theta: float | tuple[float, ...],
-    axes: tuple[int, ...] | None,
-    axes_restart: bool,
-    axis_blocks: object,
-    interleaved: bool,
-) -> None:
-    """Check that there is one theta for each ladder, and that each block of features belongs to one axis."""
-    own = max(axes, default=0) + 1 if axes is not None and axes_restart else 1
-    if isinstance(theta, tuple) and (not axes_restart or len(theta) != own):
+    if isinstance(theta, tuple) and (not restart or len(theta) != rope.num_axes):
         raise RopeError(
             "RopeConfig: several values of `theta` need `axes_restart`, and one value for each axis.",
-            facts={"theta": theta, "axes": axes, "axes_restart": axes_restart},
+            facts={"theta": theta, "axes": axes, "axes_restart": restart},
             cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
         )
     cure = "True pairs half-split inside the features of each axis, False across all rotated features."
-    check_kind("RopeConfig", bool, cure, axis_blocks=axis_blocks)
+    check_kind("RopeConfig", bool, cure, axis_blocks=rope.axis_blocks)
     in_a_row = axes is not None and len(list(itertools.groupby(axes))) == len(set(axes))
-    if axis_blocks and (interleaved or not in_a_row):
+    if rope.axis_blocks and (rope.interleaved or not in_a_row):
         raise RopeError(
             "RopeConfig: `axis_blocks` needs half-split pairs of several axes, with the pairs of each axis in a row.",
-            facts={"interleaved": interleaved, "axes": axes},
+            facts={"interleaved": rope.interleaved, "axes": axes},
             cure="Omit it: interleaved pairs lie inside their axis's features anyway.",
         )
 
@@ -191,8 +189,7 @@ class RopeConfig:
         if self.axes is not None:
             object.__setattr__(self, "axes", _whole_axes(self.axes))
         _check_numbers(head_dim, rotary_dim, self.interleaved, self.max_position_embeddings)
-        _check_axes(self.axes, self.pairs, self.axes_restart)
-        _check_axis_values(self.theta, self.axes, self.axes_restart, self.axis_blocks, self.interleaved)
+        _check_axes(self)
         self._check_scaling(rotary_dim)
         if self.inv_freq is not None:
             object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))
@@ -393,6 +390,30 @@ class RopeConfig:
         return cls(**hugging_face.read(config, layer_type=layer_type, alpha=alpha))
 
     @classmethod
+    def from_block(
+        cls,
+        block: Mapping[str, Any],
+        *,
+        head_dim: int,
+        interleaved: bool,
+        max_position_embeddings: int | None = None,
+    ) -> RopeConfig:
+        """Return the rope of a bare `rope_parameters` block, without the config around it; all of the head rotates.
+
+        **Arguments:**
+        - `block`: a flat block as in a config.json, in the old or the new spelling.
+        - `head_dim`, `interleaved`, `max_position_embeddings`: fields of the RopeConfig.
+
+        **Returns:** the `RopeConfig`; without a `rope_theta` theta is 10,000.
+        **Raises:** `RopeError` as `from_hf` does for Llama, whose class takes every rule.
+
+        >>> RopeConfig.from_block({"type": "linear", "factor": 4.0}, head_dim=64, interleaved=False).scaling
+        Linear(factor=4.0)
+        """
+        read = hugging_face.read_block(block, head_dim, max_position_embeddings)
+        return cls(**{**read, "interleaved": interleaved})
+
+    @classmethod
     def from_diffusers(cls, model: str | PathLike[str] | Mapping[str, Any] | Any) -> RopeConfig:
         """Return the rope of an image or video transformer of diffusers.
 
@@ -437,14 +458,21 @@ class RopeConfig:
                 facts={"inv_freq": self.inv_freq, "theta": self.theta},
                 cure="Save the model in ropewalk's own form, whose config contains every field.",
             )
-        return rope_parameters.write(
-            scaling=self.scaling,
-            ladder=self.ladders[0],
-            head_dim=self.head_dim,
-            rotary_dim=2 * self.pairs,
-            axes=self.axes,
-            axes_restart=self.axes_restart,
-        )
+        rotary_dim, ladder = 2 * self.pairs, self.ladders[0]  # if axes have separate ladders, only its theta is used
+        if self.axes_restart and self.axes is not None:
+            halves = [self.pairs // 2] * 2
+            if self.pairs % 2 or self.axes != axes_from_sections(halves) or self.scaling is not None:
+                raise RopeError(
+                    "to_hf: transformers' `axial` block only expresses height and width in equal halves, unscaled.",
+                    facts={"axes": self.axes, "scaling": self.scaling},
+                    cure="This config has no block in transformers.",
+                )
+            return {"rope_type": "axial", "rope_theta": ladder.theta}
+        plain = {"rope_type": "default", "rope_theta": ladder.theta}
+        block = plain if self.scaling is None else self.scaling.to_block(ladder)
+        if rotary_dim != self.head_dim:
+            block["partial_rotary_factor"] = fraction_of(rotary_dim, self.head_dim)
+        return block if self.axes is None else block | sections_of(self.axes)
 
 
 def indexer_rope(

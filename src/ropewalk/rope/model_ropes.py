@@ -116,7 +116,9 @@ class ModelRopes:
         >>> cohere = {"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4}
         >>> ModelRopes.from_hf(cohere).by_type["full_attention"]
         """
-        ropes, nested, fields, family = _read(config, alpha)
+        read, nested, fields, family = hugging_face.read_layer_types(config, alpha=alpha)
+        ropes = {name: None if values is None else RopeConfig(**values) for name, values in read.items()}
+        nested = nested and None not in ropes
         alike = _alike(ropes)
         labels, flags = _labels(fields), flags_of(fields, family)
         stated = fields.get("layer_types") or family.layer_types
@@ -296,10 +298,3 @@ def _alike(ropes: Ropes) -> Ropes:
     """Return the ropes by type, with the only key None if all rotate alike."""
     rotate = set(ropes.values())
     return {None: next(iter(rotate))} if len(rotate) == 1 and None not in rotate else ropes
-
-
-def _read(config: Any, alpha: Any) -> tuple[Ropes, bool, Mapping[str, Any], Family]:
-    """Return the rope of each block, whether types have blocks of their own, the config's fields and its family."""
-    read, nested, fields, family = hugging_face.read_layer_types(config, alpha=alpha)
-    ropes = {name: None if values is None else RopeConfig(**values) for name, values in read.items()}
-    return ropes, nested and None not in ropes, fields, family

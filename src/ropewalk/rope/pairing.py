@@ -99,15 +99,9 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
     """Convert the q and k projections and norms of a state dict; raise `RopeError` for what is unknown."""
     fields = text_part(config)
     family = family_named(fields.get("model_type"))
-    shared = family is not None and family.values_from_keys is not None and bool(fields.get(*family.values_from_keys))
-    if (
-        family is None
-        or family.mla
-        or family.axis_blocks
-        or family.whole_width
-        or family.projected is not None
-        or shared
-    ):
+    key = None if family is None else family.module.values_from_keys
+    shared = key is not None and bool(fields.get(*key))
+    if family is None or family.mla or not family.module.converts or shared:
         facts = {} if family is None else {"latent attention (MLA)": family.mla, "values are keys": shared}
         raise RopeError(
             "convert_pairing: the family of a state dict must be known, and rotate only whole heads of q and k.",
@@ -153,7 +147,7 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
     (head_dim, rotary_dim), new = sizes.pop(), dict(source)
     for name, (_, part) in places.items():
         if part in _CONVERTED:
-            width = 2 * head_dim if family.gated and part in _QUERIES else head_dim
+            width = 2 * head_dim if family.module.gated and part in _QUERIES else head_dim
             new[name] = _convert(source[name], to, width, rotary_dim, -1 if part in _NORMS else 0, name)
     return new
 

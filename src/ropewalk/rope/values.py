@@ -1,12 +1,12 @@
 """Checks of numbers of arguments, options and configs: a wrong type or value raises `RopeError`."""
 
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import numbers
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import islice
@@ -14,6 +14,16 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ropewalk.errors import RopeError
+from ropewalk.families.values import (  # noqa: F401  # for other modules, too
+    MOST_SIZE,
+    MOST_TOKENS,
+    TRAINED_KEY,
+    as_whole,
+    check_whole,
+    is_number,
+    number,
+    wrong_value,
+)
 
 # Names of shapes in signatures, which are strings at run time: the core does not need jaxtyping. In the tests, its
 # import hook checks every shape of every call.
@@ -32,40 +42,8 @@ else:
 
 Block = Mapping[str, Any]
 Variant = Literal["transformers", "paper"]
-MOST_TOKENS, MOST_SEED = 2**31 - 1, 2**63 - 1
-MOST_SIZE, MOST_FACTOR = 2**20, 1e31  # features, heads or layers; thetas and factors: beyond, a formula overflows
+MOST_SEED, MOST_FACTOR = 2**63 - 1, 1e31  # thetas and factors: beyond, a formula overflows
 HORIZON = 2**21  # tokens: ropes that agree up to this length are the same
-TRAINED_KEY = "original_max_position_embeddings"
-
-
-def is_number(value: object) -> bool:
-    """Return whether the value is a finite real number within the range of float64.
-
-    >>> [is_number(value) for value in (2, 2.5, "2", True, None, float("nan"), 10**400)]
-    [True, True, False, False, False, False, False]
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def as_whole(value: object) -> int | None:
-    """Return the value as an int, or None if it is not one of 64 bits. 128.0 is not one: write `//`, not `/`.
-
-    >>> as_whole(128), as_whole(128.0), as_whole("128"), as_whole(True)
-    (128, None, None, None)
-    """
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):  # compilers need not trace `operator.index`
-        return value if abs(value) < 1 << 63 else None
-    try:
-        return as_whole(operator.index(value))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -157,28 +135,6 @@ def is_of(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) if isinstance(kind, type) else True
 
 
-def check_whole(
-    where: str, *, least: int = 1, most: int = MOST_TOKENS, optional: bool = True, **values: object
-) -> None:
-    """Raise `RopeError` unless each value is a whole number from `least` to `most`, or None if `optional`.
-
-    >>> check_whole("doctor", target=0)
-    Traceback (most recent call last):
-        ...
-    ropewalk.errors.RopeError: doctor: `target` must be a whole number from 1 to 2,147,483,647.
-      target  0
-    Pass a whole number in this range.
-    """
-    for name, value in values.items():
-        whole = as_whole(value)
-        if not (optional and value is None) and not (whole is not None and least <= whole <= most):
-            raise RopeError(
-                f"{where}: `{name}` must be a whole number from {least:,} to {most:,}.",
-                facts={name: value},
-                cure="Pass a whole number in this range.",
-            )
-
-
 def check_positive(where: str, **values: object) -> None:
     """Raise `RopeError` unless each value is a finite number above 0."""
     for name, value in values.items():
@@ -212,37 +168,6 @@ def names_of(where: str, given: object) -> list[str]:
 # --- values of a Hugging Face config
 
 
-def first(fields: Block, *keys: str) -> tuple[str, Any] | None:
-    """Return the first of these keys with a value, and the value; null is none."""
-    return next(((key, fields[key]) for key in keys if fields.get(key) is not None), None)
-
-
-def refuse_null(fields: Block, *keys: str) -> None:
-    """Raise `RopeError` if a key is null where its default would be used: transformers keeps the null, and fails."""
-    for key in keys:
-        if key in fields and fields[key] is None:
-            raise RopeError(
-                f"from_hf: `{key}` is null, for which transformers has no default.",
-                facts={key: None},
-                cure="Write the model's own value; remove the key only if the class's default is that value.",
-            )
-
-
-def size(fields: Block, *keys: str, most: int = MOST_SIZE) -> int | None:
-    """Return the first of these sizes that a config states, a whole number from 1 to `most`; None if it states none."""
-    stated = first(fields, *keys)
-    if stated is not None:
-        check_whole("from_hf", most=most, **{stated[0]: stated[1]})
-    return None if stated is None else as_whole(stated[1])
-
-
-def fraction(value: object, name: str, most: int = 1) -> float:
-    """Return a share of the features, above 0 and at most `most`."""
-    if not (is_number(value) and 0 < value <= most):  # type: ignore[operator]
-        raise _wrong_value(name, value, f"a number above 0, at most {most:,}")
-    return float(value)  # type: ignore[arg-type]
-
-
 def read_value(block: Block, key: str, kind: Any) -> Any:
     """Return the value of `key` as a field of type `kind`: float, int, bool, or a tuple of floats, each or `| None`."""
     if NoneType in get_args(kind):
@@ -250,29 +175,18 @@ def read_value(block: Block, key: str, kind: Any) -> Any:
     value = block.get(key)
     if kind is bool:
         if not isinstance(value, bool):
-            raise _wrong_value(key, value, "true or false")
+            raise wrong_value(key, value, "true or false")
         return value
     if kind == tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or not all(map(is_number, value)):
-            raise _wrong_value(key, value, "a list of numbers, one for each pair")
+            raise wrong_value(key, value, "a list of numbers, one for each pair")
         return tuple(map(float, value))
     stated = number(value, key)
     if kind is float:
         return stated
     if stated != int(stated):
-        raise _wrong_value(key, value, "a whole number")
+        raise wrong_value(key, value, "a whole number")
     return int(stated)
-
-
-def number(value: object, name: str) -> float:
-    """Return a finite number as a float, or raise the error that names the key."""
-    if not is_number(value):
-        raise _wrong_value(name, value, "a finite number")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _wrong_value(key: str, value: object, expected: str) -> RopeError:
-    return RopeError(f"from_hf: `{key}` must be {expected}.", facts={key: value}, cure="Correct the config's value.")
 
 
 def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: int | None) -> float:

@@ -158,7 +158,7 @@ class Answer:
 
 _SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _NOT_YARN = tuple(rule for rule in _SCALED if rule != "yarn")
-_DEEPSEEK = tuple(name for name, family in FAMILIES.items() if family.deepseek)
+_DEEPSEEK = tuple(name for name, family in FAMILIES.items() if family.module.deepseek)
 _OWN_FACTOR = ("qwen3_vl", "qwen3_5", "qwen4")  # their classes pass `mrope_positions_factor`
 _LLAMAS = ("", "llama", "mistral", "llama4_text", "granite", "arcee", "apertus")  # LlamaModel there, and factors in C++
 _TWO_ROPES = ("gemma3_text", "gemma4_text", "olmo3", "modernbert", "laguna")

@@ -173,18 +173,13 @@ def rope_of_arguments(arguments: Mapping[str, Any]) -> RopeConfig:
         )
     # sections of M-RoPE choose among the rows of a table, which are those of plain text
     rules = {key: value for key, value in block.items() if key != "type" and not key.startswith("mrope")}
-    rope = RopeConfig.from_hf(
-        {
-            "model_type": "llama",
-            "head_dim": width,
-            "hidden_size": width,
-            "num_attention_heads": 1,
-            "max_position_embeddings": int(arguments["max_position"]),
-            "rope_parameters": {**rules, "rope_theta": theta, "rope_type": _SAME_RULE.get(kind, kind)},
-        }
+    rope = RopeConfig.from_block(
+        {**rules, "rope_theta": theta, "rope_type": _SAME_RULE.get(kind, kind)},
+        head_dim=width,
+        interleaved=not arguments.get("is_neox_style", True),
+        max_position_embeddings=int(arguments["max_position"]),
     )
-    interleaved = not arguments.get("is_neox_style", True)
-    return dataclasses.replace(rope, head_dim=head, rotary_dim=width, interleaved=interleaved)
+    return dataclasses.replace(rope, head_dim=head, rotary_dim=width)
 
 
 def _ropes_of_model() -> set[RopeConfig]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from ropewalk.atomic_io import parse_object
 from ropewalk.errors import RopeError
@@ -52,15 +51,12 @@ def _of_block(own: ModelRopes, expect: str) -> ModelRopes:
     block = parse_object(expect, "--expect", "verify", cure)
     if rope is None:
         raise RopeError("verify: this model has no rope.", facts={"expect": expect}, cure="Omit --expect.")
-    config: dict[str, Any] = {
-        "model_type": "llama",
-        "head_dim": rope.head_dim,
-        "hidden_size": rope.head_dim,
-        "num_attention_heads": 1,
-        "max_position_embeddings": rope.max_position_embeddings,
-        "rope_parameters": {"rope_theta": rope.theta, **block},
-    }
-    read = RopeConfig.from_hf(config)
+    read = RopeConfig.from_block(
+        {"rope_theta": rope.theta, **block},
+        head_dim=rope.head_dim,
+        interleaved=rope.interleaved,
+        max_position_embeddings=rope.max_position_embeddings,
+    )
     return own.mapped(lambda old: dataclasses.replace(old, theta=read.theta, scaling=read.scaling, trained=None))
 
 
