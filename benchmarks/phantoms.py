@@ -118,7 +118,7 @@ def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
         decision, reached = concluded(run, count, METHOD[name])
         found[str(count)] = {"action": decision.action, "method": decision.method, "length": decision.length,
                              **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")},
-                             "again": Rule(run, count).decide()}  # fmt: skip
+                             "again": Rule(run, count).decide()[0][:3]}  # fmt: skip
     return found
 
 

@@ -1,7 +1,4 @@
-"""The doctor's rule once more, written from its description alone: `rule_errors.py` compares it with `decide`.
-
-Without the notes at a limit and whether the answer is settled.
-"""
+"""The doctor's rule once more, written from its description: `rule_errors.py` compares it with `decide`."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from scipy import special, stats
 from ropewalk.diagnosis.plan import Design
 from ropewalk.methods import METHODS
 
+Answer = tuple[str, str | None, int | None, bool]  # action, method, length, settled
 C, CONFIDENCE, LEVEL, LOSS, COST = 0.25, 0.995, 0.0025, 0.10, 0.05
-KNOWN = np.linspace(0.02, 0.98, 49)  # of the control's knowledge
 
 
 @cache
@@ -36,32 +33,21 @@ def chance(groups: np.ndarray, found: int) -> float:
     return float(total[found:].sum())
 
 
-def knowledge(share: Any) -> Any:
-    return (share - C) / (1 - C)
-
-
-def ends(right: int, of: int) -> tuple[float, float]:
-    """Return the knowledge at the ends of Clopper's and Pearson's interval."""
-    tail = (1 - CONFIDENCE) / 2
-    low = stats.beta.ppf(tail, right, of - right + 1) if right else 0.0
-    return knowledge(low), knowledge(stats.beta.ppf(1 - tail, right + 1, of - right) if right < of else 1.0)
-
-
-@cache
-def grid(target: int) -> tuple[np.ndarray, ...]:
-    """Return half, width and level of all curves, and the reach of each for each K, `[curves, K]`."""
-    axes = np.linspace(0, 1.25 * target, 126), target / np.array([64, 32, 16, 8]), np.linspace(0.25, 0.99, 25)
-    half, width, level = (a.ravel()[:, None] for a in np.meshgrid(*axes, indexing="ij"))
-    rise = 2 * knowledge(level) / KNOWN - 1  # exp((reach - half) / width)
-    reach = np.where(rise > 0, np.maximum(half + width * np.log(np.maximum(rise, 1e-12)), 0.0), 0.0)
-    return half, width, level, reach
+def upper(right: int, of: int) -> float:
+    """Return the upper end of Clopper's and Pearson's interval."""
+    return float(stats.beta.ppf((1 + CONFIDENCE) / 2, right + 1, of - right)) if right < of else 1.0
 
 
 @lru_cache(maxsize=64)
-def curves(target: int, starts: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return the curves' shares `[curves, facts]`, their logarithms and those of the rest."""
-    half, width, level, _ = grid(target)
-    share = C + (level - C) * special.expit((half - (target - np.array(starts))) / width)
+def curves(target: int, distances: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Return the shares of all curves `[halves, others, distances]`, and the logarithms of them and of the rest.
+
+    - `distances`: in steps of a 256th of the target.
+    """
+    axes = target * np.arange(161) / 128, target / np.array([128, 64, 32, 16, 8]), np.linspace(0.25, 0.99, 20)
+    half, width, level = (a[..., None] for a in np.meshgrid(*axes, indexing="ij"))
+    share = C + (level - C) * special.expit((half - np.array(distances) * target / 256) / width)
+    share = share.reshape(161, -1, len(distances))
     return share, np.log(share), np.log1p(-share)
 
 
@@ -79,7 +65,9 @@ class Rule:
         self.control = np.concatenate([np.array(one, dtype=int).reshape(-1, 4) for one in control])
         self.found, self.asked = int((self.control == np.arange(4)).sum()), self.control.size
         self.names = [name for name in self.readings if METHODS[name].extends and not METHODS[name].forgets]
-        self.length = cache(self._length)
+        self.many = max(1, len(self.names))
+        self.half, self.length = cache(self._half), cache(self._length)
+        self.distances = np.array([self.target - start for one in self.windows for start, _ in one["spans"]])
 
     def share(self, name: str) -> float:
         return float(self.far_hits(name).mean())
@@ -87,21 +75,33 @@ class Rule:
     def far_hits(self, name: str) -> np.ndarray:
         return (self.choices[name] == np.arange(4))[:, : self.far].ravel()
 
+    def _half(self, name: str) -> tuple[float | None, float, float | None, float] | None:
+        """Return half's estimate, the ends of its 95 % interval, and its one-sided 90 % lower end."""
+        hits = (self.choices[name] == np.arange(4)).ravel()
+        if hits.size < 16:
+            return None
+        places, of = np.unique(np.rint(self.distances * 256 / self.target).astype(int), return_inverse=True)
+        share, right, wrong = curves(self.target, tuple(places.tolist()))
+        found = right @ np.bincount(of, hits, len(places)) + wrong @ np.bincount(of, ~hits, len(places))
+        expected = share.reshape(-1, len(places))[found.argmax()][of].reshape(-1, 4)
+        apart, free = hits.reshape(-1, 4).sum(-1) - expected.sum(-1), max(1, len(expected) - 3)
+        spread = float((apart**2 / np.maximum(0.3, (expected * (1 - expected)).sum(-1))).sum()) / free
+        deviance, step = 2 * (found.max() - found.max(-1)) / min(4.0, max(1.0, spread)), self.target / 128
+
+        def interval(confidence: float) -> tuple[float, float]:
+            inside = np.flatnonzero(deviance <= stats.t.ppf((1 + confidence) / 2, free) ** 2) * step
+            return max(0.0, inside[0] - step), inside[-1] + step
+
+        (low, high), last, best = interval(0.95), float(self.distances.max()), float(deviance.argmin() * step)
+        return best if best < last else None, low, high if high < last else None, min(last, interval(0.80)[0])
+
     def _length(self, name: str) -> int:
-        hits = (self.choices[name] == np.arange(4)).reshape(len(self.windows), -1)
-        each = [curves(self.target, tuple(start for start, _ in one["spans"])) for one in self.windows]
-        of_curves = sum(np.where(hit, right, wrong).sum(-1) for (_, right, wrong), hit in zip(each, hits, strict=True))
-        share = C + (1 - C) * KNOWN
-        whole = of_curves[:, None] + self.found * np.log(share) + (self.asked - self.found) * np.log1p(-share)
-        curve, place = np.unravel_index(int(whole.argmax()), whole.shape)
-        expected = np.concatenate([of[0][curve].reshape(-1, 4) for of in each])
-        apart = hits.reshape(expected.shape).sum(-1) - expected.sum(-1)
-        phi = max(1.0, float((apart**2 / (expected * (1 - expected)).sum(-1)).sum()) / (len(expected) - 3))
-        reach, first = grid(self.target)[-1], min(start for one in self.windows for start, _ in one["spans"])
-        sure = float(reach[2 * (whole.max() - whole) / phi <= 1.642].min())
-        if reach[curve, place] >= self.target - first and sure >= self.target - self.step:
+        half = self.half(name)
+        if half is None:
+            return int(self.trained)
+        if half[0] is None and half[3] >= self.target - self.step:
             return int(self.target)
-        return int(min(self.target, max(self.trained, sure // self.step * self.step)))
+        return int(max(self.trained, min(self.target, half[3] // self.step * self.step)))
 
     def mean(self, name: str, other: str, inside: bool) -> tuple[float, float, float]:
         """Return the mean difference of losses and its interval."""
@@ -119,42 +119,68 @@ class Rule:
         cost = [] if name == "plain" else [(self.mean(name, "plain", True), COST)]
         return [(self.mean(name, "crop", False), LOSS), *cost]
 
-    def works(self, name: str) -> bool:
-        if name not in self.choices or any(mean > limit for (mean, _, _), limit in self.limits(name)):
+    def finds(self, name: str) -> bool:
+        """Return whether a method works, whatever its losses."""
+        if name not in self.choices or self.length(name) == self.trained:
             return False
         p = chance(self.choices[name][:, : self.far].reshape(-1, 4), int(self.far_hits(name).sum()))
-        return p <= LEVEL / (1 if name == "plain" else max(1, len(self.names))) and self.length(name) > self.trained
+        within = self.distances.reshape(len(self.windows), -1, 4)[:, : self.far].ravel() <= self.length(name)
+        floor = within.sum() * (C + self.found / self.asked) / 2 <= self.far_hits(name)[within].sum()
+        return p <= LEVEL / (1 if name == "plain" else self.many) and bool(floor)
+
+    def at_limit(self, name: str) -> bool:
+        """Return whether the losses alone may make a method work or not."""
+        ends = [(low, high, limit) for (_, low, high), limit in self.limits(name)]
+        return all(low <= limit for low, _, limit in ends) and any(high >= limit for _, high, limit in ends)
 
     def fails(self, name: str) -> bool:
         if name not in self.choices or any(low > limit for (_, low, _), limit in self.limits(name)):
             return True
-        high = ends(int(self.far_hits(name).sum()), self.far_hits(name).size)[1]
-        few = high < ends(self.found, self.asked)[0] / 2 and self.length(name) == self.trained
-        return few or high < knowledge(0.40)
+        half = self.half(name)
+        short = half is not None and half[2] is not None and half[2] <= self.trained
+        return short or upper(int(self.far_hits(name).sum()), self.far_hits(name).size) < 0.40
 
-    def more(self, name: str, other: str, comparisons: int = 1) -> bool:
-        """Return whether a method is shown to find more."""
+    def apart(self, name: str, other: str) -> tuple[float, float]:
+        """Return the interval of the share that a method finds more than another."""
         apart = self.far_hits(name) * 1.0 - self.far_hits(other)
         n, squares = len(apart), float(((apart - apart.mean()) ** 2).sum())
-        limit = stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * math.sqrt((squares + 0.5) / (n - 1) / n)
-        return bool(apart.mean() > limit)
+        half = stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / self.many, n - 1) * math.sqrt((squares + 0.5) / (n - 1) / n)
+        return float(apart.mean() - half), float(apart.mean() + half)
 
-    def decide(self) -> tuple[str, str | None, int | None]:
-        """Return the action, the method and the length."""
-        if chance(self.control, self.found) > LEVEL:
-            return ("unfit" if ends(self.found, self.asked)[1] < knowledge(0.40) else "undecided"), None, None
-        lost = self.fails("plain")
+    def settled(self, chosen: str) -> bool:
+        """Return whether the length of a method, or of plain, is known, and no rival may find many more."""
+        half = self.half(chosen)
+        known = half is None or min(half[0] or self.target, self.target) - self.length(chosen) <= self.trained // 4
+        rivals = [name for name in self.names if name != chosen and not self.fails(name)]
+        return known and all(self.apart(name, chosen)[1] < 0.15 for name in rivals)
 
-        def preferred(name: str) -> bool:
-            longer = not lost and self.length(name) > self.length("plain")
-            return lost or (longer and self.more(name, "plain", len(self.names)))
-
-        working = [name for name in self.names if self.works(name) and preferred(name)]
-        if working:
-            best = max(working, key=self.share)
-            equal = [name for name in working if name == best or not self.more(best, name, len(self.names))]
+    def answer(self, working: set[str]) -> Answer:
+        """Return the answer if these methods work."""
+        plain, lost = "plain", self.fails("plain")
+        good = [name for name in self.names if name in working]
+        if not lost:
+            longer = [name for name in good if self.length(name) > self.length(plain)]
+            good = [name for name in longer if self.apart(name, plain)[0] > 0]
+        if good:
+            best = max(good, key=self.share)
+            equal = [name for name in good if name == best or self.apart(best, name)[0] <= 0]
             chosen = min(equal, key=lambda name: (METHODS[name].in_attention, -self.share(name)))
-            return "extend", chosen, self.length(chosen)
-        if self.works("plain") and not lost:
-            return "keep", None, self.length("plain")
-        return ("cut" if lost and all(map(self.fails, self.names)) else "undecided"), None, None
+            return "extend", chosen, self.length(chosen), self.settled(chosen)
+        if plain in working:
+            return "keep", None, self.length(plain), self.length(plain) == self.target or self.settled(plain)
+        cut = lost and all(map(self.fails, self.names))
+        return "cut" if cut else "undecided", None, None, cut
+
+    def decide(self) -> tuple[Answer, Answer | None]:
+        """Return the action, method, length and whether it is settled; and the answer of a limit's other side."""
+        if chance(self.control, self.found) > LEVEL:
+            unfit = upper(self.found, self.asked) < 0.40
+            return ("unfit" if unfit else "undecided", None, None, unfit), None
+        every = ["plain", *self.names]
+        working = {n for n in every if self.finds(n) and all(m[0] <= limit for m, limit in self.limits(n))}
+        found = self.answer(working)
+        for name in every:
+            other = self.answer(working ^ {name})
+            if self.finds(name) and self.at_limit(name) and other[:2] != found[:2]:
+                return (*found[:3], False), other
+        return found, None

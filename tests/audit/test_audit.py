@@ -365,7 +365,7 @@ def test_a_damaged_list_of_layers_is_not_used(key: str, value: object) -> None:
     """Or refused; never an error of Python."""
     with contextlib.suppress(RopeError):
         ropes = ModelRopes.from_hf({"model_type": "llama4_text", "num_hidden_layers": 8, **SIZES, key: value})
-        assert ropes.rotating
+        assert len(ropes.ropes) in (1, 8)
 
 
 def test_a_proportional_rope_counts_its_rotating_pairs() -> None:

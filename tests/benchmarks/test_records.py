@@ -52,6 +52,14 @@ def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:
         assert mine[0] == pytest.approx((mean.value, mean.low, mean.high))
 
 
+def test_the_second_rule_gives_the_same_answers() -> None:
+    """Settled or not, and on the other side of a limit."""
+    cells = [one for one in rule_errors.cells() if "costs" in one.name or "3 equal, half 9" in one.name]
+    measured = [rule_errors.measure(one.name, one, 2) for one in cells]
+    assert [differ for _, differ in measured] == [[]] * 4
+    assert sum(look["at_limit"] for one, _ in measured for look in one["looks"]) > 0
+
+
 def test_a_cell_has_its_share_variance_and_window() -> None:
     for over in (1.0, 2.0):
         cell = rule_errors.Cell("", {"plain": rule_errors.Truth(half=0.5, width=0.001)}, over, looks=(400,))

@@ -81,7 +81,7 @@ def test_the_rope_is_the_files(tmp_path: Path) -> None:
     said = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 10_000.0}
     path = write_foreign(model, tmp_path / "gemma.gguf", said)
     assert abs(open_reader(path).window_losses(ids) - losses_of(model, ids)).max() < CLOSE
-    assert Checkpoint.open(path).ropes["full_attention"].scaling is not None
+    assert Checkpoint.open(path).ropes.by_type["full_attention"].scaling is not None
     blob = path.rename(tmp_path / "sha256-0")  # as Ollama stores it
     assert Checkpoint.open(blob).arch == "gemma3"
 
@@ -155,7 +155,7 @@ def test_a_real_llama_cpp_agrees(
 def test_the_metadata_of_gpt_oss_is_read(tmp_path: Path) -> None:
     """transformers 5.23 maps no expert of llama.cpp's files (`GptOssTensorProcessor`): the rope is read, no weights."""
     path = write_foreign(of("gpt_oss"), tmp_path / "oss.gguf", YARN)
-    rope = Checkpoint.open(path).ropes[None]
+    rope = Checkpoint.open(path).ropes.by_type[None]
     assert rope.scaling == YaRN(4.0, 64, truncate=False)  # as in the published config
     with pytest.raises(RopeError, match=r"(?s)tensors.*missing.*experts.*Hugging Face folder"):
         open_reader(path)

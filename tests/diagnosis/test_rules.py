@@ -273,6 +273,16 @@ def test_gather() -> None:
     assert (less.low, less.high) == pytest.approx((-more.high, -more.low))
 
 
+def test_a_difference_is_corrected_for_the_methods_that_extend() -> None:
+    """Not for crop, nor for the model as its config is."""
+    one = {"plain": [reading(5.0, [True, False] * 12)], "yarn": [reading(5.0, [True] * 24)]}
+    crop = WindowReading(loss=tuple(5.0 if start >= 128 else None for start, _ in BLOCKS))
+    alone, more = collected(one).rivals, collected({**one, "dca": one["yarn"]}).rivals
+    others = collected({**one, "crop": [crop], "as-is": one["plain"]}).rivals
+    assert others["yarn", "plain"] == alone["yarn", "plain"]
+    assert more["yarn", "plain"].low < alone["yarn", "plain"].low
+
+
 def test_a_reading_that_was_given_up() -> None:
     broken = WindowReading(loss=tuple(5.0 if start < 128 else None for start, _ in BLOCKS), stopped=128)
     crop = WindowReading(loss=tuple(5.0 if start >= 192 else None for start, _ in BLOCKS))

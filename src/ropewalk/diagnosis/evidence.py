@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact
+from ropewalk.methods import METHODS
 from ropewalk.statistics import t_quantile
 
 LOOK_CONFIDENCE = 0.995  # of every interval: with looks after 1, 2, 4 and 8 windows, all hold with 98 %
@@ -292,6 +293,7 @@ def gather(
             within=None if crops else mean_within(name),
             broken=any(one.stopped is not None for one in of),
         )
+    many = sum(METHODS[name].extends and not METHODS[name].forgets for name in right)
     return Evidence(
         windows=len(readings["plain"]),
         trained=trained_length,
@@ -302,7 +304,7 @@ def gather(
         rivals={
             (one, other): pair
             for one, other in itertools.permutations(right, 2)
-            if (pair := _more(right[one], right[other], windows, comparisons=max(1, len(right) - 1))) is not None
+            if (pair := _more(right[one], right[other], windows, comparisons=max(1, many))) is not None
         },
     )
 

@@ -107,8 +107,8 @@ class ModelRopes:
     ) -> ModelRopes:
         """Return the ropes of a Hugging Face config; its arguments are those of `RopeConfig.from_hf`.
 
-        **Raises:** `RopeError` as `RopeConfig.from_hf` (except for a missing `layer_type`), and for a model without any
-        rotation.
+        **Raises:** `RopeError` as `RopeConfig.from_hf`, except for a missing `layer_type` and for layer types of which
+        none rotates.
 
         >>> gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8}
         >>> {name: rope.theta for name, rope in ModelRopes.from_hf(gemma).by_type.items()}
@@ -119,8 +119,6 @@ class ModelRopes:
         read, nested, fields, family = hugging_face.read_layer_types(config, alpha=alpha)
         ropes = {name: None if values is None else RopeConfig(**values) for name, values in read.items()}
         nested = nested and None not in ropes
-        if not any(ropes.values()):
-            RopeConfig.from_hf(config)  # raises NoRotation
         alike = _alike(ropes)
         labels, flags = _labels(fields), flags_of(fields, family)
         stated = fields.get("layer_types") or family.layer_types
@@ -129,7 +127,7 @@ class ModelRopes:
         types = tuple(LayerType(name, _of_type(blocks, name), window_of_layer_type(fields, name)) for name in names)
         numbered = flags is not None or None not in labels
         of_layers = list[LayerType]()
-        if labels and (numbered or None in alike):
+        if labels and (numbered or None in alike) and any(alike.values()):
             only, first = next((label, rope) for label, rope in alike.items() if rope is not None)
             for label, rotates in zip(labels, flags or itertools.repeat(True), strict=False):
                 label = only if flags and label is None else label
