@@ -221,7 +221,7 @@ def test_layers_without_rotation(name: str) -> None:
         assert rw.RopeConfig.from_hf(fields) == ropes[None]
     else:
         assert {label: rope is not None for label, rope in ropes.items()} == rotating
-        with pytest.raises(rw.RopeError, match="`layer_type` is None"):
+        with pytest.raises(rw.RopeError, match=r"`layer_type` is None|no layer of this"):
             rw.RopeConfig.from_hf(fields)
     assert {label: rope is not None for label, rope in ModelRopes.from_hf(config).by_type.items()} == {
         label: rope is not None for label, rope in ropes.items()
@@ -230,7 +230,7 @@ def test_layers_without_rotation(name: str) -> None:
         if rotates:
             assert rw.RopeConfig.from_hf(fields, layer_type=layer_type).head_dim == 8
         else:
-            with pytest.raises(rw.RopeError, match="no rotation"):
+            with pytest.raises(rw.RopeError, match=r"no rotation|no layer of this"):
                 rw.RopeConfig.from_hf(fields, layer_type=layer_type)
 
 

@@ -107,8 +107,8 @@ class ModelRopes:
     ) -> ModelRopes:
         """Return the ropes of a Hugging Face config; its arguments are those of `RopeConfig.from_hf`.
 
-        **Raises:** `RopeError` as `RopeConfig.from_hf` (except for a missing `layer_type`, and for layers of which none
-        rotates).
+        **Raises:** `RopeError` as `RopeConfig.from_hf`, except for a missing `layer_type` and for layer types of which
+        none rotates.
 
         >>> gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8}
         >>> {name: rope.theta for name, rope in ModelRopes.from_hf(gemma).by_type.items()}
