@@ -147,7 +147,7 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
     assert opened(path).ropes == opened(str(path)).ropes == opened("llama_2_7b").ropes
     assert main_rope("gemma_3_1b").theta == 1e6  # of full attention
     for config in (content, holder, SMALL):
-        assert opened(config).ropes[None] == SMALL
+        assert opened(config).ropes.by_type[None] == SMALL
     gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8, "sliding_window": 512,
              "max_position_embeddings": 1024}  # fmt: skip
     rows = rw.figures.wavelengths_numbers({"model_type": "gemma3", "text_config": gemma})["rows"]
