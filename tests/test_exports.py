@@ -63,7 +63,7 @@ def imports_for_type_checkers(package: ModuleType) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", LAZY)
 def test_the_run_and_the_type_checker_see_the_same_names(name):
-    """The lazy table says what the imports say, and each public name stands once in it."""
+    """What the package imports for type checkers is what a name gives at run time, for each public name."""
     package = import_module(name)
     values = {public: getattr(package, public) for public in package.__all__}
     paths = imports_for_type_checkers(package)
