@@ -63,14 +63,12 @@ def imports_for_type_checkers(package: ModuleType) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", LAZY)
 def test_the_run_and_the_type_checker_see_the_same_names(name):
-    """The lazy table says what the imports say, and each public name stands once in it."""
+    """What the package imports for type checkers is what a name gives at run time, for each public name."""
     package = import_module(name)
     values = {public: getattr(package, public) for public in package.__all__}
     paths = imports_for_type_checkers(package)
     modules = {path for path in paths.values() if path in sys.modules}
-    lazy = {name: home if home in modules else f"{home}.{name}" for name, home in package._HOMES.items()}
-    assert lazy == paths
-    assert sorted(lazy) == sorted(package.__all__)
+    assert sorted(paths) == sorted(package.__all__)
     for public, path in paths.items():
         home, _, attribute = path.rpartition(".")
         assert values[public] is (sys.modules[path] if path in modules else getattr(sys.modules[home], attribute))

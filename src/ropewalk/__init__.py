@@ -58,39 +58,8 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {
-    "Attention": "ropewalk.layers.attention",
-    "Decoder": "ropewalk.layers.decoder",
-    "KVCache": "ropewalk.layers.cache",
-    "RopeConfig": "ropewalk.rope.config",
-    "RopeError": "ropewalk.errors",
-    "RotaryEmbedding": "ropewalk.rotation.embedding",
-    "TextClassifier": "ropewalk.layers.classifier",
-    "apply_rotary_pos_emb": "ropewalk.rotation.embedding",
-    "attach": "ropewalk.attachment.handle",
-    "convert_pairing": "ropewalk.rope.pairing",
-    "doctor": "ropewalk.diagnosis.prepare",
-    "encodings": "ropewalk.encodings",
-    "explain_backends": "ropewalk.rotation.backends",
-    "figures": "ropewalk.figures",
-    "fused": "ropewalk.fused",
-    "generate": "ropewalk.layers.generation",
-    "inverse_frequencies": "ropewalk.rope.frequencies",
-    "load": "ropewalk.checkpoints.load",
-    "positions": "ropewalk.positions",
-    "rotate": "ropewalk.rotation.rotate",
-    "rotate_qk": "ropewalk.rotation.rotate",
-    "rotation": "ropewalk.rotation",
-    "save": "ropewalk.checkpoints.load",
-    "scaling": "ropewalk.rope.scaling",
-    "verify": "ropewalk.verification.verify",
-}
-"""The module of each public name; the imports above are for type checkers."""
-
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(
-        __name__, _HOMES, modules=("encodings", "figures", "fused", "positions", "rotation", "scaling")
-    )
+    __getattr__ = lazy_names(__name__)
 
 
 def __dir__() -> list[str]:

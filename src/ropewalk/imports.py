@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
@@ -21,25 +23,30 @@ OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
 """The oldest release of a package that is supported; pyproject.toml states the same."""
 
 
-def lazy_names(package: str, homes: Mapping[str, str], modules: Collection[str] = ()) -> Callable[[str], Any]:
+def lazy_names(package: str) -> Callable[[str], Any]:
     """Return a package's `__getattr__`, which imports a name on first use and keeps it as a plain attribute.
 
-    Arguments:
-    - `package`: Its `__name__`. Its subpackages are attributes, too.
-    - `homes`: The module that defines each name.
-    - `modules`: The names that are modules themselves, under the path in `homes`.
+    The names and their homes are those of the imports in the package's `if TYPE_CHECKING:`, which type checkers read.
+    Its subpackages are attributes, too.
 
-    >>> names = lazy_names("ropewalk", {"RopeError": "ropewalk.errors"})
-    >>> names("RopeError").__name__
+    >>> lazy_names("ropewalk")("RopeError").__name__
     'RopeError'
     """
 
+    @cache
+    def homes() -> dict[str, str]:
+        spec: Any = sys.modules[package].__spec__
+        blocks = [node for node in ast.parse(spec.loader.get_source(package)).body if isinstance(node, ast.If)]
+        lines = next(block.body for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING")
+        imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+        return {alias.name: str(line.module) for line in imports for alias in line.names}
+
     def name_of(name: str) -> Any:
-        if name in homes:
-            module = import_module(homes[name])
-            value = module if name in modules else getattr(module, name)
-        elif not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
-            value = import_module(f"{package}.{name}")
+        home = package if name.startswith("_") else homes().get(name, package)
+        if home != package and hasattr(module := import_module(home), name):
+            value = getattr(module, name)
+        elif not name.startswith("_") and find_spec(f"{home}.{name}") is not None:
+            value = import_module(f"{home}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         setattr(sys.modules[package], name, value)

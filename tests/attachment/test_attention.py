@@ -26,7 +26,7 @@ from tests.attachment.families import ALL, FAMILIES, SMALL, outputs_of, small_mo
 RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), LogN(32), ReRoPE(20, leak=0.25, log_n=32)]
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
 LARGE_THETAS = ("cohere", "ernie4_5", "gemma3_text", "gpt_oss", "mixtral", "olmo3", "smollm3", "solar_open")
-NO_EFFECT = {**dict.fromkeys(WINDOWED, "yarn abf dca log-n"), **dict.fromkeys(LARGE_THETAS, "abf")}
+NO_EFFECT = {**dict.fromkeys(WINDOWED, "yarn abf dca"), **dict.fromkeys(LARGE_THETAS, "abf")}
 NO_EFFECT |= {"nanochat": "yarn abf"}  # whose explicit frequencies no method scales
 IDS = torch.randint(3, 64, (2, 150), generator=torch.Generator().manual_seed(1))
 MASK = torch.ones_like(IDS)
@@ -120,7 +120,7 @@ def test_a_method_changes_the_logits_or_is_refused(name):
     """A window hides distant tokens from every layer that rotates, or theta is large enough: no method does nothing."""
     model, ids, refused = small_model(name), IDS[:1], {}
     own = outputs_of(model, ids)[:, 64:]
-    for method in ("yarn", "abf", "dca", "log-n"):
+    for method in ("yarn", "abf", "dca"):
         try:
             with rw.attach(model, method, target=256):
                 assert (outputs_of(model, ids)[:, 64:] - own).abs().max() > 1e-3, method
@@ -271,7 +271,7 @@ def test_what_cannot_be_told_is_refused():
     shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     falcon = AutoModelForCausalLM.from_config(FalconConfig(**shape, max_position_embeddings=64))
     with pytest.raises(rw.RopeError, match="depends on the name"):  # its attention asks for sdpa
-        rw.attach(falcon, "log-n", target=256)
+        rw.attach(falcon, "dca", target=256)
 
 
 @torch.no_grad()
@@ -282,7 +282,7 @@ def test_an_indexer_that_asks_for_the_functions_name_is_refused():
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32", **indexed)).eval()
     ids = IDS[:1, :40]
     plain = outputs_of(model, ids)
-    for method in ("log-n", "self-extend", None):
+    for method in ("self-extend", None):
         with pytest.raises(rw.RopeError, match="depends on the name"):
             rw.attach(model, method, target=None if method is None else 256, kernels=method is None)
     assert attachment_of(model) is None
@@ -334,7 +334,7 @@ def test_flex_attention_chosen_after_attaching_is_refused(monkeypatch):
     uncompiled = lambda *given, _compile, **options: create_block_mask(*given, **options)  # noqa: E731
     monkeypatch.setattr("transformers.masking_utils.create_block_mask", uncompiled)
     model = small_model("llama")
-    with rw.attach(model, "log-n", target=256):
+    with rw.attach(model, "dca", target=256):
         model.set_attn_implementation("flex_attention")
         with pytest.raises(rw.RopeError, match=r"(?s)only masks.*BlockMask"):
             outputs_of(model, IDS[:1])

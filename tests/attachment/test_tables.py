@@ -156,9 +156,7 @@ def test_lengths_follow_the_call_or_are_fixed():
 
 
 @pytest.mark.traced
-@pytest.mark.parametrize(
-    ("method", "layers"), [("yarn", 2), ("rerope", 1), pytest.param("log-n", 1, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("method", "layers"), [("yarn", 2), ("rerope", 1)])
 def test_compiled_without_graph_break(method, layers):
     """One graph: other tables, remapped positions, a factor of the logits; the logits are those of eager mode.
 

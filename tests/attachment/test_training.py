@@ -56,7 +56,7 @@ def test_an_adapters_gradients(method):
     assert apart(own, inside) < 2e-5 if method is None else apart(own, inside) > 1e-2
 
 
-@pytest.mark.parametrize("method", [None, "yarn", "dca", "log-n"])
+@pytest.mark.parametrize("method", [None, "yarn", "dca"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(method, reentrant):
     """What is computed again in the backward pass gives the same gradients."""

@@ -89,7 +89,7 @@ def test_answers_are_those_of_whole_forwards(family: str, kernels: bool, monkeyp
         assert flat(each.ask([(IDS[53:55], QUESTIONS[0][1])])) == pytest.approx(found[:4], abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["dca", "self-extend", "rerope", "log-n", "yarn", "dynamic"])
+@pytest.mark.parametrize("method", ["dca", "self-extend", "rerope", "yarn", "dynamic"])
 def test_so_they_are_under_methods(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In attention and in frequencies, at twice the trained length."""
     model = random_model("llama")

@@ -24,7 +24,7 @@ from tests.checkpoints.prefixes import prefix_of, read
 from tests.checkpoints.random_models import random_model
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 
-METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca", "log-n"]
+METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca"]
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def test_the_order_of_tables() -> None:
     """The order decides ties, so it does not change unnoticed."""
     assert list(METHODS) == [
         "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance",
-        "rerope", "self-extend", "string", "lampe", "dca", "log-n", "crop",
+        "rerope", "self-extend", "string", "lampe", "dca", "crop",
     ]  # fmt: skip
 
 
@@ -70,9 +70,9 @@ def test_layers_that_never_see_further_keep_their_rope() -> None:
 def test_extensions_in_attention_reach_the_layers_that_can_take_them() -> None:
     """One that remaps positions needs full attention; one that scales logits serves long windows as well."""
     remapping = method_named("dca").positions(FOUR, REACH).extensions
-    scaling = method_named("log-n").positions(FOUR, REACH).extensions
+    scaling = dataclasses.replace(method_named("dca"), extension=lambda reach: LogN(reach.trained))
     assert [one is not None for one in remapping] == [True, False, False, False]
-    assert scaling == (LogN(256), None, None, LogN(256))
+    assert scaling.positions(FOUR, REACH).extensions == (LogN(256), None, None, LogN(256))
 
 
 def test_as_is_keeps_scaling_and_extensions() -> None:
@@ -189,7 +189,7 @@ def test_the_methods_of_a_run() -> None:
 
     frequencies = ("pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance")
     assert chosen() == ("plain", *frequencies, "crop")
-    attention = ("rerope", "self-extend", "string", "lampe", "dca", "log-n")
+    attention = ("rerope", "self-extend", "string", "lampe", "dca")
     assert chosen("all") == ("plain", *frequencies, *attention, "crop")
     assert chosen("crop,yarn") == ("plain", "yarn", "crop")
     assert chosen(reach=Reach(256, 256)) == ("plain",)

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "check"]
 
-_HOMES = {
-    "Finding": "ropewalk.audit.findings",
-    "check": "ropewalk.audit.live_check",
-}
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__)

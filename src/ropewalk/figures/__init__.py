@@ -27,14 +27,6 @@ __all__ = [
     "wavelengths", "wavelengths_numbers", "waves", "waves_numbers",
 ]  # fmt: skip
 
-_MODULES = {"pairs": ("ratios", "unseen", "wavelengths", "waves"), "scores": ("decay", "maps")}
-
-_HOMES = {
-    f"{name}{part}": f"ropewalk.figures.{module}"
-    for module, names in _MODULES.items()
-    for name in names
-    for part in ("", "_numbers")
-}
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__)

@@ -1,7 +1,5 @@
 """Attention with its cache and masks, the rival encodings, a decoder, a text classifier, generation and training."""
 
-# mypy: implicit-reexport
-# ruff: noqa: F401
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -15,16 +13,7 @@ if TYPE_CHECKING:
     from ropewalk.layers.generation import generate
     from ropewalk.layers.training import fit
 
-_HOMES = {
-    "Decoder": "ropewalk.layers.decoder",
-    "DecoderConfig": "ropewalk.layers.config",
-    "TextClassifier": "ropewalk.layers.classifier",
-    "TextClassifierConfig": "ropewalk.layers.classifier",
-    "fit": "ropewalk.layers.training",
-    "generate": "ropewalk.layers.generation",
-}
-
-__all__ = sorted(_HOMES)
+__all__ = ["Decoder", "DecoderConfig", "TextClassifier", "TextClassifierConfig", "fit", "generate"]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from ropewalk.errors import RopeError
 from ropewalk.methods.ropes import Reach, divisors_of, extended
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
 from ropewalk.rope.frequencies import smallest_theta
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import (
@@ -326,18 +326,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         extension=lambda reach: DualChunk(chunk=max(1, 3 * reach.trained // 4), trained_length=reach.trained),
         equal_below=lambda reach: reach.trained,
         look=Look("#882255", "-", "p"),
-    ),
-    # Log-n scaling of the logits (Su 2021; Chiang and Cholak 2022, arXiv:2202.12172).
-    Method(
-        name="log-n",
-        changes="Logits grow with the logarithm of the position.",
-        costs="one multiplication per query",
-        not_in_config="it scales each query by its position, and a config has one factor for all",
-        nearest="yarn",
-        source="2202.12172",
-        extension=lambda reach: LogN(trained_length=reach.trained),
-        equal_below=lambda reach: reach.trained,
-        look=Look("#767676", ":", "x"),
     ),
     # The baseline that only forgets: fresh windows of the trained length.
     Method(

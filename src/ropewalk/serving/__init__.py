@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ApplySettings", "apply", "serve_config"]
 
-_HOMES = {
-    "ApplySettings": "ropewalk.serving.settings",
-    "apply": "ropewalk.serving.applying",
-    "serve_config": "ropewalk.serving.serve",
-}
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__)

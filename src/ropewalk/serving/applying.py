@@ -17,7 +17,7 @@ from ropewalk.checkpoints.gguf_copy import GGUFRope, copy_gguf
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
+from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied, flat_block
@@ -216,7 +216,7 @@ def _write_config(planned: ServingPlan, folder: Path) -> dict[str, Any]:
 
 def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
     """Put the block under the keys of transformers 4 as well, which ignores `rope_parameters`; remove former thetas."""
-    family = FAMILIES.get(family_name(model_type) or "")
+    family = family_named(model_type)
     thetas = () if family is None else (*family.top_thetas, *family.theta_keys.values())
     for key in ("rope_scaling", "rope_theta", *thetas):
         if not isinstance(part.get(key), list):  # one theta for each layer

@@ -13,7 +13,7 @@ from typing import Any
 from ropewalk.checkpoints.gguf_copy import GGUFRope
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
+from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS, Deviation
@@ -150,7 +150,7 @@ def cure_of(source: Served, engine: str, method: str, reach: Reach, length: int 
     record, python = method_named(method), ""
     if not record.extends:
         return "Pass --engine transformers, which applies every config."
-    family = FAMILIES.get(family_name(source.model_type) or "")
+    family = family_named(source.model_type)
     with suppress(RopeError):
         no_effect = why_no_effect(source.own, record.positions(source.own, reach), reach.target)
         if no_effect is None and (family is None or family.module.looked_up is None):
@@ -189,7 +189,6 @@ def setting_command(
     trained_length: int | None = None,
     record: str | os.PathLike[str] | None = None,
     length: int | None = None,
-    out: str | os.PathLike[str] | None = None,
 ) -> str:
     """Return the shell command, or the lines of Python, that set a method.
 
@@ -199,7 +198,6 @@ def setting_command(
     - `trained_length`: tokens, if they had to be given.
     - `record`: the doctor's file, which contains method and lengths, or None.
     - `length`: the stated length in tokens, if less than the target.
-    - `out`: the output; None: a name in the current folder, from the model and the length.
 
     **Raises:** `RopeError` for an unknown engine.
 
@@ -232,7 +230,7 @@ def setting_command(
             is_file = isinstance(gguf_keys(source, method, reach), GGUFRope)
         stem = place.absolute().name.removesuffix(".gguf")
         stated = (length or target) if extends else method
-        written = f"{stem}-{stated}{'.gguf' if is_file else ''}" if out is None else str(out)
+        written = f"{stem}-{stated}{'.gguf' if is_file else ''}"
         return shell_command("ropewalk", "extend", "apply", Path(name), *chosen, "--out", Path(written))
     return shell_command("ropewalk", "serve-config", Path(name), "--engine", engine or "transformers", *chosen)
 

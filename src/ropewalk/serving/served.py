@@ -14,7 +14,7 @@ from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, family_name
+from ropewalk.families import FAMILIES, family_named
 from ropewalk.methods import Reach, is_unsettled, main_rope, settled_by_length
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import NESTED, text_part
@@ -97,7 +97,7 @@ class Served:
             )
         fields = text_part(content)
         model_type = str(fields.get("model_type", ""))
-        family = FAMILIES.get(family_name(model_type) or "")
+        family = family_named(model_type)
         fixed = family is not None and family.fixed
         # Phi-3's class requires the fraction in a new block, also if it is 1.0
         kept = {} if family is None or family.partial is None or family.mla else {"partial_rotary_factor": 1.0}
