@@ -202,18 +202,6 @@ def test_the_audit_is_json() -> None:
     assert json.loads(text)["reach"] == 85133
 
 
-def test_an_audit_of_the_first_version_is_read() -> None:
-    """Its documents say nothing of scalings, windows and assumptions: nothing is claimed of them."""
-    content = audit(LLAMA3).to_json()
-    later = ("scaling", "scaling_is_trained", "scaled_length", "original_length", "trained_source", "window",
-             "interleaved")  # fmt: skip
-    first = {key: value for key, value in content.items() if key not in (*later, "reach_assumed", "reach_reason")}
-    assert audit_sentences(Audit(**first))[1:2] == [
-        "Trained length 8,192: 29 of 64 pairs never complete a turn within it."
-    ]
-    assert not any("Reach" in line for line in audit_sentences(Audit(**first)))
-
-
 def test_frequencies_that_turn_back() -> None:
     """nanochat's: as many pairs never turn as under the same angles forwards, and no theta is claimed."""
     sizes = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 2048}

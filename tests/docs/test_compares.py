@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -88,28 +87,6 @@ def test_transformers():
     assert "x[..., : x.shape[-1] // 2]" in source("transformers", "models/llama/modeling_llama.py")
     assert "mrope_section" in source("transformers", "models/qwen2_vl/modeling_qwen2_vl.py")
     assert "alibi" in source("transformers", "models/bloom/modeling_bloom.py")
-
-
-def test_rotary_embedding_torch():
-    """Search its source, and call it if it can be imported."""
-    text = source("rotary-embedding-torch")
-    assert "'... (d r) -> ... d r'" in text
-    assert "interpolate_factor" in text
-    assert "theta_rescale_factor" in text
-    assert not re.search(
-        r"yarn|longrope|llama3|dynamic|position_ids|config\.json|from_pretrained|alibi", text, re.IGNORECASE
-    )
-    assert not re.search(r"self_?extend|dual_?chunk|rerope|load_inline", text, re.IGNORECASE)
-    assert "@triton.jit" in text
-    assert "def get_axial_freqs" in text
-    assert "use_xpos" in text
-    pytest.importorskip("einops")
-    from rotary_embedding_torch import RotaryEmbedding
-
-    x = torch.ones(1, 1, 300, 32)
-    exact = RotaryEmbedding(32).rotate_queries_or_keys(x)
-    assert list(inspect.signature(RotaryEmbedding.rotate_queries_or_keys).parameters)[1:4] == ["t", "seq_dim", "offset"]
-    assert float((RotaryEmbedding(32).rotate_queries_or_keys(x.bfloat16()).float() - exact).abs().max()) > 0.1
 
 
 @torch.no_grad()
