@@ -275,13 +275,6 @@ def test_axes_have_units(draw: Callable[[], Any]) -> None:
     check_units(draw())
 
 
-def test_looks_differ_without_colour() -> None:
-    """Line and marker, or hatch, tell curves and bars apart."""
-    looks = figures._PRECISION_LOOKS.values()
-    assert len({(look.line, look.marker) for look in looks}) == len(looks)
-    assert len({look.line for look in figures._BARS.values()}) == len(figures._BARS)
-
-
 def test_the_order_of_words_frames_what_differs() -> None:
     """Only the weight whose per cent change has a frame; a panel is titled by its sentence."""
     left, right = _order().axes
