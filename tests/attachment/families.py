@@ -108,3 +108,11 @@ def quantized(model: nn.Module) -> nn.Module:
         if type(module) is nn.Linear:
             module.__class__ = Int8Linear
     return model
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of gradients, of the largest of them."""
+    assert one.keys() == other.keys()
+    assert min(float(x.abs().max()) for x in one.values()) > 0
+    size = max(float(x.abs().max()) for x in one.values())
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / size

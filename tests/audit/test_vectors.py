@@ -7,7 +7,6 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jsonschema
 import mpmath
@@ -23,7 +22,6 @@ from ropewalk.rope.model_ropes import ModelRopes
 from tests import oracle
 from tests.audit.vector_engine import NAMES, VECTORS, Engine, load
 from tests.cli.doctor_runs import run_command
-from tests.rope.models import Model, transformers_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FEW = ["phi_3_5_mini", "qwen2_5_vl_7b", "laguna_s"]
@@ -213,60 +211,7 @@ def test_tables_and_rotations_are_those_of_sixty_digits(name: str) -> None:
             np.testing.assert_allclose(tensors[case["outputs"][key]], truth, rtol=0, atol=4e-15, err_msg=case["name"])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_transformers_is_within_the_float32_tolerances(name: str) -> None:
-    """transformers' own modules in float32: frequencies, attention factor, cos and sin, prefill, decode, M-RoPE."""
-    document, tensors = load(name)
-    fields = json.loads(config_of(name).read_text())
-    del fields["_source"]
-    config, compared = transformers_config(fields), 0
-    for rope in document["ropes"]:
-        model = Model(config, rope["name"] if len(document["ropes"]) > 1 else None)
-        for case in document["cases"]:
-            if case["rope"] != rope["name"]:
-                continue
-            limit = case["tolerance"]["float32_angles"]["float32"]
-            limit = limit and limit / 2  # docs/vectors.md
-            if case["kind"] == "inv_freq":
-                theirs, factor = model.frequencies(case["sequence_length"] or 1)
-                truth = tensors[case["outputs"]["inv_freq"]]
-                assert ((theirs - truth).abs() <= limit * truth).all(), case["name"]
-                assert factor == pytest.approx(case["attention_factor"], rel=1e-6)
-                compared += 1
-            elif limit is not None and not (case["kind"] == "cos_sin" and model.sinusoids and "000" in case["name"]):
-                check_rotation(model, rope, case, tensors, limit)
-                compared += 1
-    assert compared >= 8
-
-
-def check_rotation(model: Model, rope: Any, case: Any, tensors: Any, limit: float) -> None:
-    """Compare one case with the model's own apply function; cos and sin by rotating (1, 0) in each pair."""
-    names = {**case["inputs"], **case["outputs"]}
-    ids = tensors[names["position_ids"]].long()
-    if case["kind"] in ("context_parallel", "left_padded"):
-        return
-    shape = ids[None] if ids.ndim == 1 or not case["kind"].startswith("mrope") else ids.T[:, None]
-    if rope["axis_of_pair"] and shape.ndim == 2:
-        shape = shape.expand(3, *shape.shape)
-    pairs = rope["rotary_dim"] // 2
-    if case["kind"] == "cos_sin":
-        first = torch.arange(pairs) * 2 if rope["pairing"] == "interleaved" else torch.arange(pairs)
-        x = torch.zeros(1, 1, len(ids), rope["head_dim"])
-        x[..., first] = 1
-        y = model.rotate(x, shape)[0, 0] / case["attention_factor"]
-        second = first + (1 if rope["pairing"] == "interleaved" else pairs)
-        for key, features in (("cos", first), ("sin", second)):
-            assert (y[:, features] - tensors[names[key]]).abs().max() <= limit + 3 * 2.0**-24, case["name"]
-        return
-    for key in ("q", "k"):
-        if key in case["inputs"]:
-            y = model.rotate(tensors[case["inputs"][key]].transpose(0, 1)[None], shape)
-            assert (y[0].transpose(0, 1) - tensors[case["outputs"][key]]).abs().max() <= limit, case["name"]
-
-
 # --- the tolerances
-
-UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def test_the_page_lists_every_kind() -> None:

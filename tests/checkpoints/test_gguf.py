@@ -24,6 +24,7 @@ from ropewalk.errors import RopeError
 from ropewalk.layers.decoder import Decoder
 from tests.layers.families import input_ids, make
 from tests.layers.material import data, smollm2, write_gguf
+from tests.oracle import ladder, llama3
 
 KINDS = gguf.GGMLQuantizationType
 
@@ -80,18 +81,10 @@ def test_k_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
 
 
 def llama3_divisors(theta: float, dim: int, factor: float, low: float, high: float, length: int) -> torch.Tensor:
-    """rope_freqs.weight as llama.cpp's converter computes it, in float32 as there."""
-    divisors = []
-    for freq in 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)):
-        wavelength = 2 * math.pi / freq
-        if wavelength < length / high:
-            divisors.append(1.0)
-        elif wavelength > length / low:
-            divisors.append(factor)
-        else:
-            smooth = (length / wavelength - low) / (high - low)
-            divisors.append(float(1 / ((1 - smooth) / factor + smooth)))
-    return torch.tensor(divisors, dtype=torch.float32)
+    """rope_freqs.weight as llama.cpp's converter computes it, in float32."""
+    block = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+    block["original_max_position_embeddings"] = length
+    return torch.from_numpy(ladder(theta, dim) / llama3(theta, dim, block)).float()
 
 
 @pytest.mark.parametrize(
