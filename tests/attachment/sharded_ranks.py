@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArg
 from transformers.distributed import DistributedConfig
 
 import ropewalk as rw
-from tests.attachment.families import small_model
+from tests.attachment.families import apart, small_model
 
 STEPS, RATE, LENGTH, FAR = 3, 0.1, 80, 1_000_000
 IDS = torch.randint(3, 64, (2 * STEPS, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -67,14 +67,6 @@ def trained(model: nn.Module, optimizer: Any, rows: list[Tensor]) -> tuple[list[
 def full(x: Tensor) -> Tensor:
     """The whole of a sharded tensor."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
-def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The largest difference of gradients, of the largest of them."""
-    assert one.keys() == other.keys()
-    assert min(float(x.abs().max()) for x in one.values()) > 0
-    size = max(float(x.abs().max()) for x in one.values())
-    return max(float((one[name] - other[name]).abs().max()) for name in one) / size
 
 
 def shift(model: nn.Module, ids: Tensor) -> float:

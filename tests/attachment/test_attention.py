@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticCache
+from transformers import AutoModelForCausalLM, FalconConfig, StaticCache
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
@@ -21,7 +21,8 @@ from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rotation.backends import reference
 from ropewalk.rotation.embedding import RotaryEmbedding
-from tests.attachment.families import ALL, FAMILIES, SMALL, outputs_of, small_model
+from tests.attachment.families import ALL, outputs_of, small_model
+from tests.parity import causal
 
 RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), LogN(32), ReRoPE(20, leak=0.25, log_n=32)]
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
@@ -277,9 +278,7 @@ def test_what_cannot_be_told_is_refused():
 @torch.no_grad()
 def test_an_indexer_that_asks_for_the_functions_name_is_refused():
     """DeepSeek-V3.2 gives "sdpa" alone what its indexer chose: called by our name, its layers would see every token."""
-    indexed = {**SMALL, **FAMILIES["deepseek_v3"], "index_n_heads": 2, "index_head_dim": 16, "index_topk": 16}
-    indexed.pop("head_dim")
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32", **indexed)).eval()
+    model = causal.small_model("deepseek_v32", attn_implementation="sdpa", index_n_heads=2, index_topk=16)
     ids = IDS[:1, :40]
     plain = outputs_of(model, ids)
     for method in ("self-extend", None):

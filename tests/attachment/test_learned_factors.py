@@ -58,19 +58,6 @@ def test_attaching_is_exact():
     assert torch.equal(hidden(model, ids), before)
 
 
-def test_tables_are_exact_far_away():
-    """At a million tokens the tables are those of the frequencies in float64; the class's own angles are float32."""
-    model, ids = live(), torch.tensor([[1_000_003]])
-    frequencies = model.rotary_emb.inv_freq.double() * ALPHA.double().exp()
-    with rw.attach(model) as handle:
-        exact = rw.inverse_frequencies(handle.ropes[0]).inv_freq[0]
-        cos, _ = model.rotary_emb(torch.zeros(1), ids)
-    torch.testing.assert_close(exact, frequencies, rtol=1e-6, atol=0)
-    right = (1_000_003 * exact).cos()
-    assert (cos[0, 0, :4] - right).abs().max() < 1.5e-7
-    assert (model.rotary_emb(torch.zeros(1), ids)[0][0, 0, :4] - right).abs().max() > 1e-3
-
-
 def test_a_method_is_on_top_of_the_learned_frequencies():
     """Queries, keys and the indexer get the method's tables: those of a model whose module has these numbers."""
     model, ids = live(), torch.randint(0, 64, (1, 40))

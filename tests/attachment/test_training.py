@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ropewalk as rw
-from tests.attachment.families import small_model
+from tests.attachment.families import apart, small_model
 
 IDS = torch.randint(3, 64, (2, 80), generator=torch.Generator().manual_seed(1))
 OLD_NAME = "ignore:`is_gradient_checkpointing`:FutureWarning"  # peft asks transformers by it
@@ -21,14 +21,6 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     model.zero_grad()
     model(input_ids=IDS, labels=IDS).loss.backward()
     return {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
-
-
-def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The largest difference, of the largest gradient."""
-    assert one.keys() == other.keys()
-    assert one
-    size = max(float(x.abs().max()) for x in one.values())
-    return max(float((one[name] - other[name]).abs().max()) for name in one) / size
 
 
 @pytest.mark.filterwarnings(OLD_NAME)

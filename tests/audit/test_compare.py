@@ -20,6 +20,7 @@ from ropewalk.rope.config import RopeConfig
 from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.layers.families import make
 from tests.layers.material import write_gguf
+from tests.oracle import ladder, llama3
 from tests.rope.models import CONFIGS, fixture, fixture_names
 
 
@@ -33,19 +34,6 @@ def changed(folder: Path, name: str, **fields: Any) -> list[Difference]:
     """A published config against itself with other fields; a field of None is lost."""
     changed = {key: value for key, value in {**fixture(name), **fields}.items() if fields.get(key, "") is not None}
     return compare(Checkpoint.open(CONFIGS / f"{name}.json"), opened(folder, changed))
-
-
-def ladder(theta: float, dim: int) -> np.ndarray:
-    """theta^(-2i/dim) (Su et al. 2021, section 3.2.2)."""
-    return np.array([math.exp(-2 * i / dim * math.log(theta)) for i in range(dim // 2)])
-
-
-def llama3(freqs: np.ndarray, factor: float, low: float, high: float, length: int) -> np.ndarray:
-    """Llama 3.1's rule by wavelengths, as Meta's `apply_scaling`."""
-    waves = 2 * np.pi / freqs
-    smooth = (length / waves - low) / (high - low)
-    between = (1 - smooth) * freqs / factor + smooth * freqs
-    return np.where(waves < length / high, freqs, np.where(waves > length / low, freqs / factor, between))
 
 
 def first_quarter_turn(one: np.ndarray, other: np.ndarray, longest: int) -> int | None:
@@ -67,6 +55,7 @@ def test_a_config_is_the_same_as_itself(name: str, tmp_path: Path) -> None:
 
 
 PLAIN = ladder(5e5, 128)
+SCALED = llama3(5e5, 128, fixture("llama_3_1_8b")["rope_scaling"])
 DYNAMIC_THETA = 1e6 * (2 * 65536 / 32768 - 1) ** (128 / 126)  # transformers' rule at 65,536 tokens
 QWEN, PHI = fixture("qwen2_5_7b_yarn")["rope_scaling"], fixture("phi_3_5_mini")["rope_scaling"]
 OF_LONG, OF_SHORT = (ladder(1e4, 96) / np.array(PHI[key]) for key in ("long_factor", "short_factor"))
@@ -75,7 +64,7 @@ MINISTRAL = fixture("ministral_3_3b")["text_config"]
 LOST: dict[str, tuple[str, dict[str, Any], list[tuple[str, str, int | None]], str]] = {
     "Llama 3.1's rule": (  # the fast pairs stay, so the first tokens are right, and the later ones are not
         "llama_3_1_8b", {"rope_scaling": None},
-        [("frequencies", "error", first_quarter_turn(PLAIN, llama3(PLAIN, 8.0, 1.0, 4.0, 8192), 8192))],
+        [("frequencies", "error", first_quarter_turn(PLAIN, SCALED, 8192))],
         "pair 32 differs by a quarter turn: A rotates it by 0.0005248 radians per token, B by 0.001414"),
     "theta": (  # a length that was lost with it is only a limit
         "qwen3_0_6b", {"rope_theta": 10_000.0, "max_position_embeddings": 32768},
@@ -191,7 +180,7 @@ def test_a_gguf_file_and_its_origin(kind: gguf.GGMLQuantizationType, tmp_path: P
     plain = make(
         "llama", hidden_size=64, intermediate_size=64, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
     )
-    divisors = ladder(5e5, 16) / llama3(ladder(5e5, 16), 8.0, 1.0, 4.0, 32)
+    divisors = ladder(5e5, 16) / llama3(5e5, 16, model.config.rope_parameters)
     extra = {"rope_freqs.weight": torch.from_numpy(divisors.astype(np.float32))}
     right = write_gguf(tmp_path / "right.gguf", model.config, state, kind=kind, extra=extra)
     assert compare(folder, Checkpoint.open(right)) == compare(Checkpoint.open(right), folder) == []

@@ -19,7 +19,7 @@ from ropewalk.methods import Reach
 from ropewalk.rope.scaling import YaRN
 from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
 from tests.checkpoints.random_models import random_model
-from tests.checkpoints.test_transformers import CLOSE, ids_of, log_probs
+from tests.checkpoints.test_transformers import CLOSE, ids_of, losses_of
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -56,11 +56,6 @@ def of(family: str, **changes: Any) -> Any:
     return random_model(family, **{**SHAPES.get(family, {}), **changes})
 
 
-def losses_of(model: Any, ids: torch.Tensor) -> Any:
-    """Nats of every token but the first, by the model's own forward."""
-    return -log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
-
-
 @pytest.mark.parametrize("family", [family for family in ARCHITECTURES if family != "gpt_oss"])
 def test_a_file_computes_what_was_written(family: str, tmp_path: Path) -> None:
     """Every weight and every number of the config; the tokenizer from the file."""
@@ -81,7 +76,7 @@ def test_the_rope_is_the_files(tmp_path: Path) -> None:
     said = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 10_000.0}
     path = write_foreign(model, tmp_path / "gemma.gguf", said)
     assert abs(open_reader(path).window_losses(ids) - losses_of(model, ids)).max() < CLOSE
-    assert Checkpoint.open(path).ropes.by_type["full_attention"].scaling is not None
+    assert Checkpoint.open(path).ropes.rotating["full_attention"].scaling is not None
     blob = path.rename(tmp_path / "sha256-0")  # as Ollama stores it
     assert Checkpoint.open(blob).arch == "gemma3"
 
@@ -155,7 +150,7 @@ def test_a_real_llama_cpp_agrees(
 def test_the_metadata_of_gpt_oss_is_read(tmp_path: Path) -> None:
     """transformers 5.23 maps no expert of llama.cpp's files (`GptOssTensorProcessor`): the rope is read, no weights."""
     path = write_foreign(of("gpt_oss"), tmp_path / "oss.gguf", YARN)
-    rope = Checkpoint.open(path).ropes.by_type[None]
+    rope = Checkpoint.open(path).ropes.rotating[None]
     assert rope.scaling == YaRN(4.0, 64, truncate=False)  # as in the published config
     with pytest.raises(RopeError, match=r"(?s)tensors.*missing.*experts.*Hugging Face folder"):
         open_reader(path)

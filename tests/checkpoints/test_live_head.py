@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.checkpoints import live_model
 from ropewalk.checkpoints.live_model import LiveModel, cache_argument
@@ -30,7 +31,8 @@ def truth(hidden: Tensor, weight: Tensor, targets: Tensor, after: Any = lambda l
     return -log_probs.gather(-1, targets[:, None])[:, 0]
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every call of the losses that read the head once."""
     rows: list[int] = []
     whole = live_model.half_losses
@@ -47,9 +49,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3", "mixtral"])
 @torch.no_grad()
-def test_a_head_alone_is_read_once(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_alone_is_read_once(family: str, dtype: torch.dtype, rows: list[int]) -> None:
     """Its losses are float64's of the rounded states and weights, as closely as the decoder's."""
-    rows = counted(monkeypatch)
     model = random_model(family).to(dtype)
     live, hidden, targets = read(model)
     found = live.target_losses(hidden, targets)
@@ -61,93 +62,88 @@ def test_a_head_alone_is_read_once(family: str, dtype: torch.dtype, monkeypatch:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("family", ["gemma2", "granite"])
+@pytest.mark.parametrize(
+    ("family", "after"),
+    [("gemma2", lambda logits: torch.tanh(logits / 30.0) * 30.0), ("granite", lambda logits: logits / 3.0)],
+)
 @torch.no_grad()
-def test_what_follows_the_head_is_the_models(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows_the_head_is_the_models(family: str, after: Any, dtype: torch.dtype, rows: list[int]) -> None:
     """A soft cap and a scale: the losses go through the model's own forward, in float32."""
-    rows = counted(monkeypatch)
     model = random_model(family).to(dtype)
-    after = {
-        "gemma2": lambda logits: torch.tanh(logits / model.config.final_logit_softcapping) * 30.0,
-        "granite": lambda logits: logits / 3.0,
-    }[family]
     live, hidden, targets = read(model)
     found = live.target_losses(hidden, targets)
     assert rows == []
     assert float(abs(found.double() - truth(hidden, model.lm_head.weight, targets, after)).max()) < 1e-5
 
 
-def doubled(model: Any, hidden: Tensor) -> Tensor:
-    """Something before the head."""
-    found: Tensor = model.lm_head(2 * hidden)
-    return found
+def hooked(head: nn.Linear, _: Any) -> None:
+    """A hook that changes what the head gives."""
+    head.register_forward_hook(lambda module, given, out: out / 3)
 
 
-def doubled_in_place(model: Any, hidden: Tensor) -> Tensor:
-    """The same, in the tensor that was given."""
-    found: Tensor = model.lm_head(hidden.mul_(2))
-    return found
+def own_forward(head: nn.Linear, _: Any) -> None:
+    """A forward of the head's own."""
+    own = head.forward
+    head.forward = lambda hidden: own(hidden) / 3
 
 
-def divided_in_place(model: Any, hidden: Tensor) -> Tensor:
-    """Something behind the head, in the tensor that it gave."""
-    found: Tensor = model.lm_head(hidden)
-    return found.div_(3)
+def carried(head: nn.Linear, _: Any) -> None:
+    """accelerate's hook, which moves weights and changes nothing."""
+    accelerate = pytest.importorskip("accelerate.hooks")
+    accelerate.add_hook_to_module(head, accelerate.AlignDevicesHook("cpu"))
 
 
-def scaled_by_the_layers(model: Any, hidden: Tensor) -> Tensor:
-    """A scale that lies at the layers, as in Falcon-H1."""
-    found: Tensor = model.lm_head(hidden) * model.model.multiplier
-    return found
+def offloaded(head: nn.Linear, _: Any) -> None:
+    """The weight is on the meta device between calls, and accelerate's hook brings it."""
+    pytest.importorskip("accelerate").cpu_offload(head, execution_device=torch.device("cpu"))
+    assert head.weight.is_meta
 
 
-@pytest.mark.parametrize(
-    ("head", "before", "after"),
-    [(doubled, 2, 1), (doubled_in_place, 2, 1), (divided_in_place, 1, 1 / 3), (scaled_by_the_layers, 1, 0.25)],
-)
+def biased(head: nn.Linear, _: Any) -> None:
+    head.bias = nn.Parameter(BIAS)
+
+
+def of_forward(between: Callable[[Any, Tensor], Tensor]) -> Callable[[nn.Linear, Any], None]:
+    """A forward of the model that does something around its head."""
+
+    def change(head: nn.Linear, model: Any) -> None:
+        class Changed(type(model)):  # type: ignore[misc]
+            def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
+                return SimpleNamespace(logits=between(self, self.model(inputs_embeds=inputs_embeds).last_hidden_state))
+
+        model.model.multiplier = 0.25  # a scale that lies at the layers, as in Falcon-H1
+        model.__class__ = Changed
+
+    return change
+
+
+BIAS = torch.linspace(-3, 3, 257).bfloat16()
+AROUND: dict[str, tuple[Any, float, Callable[[Tensor], Tensor], float]] = {
+    # the change, a factor before the head, what follows it, and the bound
+    "before": (of_forward(lambda model, x: model.lm_head(2 * x)), 2, lambda y: y, 1e-5),
+    "before, in place": (of_forward(lambda model, x: model.lm_head(x.mul_(2))), 2, lambda y: y, 1e-5),
+    "behind, in place": (of_forward(lambda model, x: model.lm_head(x).div_(3)), 1, lambda y: y / 3, 1e-5),
+    "at the layers": (of_forward(lambda model, x: model.lm_head(x) * model.model.multiplier), 1, lambda y: y / 4, 1e-5),
+    "hook": (hooked, 1, lambda y: (y.bfloat16() / 3).double(), 0.02),
+    "forward": (own_forward, 1, lambda y: (y.bfloat16() / 3).double(), 0.02),
+    "accelerate's hook": (carried, 1, lambda y: y, 1e-5),
+    "accelerate's offload": (offloaded, 1, lambda y: y, 1e-5),
+    "bias": (biased, 1, lambda y: y + BIAS.double(), 1e-5),
+}
+
+
+@pytest.mark.parametrize("way", AROUND)
 @torch.no_grad()
-def test_what_stands_around_the_head_is_the_models(
-    head: Any, before: float, after: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forward that does something before its head or behind it, also in place: read as it is."""
-    rows = counted(monkeypatch)
+def test_what_stands_around_the_head_is_the_models(way: str, rows: list[int]) -> None:
+    """Something before the head, behind it or on it goes through the model's own forward, in float32."""
+    change, before, after, bound = AROUND[way]
     model = random_model("phi3").bfloat16()
-    model.model.multiplier = 0.25
-
-    class Changed(type(model)):  # type: ignore[misc]
-        def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
-            return SimpleNamespace(logits=head(self, self.model(inputs_embeds=inputs_embeds).last_hidden_state))
-
     _, hidden, targets = read(model)
-    model.__class__ = Changed
+    head, weight = model.lm_head, model.lm_head.weight.clone()
+    change(head, model)
     found = LiveModel(model).target_losses(hidden.clone(), targets)
-    wanted = truth(before * hidden, model.lm_head.weight, targets, lambda logits: logits * after)
-    assert float(abs(found.double() - wanted).max()) < 1e-5
-    assert rows == []
-
-
-@pytest.mark.parametrize("how", ["hook", "forward", "accelerate's hook"])
-@torch.no_grad()
-def test_a_head_that_is_not_plain_is_called(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook of the head, or a forward of its own; accelerate's hook moves weights, and the product stays wide."""
-    rows = counted(monkeypatch)
-    model = random_model("phi3").bfloat16()
-    _, hidden, targets = read(model)
-    head, own = model.lm_head, model.lm_head.forward
-    if how == "hook":
-        head.register_forward_hook(lambda module, given, out: out / 3)
-    elif how == "forward":
-        head.forward = lambda hidden: own(hidden) / 3
-    else:
-        accelerate = pytest.importorskip("accelerate.hooks")
-        accelerate.add_hook_to_module(head, accelerate.AlignDevicesHook("cpu"))
-    live = LiveModel(model)
-    found = live.target_losses(hidden.clone(), targets)
-    if how == "accelerate's hook":
-        wanted, bound = truth(hidden, head.weight, targets), 1e-5
-    else:
-        wanted, bound = truth(hidden, head.weight, targets, lambda logits: (logits.bfloat16() / 3).double()), 0.02
-    assert float(abs(found.double() - wanted).max()) < bound
+    assert float(abs(found.double() - truth(before * hidden, weight, targets, after)).max()) < bound
+    assert head.weight.is_meta == (way == "accelerate's offload")
     assert rows == []
 
 
@@ -171,32 +167,3 @@ def test_the_cache_has_the_name_that_the_layers_give_it() -> None:
     cache = live_model.new_cache(model.config, 12)
     parts = torch.cat([live.hidden(ids[:, :7], cache, 0), live.hidden(ids[:, 7:], cache, 7)], 1)
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_a_bias_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head with a bias goes through the model's own forward, in float32."""
-    rows = counted(monkeypatch)
-    model = random_model("phi3").bfloat16()
-    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, 257).bfloat16())
-    live, hidden, targets = read(model)
-    found = live.target_losses(hidden, targets)
-    wanted = truth(hidden, model.lm_head.weight, targets, lambda logits: logits + model.lm_head.bias.double())
-    assert float(abs(found.double() - wanted).max()) < 1e-5
-    assert rows == []
-
-
-@torch.no_grad()
-def test_a_head_that_accelerate_offloads_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weight is on the meta device between calls: its hook brings it, and the losses are in float32."""
-    accelerate = pytest.importorskip("accelerate")
-    rows = counted(monkeypatch)
-    model = random_model("phi3").bfloat16()
-    weight = model.lm_head.weight.clone()
-    accelerate.cpu_offload(model.lm_head, execution_device=torch.device("cpu"))
-    assert model.lm_head.weight.is_meta
-    live, hidden, targets = read(model)
-    found = live.target_losses(hidden, targets)
-    assert float(abs(found.double() - truth(hidden, weight, targets)).max()) < 1e-5
-    assert model.lm_head.weight.is_meta
-    assert rows == []

@@ -20,11 +20,8 @@ from ropewalk.layers.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import DynamicNTK
 from ropewalk.rotation.backends import widened
-from tests.checkpoints.prefixes import prefix_of, read
 from tests.checkpoints.random_models import random_model
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
-
-METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn", "self-extend", "rerope", "dca"]
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +40,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Decoder]:
     return Reader(model, TextTokenizer.bytes(), "llama"), decoder
 
 
-@pytest.mark.parametrize("method", METHODS_IN_COMMON)
-def test_window_losses_agree(llama: tuple[Reader, Decoder], method: str) -> None:
-    """Within 1e-4 nats at every token, under each method, with one forward of the decoder."""
-    reader, decoder = llama
-    assert reader.positions == decoder.config.positions
-    positions, ids = METHODS[method].positions(reader.positions, Reach(32, 128)), random_ids(128)
-    other = decoder.with_positions(rope=positions.ropes, extension=positions.extensions)
-    with torch.no_grad():
-        wanted = torch.nn.functional.cross_entropy(other(ids[None], seq_len=128)[0, :-1], ids[1:], reduction="none")
-    assert abs(reader.under(positions).window_losses(ids, chunk=48) - wanted.numpy()).max() < 1e-4
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_decoder_is_read_as_transformers_llama(interleaved: bool) -> None:
     """With its own weights, half-split if they are interleaved; one that no config describes is refused."""
@@ -69,18 +54,6 @@ def test_a_decoder_is_read_as_transformers_llama(interleaved: bool) -> None:
     for odd in ({"qk_norm": True}, {"rope": None}):
         with pytest.raises(RopeError, match="only decoders in Llama's layout"):
             reader_of(tiny_decoder(**odd))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_prefix_is_read_in_parts_as_at_once(dynamic: bool) -> None:
-    """The frequencies of one length give the same answers."""
-    rope = dataclasses.replace(ROPE, scaling=DynamicNTK(1.0)) if dynamic else ROPE
-    reader, ids = reader_of(tiny_decoder(rope)), random_ids(60).tolist()
-    asked = [(ids[50:53], [ids[53:54], ids[54:59]])]
-    prefix = prefix_of(reader, ids[:30], seq_len=60, chunk=7)
-    read(prefix, ids[30:50])
-    assert prefix.tokens == 50
-    assert prefix.ask(asked)[0] == pytest.approx(prefix_of(reader, ids[:50], seq_len=60).ask(asked)[0], abs=1e-4)
 
 
 def test_what_a_reader_is() -> None:

@@ -34,6 +34,11 @@ def log_probs(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model(ids[None], use_cache=False).logits[0].double().log_softmax(-1)  # type: ignore[no-any-return]
 
 
+def losses_of(model: Any, ids: torch.Tensor) -> Any:
+    """Nats of every token but the first, by the model's own forward."""
+    return -log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_give_the_losses_of_the_whole_forward(family: str) -> None:
     """Beyond the sliding window and the trained length, whatever the chunk; questions after a prefix."""
@@ -155,7 +160,7 @@ def test_methods_are_put_into_a_live_model() -> None:
     own = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": block}
     stated = random_model("gemma3_text", rope_parameters=own, max_position_embeddings=128)
     stated.load_state_dict(model.state_dict())
-    wanted = -log_probs(stated, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+    wanted = losses_of(stated, ids)
     assert abs(under.window_losses(ids, chunk=16) - wanted).max() < CLOSE
     assert abs(wanted - plain).max() > 100 * CLOSE
     assert abs(reader.window_losses(ids) - plain).max() == 0
@@ -170,7 +175,7 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_window() -> None
              "rope_theta": 10_000.0, "original_max_position_embeddings": 16, "factor": 2.0}  # fmt: skip
     model = random_model("phi3", rope_parameters=block, original_max_position_embeddings=16)
     reader, windows = Reader(model), [ids_of(12), ids_of(30)]
-    wanted = [-log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy() for ids in windows]
+    wanted = [losses_of(model, ids) for ids in windows]
     assert reader.positions.needs_seq_len
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda ids: reader.window_losses(ids, chunk=5), windows * 6))
@@ -194,7 +199,7 @@ def test_an_attached_model_is_read_as_it_stands() -> None:
     with attach(model, "pi", target=128) as handle:
         reader = Reader(model)
         assert reader.positions == handle.positions
-        wanted = -log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+        wanted = losses_of(model, ids)
     assert abs(reader.window_losses(ids) - wanted).max() < CLOSE
 
 

@@ -9,13 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from ropewalk import load
-from ropewalk.methods import METHODS, Reach
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis
-from tests.serving.material import TARGET, TRAINED, checkpoint, furthest
+from tests.serving.material import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -122,21 +119,6 @@ def source(tmp_path: Path) -> Path:
 
 
 extend = partial(run_command, "extend")
-
-
-def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No text, no steps: a folder with a card, in the source's dtype, with the same function."""
-    out = tmp_path / "out"
-    assert extend("apply", source, "--out", out, "--target", TARGET, "--method", "ntk") == 0
-    assert f"extend: wrote {out}" in capsys.readouterr().out
-    model = load(source, dtype=torch.float32)
-    rope = METHODS["ntk"].rope(model.config.ropes[0], Reach(TRAINED, TARGET))
-    model = model.with_positions(rope=rope)
-    assert furthest(out, model) < 1e-3
-    written = (out / "ropewalk.md").read_text()
-    assert "# out\n" in written
-    assert "Nothing was measured" in written
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
 
 
 @pytest.mark.parametrize(

@@ -142,11 +142,3 @@ def test_the_next_command_decides(small, tmp_path, capsys):  # noqa: F811
         assert command[1:3] == ["ropewalk", "verify"]
         assert run(*command[3:]) == 0
     assert "Next: " not in capsys.readouterr().out
-
-
-def test_a_file_that_is_no_golden_file(tmp_path, capsys):
-    """Other JSON, text and cut files."""
-    for content in ('{"format": "other"}', "[]", "no json", '{"format": "ropewalk golden predictions", "version": 1}'):
-        (tmp_path / "other.json").write_text(content)
-        assert run("--golden", tmp_path / "other.json", "--engine", "http://localhost:1") == 2
-        assert "Traceback" not in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,17 +36,6 @@ def source(head, *files):
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
-def test_the_page_has_the_columns_and_rows_that_are_tested():
-    """A new column or row needs a test."""
-    assert [cell.split(" ")[0] for cell in ROWS[0][1:]] == HEADS
-    assert set(TABLE) == {
-        "pairing of features", "any position for each token", "scaling rules", "reads a published config.json",
-        "angles after `.to(torch.bfloat16)`", "rotation of its own on a CPU", "rotation of its own on a GPU",
-        "images: axial, M-RoPE", "ReRoPE, Self-Extend, dual chunk attention", "other encodings for comparison",
-        "changes a live transformers model", "measures how far a context reaches",
-    }  # fmt: skip
-
-
 def test_ropewalk():
     """Check our own column."""
     from ropewalk.rope.extensions import Extension
@@ -71,7 +59,7 @@ def test_ropewalk():
 
 def test_transformers():
     """Check its rules by name, the effect of a cast on its angles, and the pairing of its models."""
-    text = source("transformers", "modeling_rope_utils.py")
+    source("transformers")
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -83,33 +71,6 @@ def test_transformers():
     exact = rope(x, ids)
     assert float((rope.to(torch.bfloat16)(x, ids)[0] - exact[0]).abs().max()) > 0.1
     assert list(inspect.signature(rope.forward).parameters)[:2] == ["x", "position_ids"]
-    assert "config" in text
-    assert "x[..., ::2]" in source("transformers", "models/cohere/modeling_cohere.py")
-    assert "x[..., : x.shape[-1] // 2]" in source("transformers", "models/llama/modeling_llama.py")
-    assert "mrope_section" in source("transformers", "models/qwen2_vl/modeling_qwen2_vl.py")
-    assert "alibi" in source("transformers", "models/bloom/modeling_bloom.py")
-
-
-def test_rotary_embedding_torch():
-    """Search its source, and call it if it can be imported."""
-    text = source("rotary-embedding-torch")
-    assert "'... (d r) -> ... d r'" in text
-    assert "interpolate_factor" in text
-    assert "theta_rescale_factor" in text
-    assert not re.search(
-        r"yarn|longrope|llama3|dynamic|position_ids|config\.json|from_pretrained|alibi", text, re.IGNORECASE
-    )
-    assert not re.search(r"self_?extend|dual_?chunk|rerope|load_inline", text, re.IGNORECASE)
-    assert "@triton.jit" in text
-    assert "def get_axial_freqs" in text
-    assert "use_xpos" in text
-    pytest.importorskip("einops")
-    from rotary_embedding_torch import RotaryEmbedding
-
-    x = torch.ones(1, 1, 300, 32)
-    exact = RotaryEmbedding(32).rotate_queries_or_keys(x)
-    assert list(inspect.signature(RotaryEmbedding.rotate_queries_or_keys).parameters)[1:4] == ["t", "seq_dim", "offset"]
-    assert float((RotaryEmbedding(32).rotate_queries_or_keys(x.bfloat16()).float() - exact).abs().max()) > 0.1
 
 
 @torch.no_grad()
@@ -136,24 +97,3 @@ def test_the_tasks_in_rotary_embedding_torch():
     given = RotaryEmbedding(dim=8, custom_freqs=partial.freqs / 2)
     torch.testing.assert_close(apply_rotary_emb(given(positions.float()), x), ours(scaling=rw.scaling.Linear(2.0)))
     assert partial.get_axial_freqs(3, 4).shape == (3, 4, 16)
-
-
-@torch.no_grad()
-def test_the_tasks_in_transformers(tmp_path):
-    """A config, positions of packed documents, and the dtype of frequencies after loading and after a cast."""
-    source("transformers", "modeling_rope_utils.py")
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-
-    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 16}
-    sizes = {"hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = LlamaConfig(vocab_size=8, max_position_embeddings=32, rope_parameters=yarn, **sizes)
-    q, k, positions = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16), torch.tensor([[0, 1, 2, 0, 1]])
-    theirs = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(q, positions))
-    rope = rw.RotaryEmbedding(rw.RopeConfig.from_hf(config))
-    torch.testing.assert_close(theirs, rope(q, k, positions, layout="bhsd"))
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert model.to(torch.bfloat16).model.rotary_emb.inv_freq.dtype == torch.bfloat16
-    assert isinstance(model(torch.arange(4)[None]).past_key_values, DynamicCache)

@@ -15,6 +15,7 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import rotary_model, windows
 from tests.figures.drawn import check_units, lines
+from tests.oracle import ladder
 
 pytest.importorskip("matplotlib")
 figures = pytest.importorskip("figures", reason="the source distribution has no scripts/")
@@ -23,11 +24,6 @@ if not (ROOT / "docs").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
 numbers = figures.of
 SQUARE = np.arange(16.0).reshape(4, 4) / 16
-
-
-def turn(head_dim: int) -> np.ndarray:
-    """The paper's frequencies, radians per token."""
-    return np.array([10_000 ** (-2 * i / head_dim) for i in range(head_dim // 2)])
 
 
 def test_the_order_of_words_matters_only_with_positions() -> None:
@@ -40,7 +36,7 @@ def test_the_order_of_words_matters_only_with_positions() -> None:
     for label, sentences in found["rows"]:
         assert [places for places, _ in sentences] == [[0, 1, 2], [2, 1, 0]]
         for places, weights in sentences:
-            angles = np.outer(places, turn(16) if "rotary" in label else np.zeros(8))
+            angles = np.outer(places, ladder(1e4, 16) if "rotary" in label else np.zeros(8))
             q, k = (vectors @ w.T for w in (w_q, w_k))
             q, k = ((x[:, :8] + 1j * x[:, 8:]) * np.exp(1j * angles) for x in (q, k))
             exponent = np.exp((q @ k.conj().T).real / 4)
@@ -95,7 +91,7 @@ def test_precision_against_float64() -> None:
     angles = found["cosines"]["angles in float32"]
     assert angles[-1] > 1e3 * angles[0]
     last = int(found["positions"][-1])
-    near, f = np.arange(last - 64, last), turn(16)
+    near, f = np.arange(last - 64, last), ladder(1e4, 16)
     product = np.cos(np.float32(near)[:, None] * np.float32(f), dtype=np.float32).astype(np.float64)
     assert angles[-1] == pytest.approx(np.abs(product - np.cos(np.outer(near, f))).max(), rel=1e-3)
 
@@ -115,11 +111,11 @@ def test_clocks_are_powers_of_one_rotation() -> None:
     """Position p of pair i is exp(i f)^p; the wall's turns are p f / 2 pi."""
     found = numbers.clocks_numbers(rw.RopeConfig(32, interleaved=False), pairs=(0, 5), positions=4, position=100)
     for pair in (0, 5):
-        points = np.exp(1j * turn(32)[pair]) ** np.arange(4)
+        points = np.exp(1j * ladder(1e4, 32)[pair]) ** np.arange(4)
         np.testing.assert_allclose(found["circles"][pair], (points.real, points.imag), atol=1e-12)
-    np.testing.assert_allclose(found["turns"], 100 * turn(32) / (2 * np.pi), rtol=1e-12)
+    np.testing.assert_allclose(found["turns"], 100 * ladder(1e4, 32) / (2 * np.pi), rtol=1e-12)
     np.testing.assert_allclose(
-        found["hands"], ((np.exp(100j * turn(32))).real, np.exp(100j * turn(32)).imag), atol=1e-12
+        found["hands"], ((np.exp(100j * ladder(1e4, 32))).real, np.exp(100j * ladder(1e4, 32)).imag), atol=1e-12
     )
     assert list(numbers.clocks_numbers(figures.PAPER)["circles"]) == [0, 4, 8, 16]
 
@@ -132,8 +128,8 @@ def test_tables_are_the_papers_and_a_trained_one() -> None:
     for place, feature in ((3, 4), (200, 7)):
         angle = place / 10_000 ** (2 * (feature // 2) / hidden)
         assert found["sinusoidal"][place, feature] == pytest.approx([np.sin, np.cos][feature % 2](angle), abs=1e-12)
-    np.testing.assert_allclose(found["angles"], np.outer(np.arange(positions), turn(32)), rtol=1e-12)
-    distance = np.cos(7 * turn(32)).mean()
+    np.testing.assert_allclose(found["angles"], np.outer(np.arange(positions), ladder(1e4, 32)), rtol=1e-12)
+    distance = np.cos(7 * ladder(1e4, 32)).mean()
     assert found["alike"]["RoPE"][50, 43] == pytest.approx(distance, abs=1e-12)
     alike = found["alike"]["learned"]
     np.testing.assert_allclose(np.diag(alike), 1, atol=1e-12)
@@ -151,7 +147,7 @@ def test_a_shift_of_both_changes_nothing() -> None:
         assert np.ptp(np.diagonal(found["grid"], offset)) < 2e-6
     q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(3)).double().numpy()
     q, k = (x[:8] + 1j * x[8:] for x in (q, k))
-    score = {d: float((q * k.conj() * np.exp(1j * d * turn(16))).real.sum() / 4) for d in range(-20, 20)}
+    score = {d: float((q * k.conj() * np.exp(1j * d * ladder(1e4, 16))).real.sum() / 4) for d in range(-20, 20)}
     wanted = [[score[m - n] for n in range(12)] for m in range(12)]
     np.testing.assert_allclose(found["grid"], wanted, atol=2e-6)
     m, n = found["start"]
@@ -273,13 +269,6 @@ def _precision() -> Any:
 def test_axes_have_units(draw: Callable[[], Any]) -> None:
     """Laid out without a warning, every axis with its unit."""
     check_units(draw())
-
-
-def test_looks_differ_without_colour() -> None:
-    """Line and marker, or hatch, tell curves and bars apart."""
-    looks = figures._PRECISION_LOOKS.values()
-    assert len({(look.line, look.marker) for look in looks}) == len(looks)
-    assert len({look.line for look in figures._BARS.values()}) == len(figures._BARS)
 
 
 def test_the_order_of_words_frames_what_differs() -> None:

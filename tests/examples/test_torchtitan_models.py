@@ -9,7 +9,6 @@ pytest.importorskip("torchtitan", reason="torchtitan is not a dependency: pip in
 
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.models.llama3 import model_registry
 
 from ropewalk.errors import RopeError
@@ -103,24 +102,3 @@ def test_a_method_of_the_override():
     assert apart(read(plain)[0], read(extended)[0]) > 0.01
     with pytest.raises(RopeError, match="needs two lengths"):
         built({"method": "yarn"}, override=True)
-
-
-@pytest.mark.parametrize("kind", ["complex_rope", "cos_sin_rope"])
-@pytest.mark.parametrize("scaling", ["none", "llama", "yarn"])
-def test_each_rope_alone(kind, scaling):
-    """Both kinds under each scaling that torchtitan has, at positions of several documents, and of none."""
-    target = ComplexRoPE if kind == "complex_rope" else CosSinRoPE
-    if target is CosSinRoPE and scaling == "llama":
-        pytest.skip("torchtitan has no Llama scaling for cos and sin")
-    config = target.Config(
-        dim=16, max_seq_len=256, theta=5e5, scaling=scaling, original_max_position_embeddings=64, rope_factor=4.0,
-        original_seq_len=64, truncate=kind == "complex_rope",
-    )  # fmt: skip
-    holder = {"rope": config}
-    theirs, ours = holder["rope"].build(), getattr(OURS, kind)(config).build()
-    q, k = torch.randn(2, 20, 4, 16), torch.randn(2, 20, 2, 16)
-    packed = torch.cat((torch.arange(12), torch.arange(8))).expand(2, -1) + torch.tensor([[0], [200]])
-    for positions in (packed, packed[:1], None):
-        for expected, found in zip(theirs(q, k, positions), ours(q, k, positions), strict=True):
-            assert float((expected - found).abs().max()) < 1e-4
-    assert ours(q.bfloat16(), k.bfloat16(), packed)[0].dtype == torch.bfloat16

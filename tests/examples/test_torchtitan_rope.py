@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from tests.examples.loading import example
+from tests.oracle import ladder, llama3, yarn
 
 OURS = example("torchtitan_rope")
 rope_of_titan, rotate_titan = OURS.rope_of_titan, OURS.rotate_titan
@@ -31,25 +32,13 @@ def titan(**changes: Any) -> SimpleNamespace:
 
 def frequencies(config: SimpleNamespace) -> Tensor:
     """The inverse frequencies by the formulas of Llama 3.1 and of YaRN as DeepSeek has it, in float64."""
-    dim = config.dim
-    plain = 1.0 / config.theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    if config.scaling == "llama":
-        turns = config.original_max_position_embeddings * plain / (2 * math.pi)
-        smooth = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
-        smooth = smooth.clamp(0, 1)
-        return plain * ((1 - smooth) / config.scaling_factor + smooth)
-    if config.scaling == "yarn":
-
-        def pair(turns: float) -> float:
-            return dim * math.log(config.original_seq_len / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
-
-        low, high = pair(config.beta_fast), pair(config.beta_slow)
-        if config.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, dim - 1)
-        ramp = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
-        return plain * (ramp / config.rope_factor + 1 - ramp)
-    return plain
+    block = vars(config) | {"factor": config.rope_factor if config.scaling == "yarn" else config.scaling_factor}
+    found = {
+        "none": lambda: ladder(config.theta, config.dim),
+        "llama": lambda: llama3(config.theta, config.dim, block),
+        "yarn": lambda: yarn(config.theta, config.dim, block, config.original_seq_len, config.truncate),
+    }[config.scaling]()
+    return torch.from_numpy(found)
 
 
 def turned(x: Tensor, positions: Tensor, config: SimpleNamespace, interleaved: bool) -> Tensor:

@@ -6,18 +6,14 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.encodings import ENCODINGS
-from ropewalk.figures import explorer
 from ropewalk.figures.explorer import (
     built_page,
-    explorer_data,
     explorer_page,
     method_entries,
     numbers,
@@ -49,30 +45,12 @@ def test_every_registered_method_is_there_with_its_colour():
     assert all(METHODS[entry["name"]].look.color in entry["color"] for entry in entries)
 
 
-def test_a_new_method_of_frequencies_needs_no_more_than_its_record(monkeypatch):
-    """Its ratios stand in a model's tables."""
-    new = replace(METHODS["pi"], name="brand-new")
-    monkeypatch.setattr(explorer, "METHODS", {"brand-new": new})
-    tables = explorer_data(Checkpoint.open("tiny"))["presets"][0]["methods"]["brand-new"]
-    assert [table["ratio"][0] for table in tables] == [pytest.approx(1 / table["factor"]) for table in tables]
-    assert [entry["name"] for entry in method_entries()] == ["brand-new"]
-
-
 def test_the_presets_in_the_package_are_what_python_computes():
     """One model's of the file that scripts/explorer_numbers.py writes; they name every method of frequencies."""
     presets = {preset["id"]: preset for preset in numbers("presets")}
     assert made.preset_of("smollm2_135m") == [presets["smollm2_135m"]]
     scaling = {name for name, method in METHODS.items() if method.scaling is not None}
     assert set(presets["smollm2_135m"]["methods"]) == scaling
-
-
-def test_ratios_of_position_interpolation_and_ntk():
-    """By their formulas: 1 / factor everywhere; 1 for the fastest pair and 1 / factor for the slowest."""
-    methods = next(preset for preset in numbers("presets") if preset["id"] == "llama_2_7b")["methods"]
-    for table in methods["pi"]:
-        assert table["ratio"] == [pytest.approx(1 / table["factor"])] * 64
-    for table in methods["ntk"]:
-        assert (table["ratio"][0], table["ratio"][-1]) == (1, pytest.approx(1 / table["factor"], rel=1e-6))
 
 
 def test_relative_positions_of_rerope():

@@ -30,6 +30,7 @@ from ropewalk.figures.material import (
 )
 from ropewalk.figures.pairs import never_seen
 from ropewalk.figures.scores import by_kind, decay_of, random_scores
+from tests.oracle import ladder
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "configs"
 
@@ -37,11 +38,6 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "configs"
 def rope(head_dim: int = 64, theta: float = 1e4, length: int | None = None) -> rw.RopeConfig:
     """A plain half-split rope."""
     return rw.RopeConfig(head_dim, interleaved=False, theta=theta, max_position_embeddings=length)
-
-
-def turn(head_dim: int, theta: float = 1e4) -> np.ndarray:
-    """The paper's frequencies, radians per token."""
-    return np.array([theta ** (-2 * i / head_dim) for i in range(head_dim // 2)])
 
 
 def test_packaged_configs_are_the_published_ones() -> None:
@@ -56,7 +52,7 @@ def test_waves_begin_again_after_a_wavelength() -> None:
     found = waves_numbers(rope(16, length=32), 64, pairs=(3, 1))
     assert list(found["curves"]) == [1, 3]
     cos, sin = found["curves"][3]
-    np.testing.assert_allclose(cos + 1j * sin, np.exp(1j * turn(16)[3] * found["positions"]), atol=1e-12)
+    np.testing.assert_allclose(cos + 1j * sin, np.exp(1j * ladder(1e4, 16)[3] * found["positions"]), atol=1e-12)
     assert found["wavelengths"][1] == pytest.approx(2 * np.pi * 10_000 ** (2 / 16))
     assert (found["positions"][-1], found["trained_length"]) == (64, 32)
 
@@ -64,7 +60,7 @@ def test_waves_begin_again_after_a_wavelength() -> None:
 def test_decay_of_equal_pairs_and_the_papers_bound() -> None:
     """The mean of cosines, and the mean of |S_j|, which no score exceeds."""
     equal, bound = decay_of(rope(8), np.array([0.0, 5.0]))
-    f = turn(8)
+    f = ladder(1e4, 8)
     assert equal[1] == pytest.approx(np.cos(5 * f).mean())
     sums = [abs(sum(np.exp(5j * f[i]) for i in range(j + 1))) for j in range(4)]
     assert bound[1] == pytest.approx(np.mean(sums))
@@ -90,9 +86,8 @@ def test_heads_scores_are_those_of_rotated_queries_and_keys() -> None:
     q, k = (x[0, 1].double().numpy() for x in queries_and_keys(seen))  # layer 2, head 1: [tokens, head_dim]
     assert not seen.attention.rope.interleaved
     q, k = (x[:, :32] + 1j * x[:, 32:] for x in (q, k))
-    by_hand = [
-        np.mean([(a * np.exp(1j * d * turn(64)) * b.conj()).real.sum() for a in q for b in k]) / 8 for d in range(16)
-    ]
+    f = ladder(1e4, 64)
+    by_hand = [np.mean([(a * np.exp(1j * d * f) * b.conj()).real.sum() for a in q for b in k]) / 8 for d in range(16)]
     np.testing.assert_allclose(found["heads"]["layer 2, head 1"], by_hand - np.mean(by_hand), atol=1e-8)
     quarters = {name: curve.reshape(4, 4).mean(1) for name, curve in found["heads"].items()}
     assert found["rising_count"] == sum(parts[3] > parts[2] for parts in quarters.values())
@@ -115,7 +110,7 @@ def test_maps_are_the_models_attention() -> None:
     q, k = (x[0, 1].double().numpy() for x in queries_and_keys(seen))
     q, k = (x[:, :32] + 1j * x[:, 32:] for x in (q, k))
     place = np.arange(24)
-    q, k = (x * np.exp(1j * np.outer(place, turn(64))) for x in (q, k))
+    q, k = (x * np.exp(1j * np.outer(place, ladder(1e4, 64))) for x in (q, k))
     scores = np.where(np.tri(24, dtype=bool), (q @ k.conj().T).real / 8, -np.inf)
     weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     np.testing.assert_allclose(found["rows"][0][1][0], weights, atol=1e-5)
@@ -150,7 +145,7 @@ def test_unseen_under_each_scaling() -> None:
     assert list(shares) == ["no scaling", "PI", "NTK", "YaRN", "Llama 3"]
     assert shares["PI"] == shares["YaRN"] == shares["Llama 3"] == 0
     assert shares["no scaling"] > shares["NTK"] > 0
-    f, count = turn(128), 0
+    f, count = ladder(1e4, 128), 0
     for position in found["positions"]:
         for frequency in f:
             angle = (position * frequency) % (2 * np.pi)
@@ -175,7 +170,7 @@ def test_ratios_are_those_of_the_configs() -> None:
     llama = found["Llama 3.1 8B"]["ratios"]
     np.testing.assert_allclose(llama["pi"], 1 / 8, rtol=1e-12)
     np.testing.assert_allclose(llama["ntk"], [8 ** (-2 * i / 126) for i in range(64)], rtol=1e-9)
-    turns = 8192 * turn(128, 5e5) / (2 * np.pi)
+    turns = 8192 * ladder(5e5, 128) / (2 * np.pi)
     smooth = np.clip((turns - 1) / 3, 0, 1)
     np.testing.assert_allclose(llama["llama3"], (1 - smooth) / 8 + smooth, rtol=1e-9)
     phi = json.loads((FIXTURES / "phi_3_5_mini.json").read_text())
@@ -197,10 +192,10 @@ def test_wavelengths_of_real_models() -> None:
         "Gemma 3 1B, full layers": (32768, "1,000,000"), "Gemma 3 1B, sliding layers": (512, "10,000"),
         "SmolLM2 135M": (8192, "100,000"),
     }  # fmt: skip
-    np.testing.assert_allclose(rows["Qwen2.5 7B"][0], 2 * np.pi / turn(128, 1e6), rtol=1e-12)
-    turns = 8192 * turn(128, 5e5) / (2 * np.pi)
+    np.testing.assert_allclose(rows["Qwen2.5 7B"][0], 2 * np.pi / ladder(1e6, 128), rtol=1e-12)
+    turns = 8192 * ladder(5e5, 128) / (2 * np.pi)
     slower = (1 - np.clip((turns - 1) / 3, 0, 1)) / 8 + np.clip((turns - 1) / 3, 0, 1)
-    np.testing.assert_allclose(rows["Llama 3.1 8B"][0], 2 * np.pi / (turn(128, 5e5) * slower), rtol=1e-12)
+    np.testing.assert_allclose(rows["Llama 3.1 8B"][0], 2 * np.pi / (ladder(5e5, 128) * slower), rtol=1e-12)
     never = audit(rw.RopeConfig.from_hf(FIXTURES / "llama_3_1_8b.json"))  # what step 12 prints
     assert (rows["Llama 3.1 8B"][0] > 131_072).sum() == never.pairs_never_turning == 25
     assert never.trained_length == 131_072

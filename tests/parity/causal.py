@@ -132,15 +132,15 @@ def check_causal(name: str) -> dict[str, Any]:
     return {**row, "status": "exact" if exact else "differs"}
 
 
-def small_model(name: str) -> nn.Module:
-    """A random model in eval mode, with matrices large enough that attention, and so positions, matter."""
+def small_model(name: str, *, attn_implementation: str = "eager", seed: int = 0, **changes: Any) -> nn.Module:
+    """A random model in eval mode, with matrices so large that attention matters; `changes` of its config on top."""
     import transformers
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     cls = CONFIG_MAPPING[name]
     known = {field.name for field in fields(cls)} if is_dataclass(cls) else set(vars(cls()))
     known |= set(getattr(cls, "attribute_map", {}))
@@ -150,7 +150,7 @@ def small_model(name: str) -> nn.Module:
     if name in TEXTS:
         cls = type(cls().get_text_config())
         known = {field.name for field in fields(cls)}
-    config = cls(**{key: value for key, value in sizes.items() if key in known} | CHANGES.get(name, {}))
+    config = cls(**{key: value for key, value in sizes.items() if key in known} | CHANGES.get(name, {}) | changes)
     build = AutoModelForCausalLM.from_config
     if name in TEXTS:
         config._attn_implementation = "eager"
@@ -159,7 +159,7 @@ def small_model(name: str) -> nn.Module:
         size = sum(parameter.numel() for parameter in build(config).parameters())
     if size > LARGEST:
         raise ValueError(f"the small config still makes {size:,} parameters")
-    model = build(config) if name in TEXTS else build(config, attn_implementation="eager")
+    model = build(config) if name in TEXTS else build(config, attn_implementation=attn_implementation)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2 and parameter.requires_grad:  # RoFormer keeps its table of positions as one

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.oracle import ladder, llama3, yarn
+
 ONLY_THETA = ("gemma2", "stablelm", "starcoder2")
 
 
@@ -25,35 +27,6 @@ class Reading(NamedTuple):
 
 def mscale(scale: float, by: float = 1.0) -> float:
     return 1.0 if scale <= 1 else 0.1 * by * math.log(scale) + 1.0
-
-
-def ladder(base: float, dim: int) -> np.ndarray:
-    return base ** -(np.arange(0, dim, 2) / dim)
-
-
-def yarn(base: float, dim: int, block: Mapping[str, Any], original: float, truncate: bool = True) -> np.ndarray:
-    """`YaRNScalingRotaryEmbedding._compute_inv_freq`."""
-
-    def place(rotations: float) -> float:
-        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
-
-    low, high = place(block.get("beta_fast", 32)), place(block.get("beta_slow", 1))
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
-    ramp = np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0, 1)
-    plain = ladder(base, dim)
-    return plain / block["factor"] * ramp + plain * (1 - ramp)
-
-
-def llama3(base: float, dim: int, block: Mapping[str, Any]) -> np.ndarray:
-    plain = ladder(base, dim)
-    waves = 2 * math.pi / plain
-    low, high, original = block["low_freq_factor"], block["high_freq_factor"], block["original_max_position_embeddings"]
-    smooth = 0.0 if low == high else (original / waves - low) / (high - low)
-    middle = (1 - smooth) * plain / block["factor"] + smooth * plain
-    slow = np.where(waves > original / low, plain / block["factor"], middle)
-    return np.where(waves < original / high, plain, slow)
 
 
 def of_block(

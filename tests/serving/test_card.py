@@ -11,11 +11,6 @@ from ropewalk.serving.applying import card
 BLOCK = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 
 
-def written(config: dict[str, Any]) -> str:
-    """A card."""
-    return card("tiny", "yarn", config)
-
-
 def test_names_are_shown_and_not_obeyed() -> None:
     """A model's name is text, whatever is in it."""
     said = card("a](http://x)\n# <b>hi", "yarn", {"rope_parameters": BLOCK, "max_position_embeddings": 32})
@@ -28,10 +23,8 @@ def test_names_are_shown_and_not_obeyed() -> None:
     ("model_type", "block", "said"),
     [
         ("llama", {"rope_type": "dynamic"}, ["extends nothing", "factor x factor", "Use --method ntk"]),
-        ("qwen2", {"rope_type": "llama3"}, ["- llama.cpp's converter: not applied: llama.cpp's converter writes"]),
         ("gemma2", BLOCK, ["SGLang: not applied: its class of this family takes only theta"]),
         ("llama", {**BLOCK, "attention_factor": 1.0}, ["vLLM: the same", "SGLang: `attention_f", "Compare outputs"]),
-        ("llama", {**BLOCK, "truncate": False}, ["vLLM: the same", "SGLang: the same", "Compare outputs"]),
         ("gemma3_text", {"full_attention": BLOCK, "sliding_attention": {"rope_type": "default"}},
          ["vLLM: the same", "version 4 does not"]),
     ],
@@ -40,5 +33,5 @@ def test_programs_are_described_by_the_rule_of_serve_config(
     model_type: str, block: dict[str, Any], said: list[str]
 ) -> None:
     """The card names what vLLM, SGLang and the converter do differently."""
-    text = written({"model_type": model_type, "rope_parameters": block, "max_position_embeddings": 32})
+    text = card("tiny", "yarn", {"model_type": model_type, "rope_parameters": block, "max_position_embeddings": 32})
     assert [one for one in said if one not in text] == []

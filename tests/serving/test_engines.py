@@ -22,8 +22,6 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import (
-    CONVERTER,
-    DEVIATIONS,
     ENGINES,
     READ,
     READS_GGUF,
@@ -40,7 +38,6 @@ from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
 
 TINY, LONG, SHORTER = 256, 1024, 768
-IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
 
 
 def why_not(engine: str | None, method: str, model: str | Path = "tiny") -> str | None:
@@ -71,30 +68,6 @@ def runs(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return shown.out
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_reasons(engine: str) -> None:
-    """Each is a clause of several words; methods in attention run in no engine."""
-    reasons = {name: why_not(engine, name) for name in METHODS}
-    for reason in filter(None, reasons.values()):
-        assert len(reason.split()) >= 4
-        assert reason == reason.strip()
-        assert not reason.endswith(".")
-    refused = {name for name, reason in reasons.items() if reason}
-    assert refused.isdisjoint({"plain", "as-is", "crop", "yarn", "pi", "ntk", "abf", "llama3", "resonance"})
-    assert refused >= set(IN_ATTENTION)
-    assert ("dynamic" in refused) == (engine in ("vllm", "sglang", *READS_GGUF))
-
-
-def test_deviations_name_engines_and_sources() -> None:
-    """Of those that lose a rope, a file; and no engine is accepted that is unknown."""
-    of = [one for one in DEVIATIONS if one.effect == "lost"]
-    assert all(
-        set(one.engines) <= {*ENGINES, CONVERTER} and re.search(r"\.(py|cpp)\b|src/models/", one.source) for one in of
-    )
-    with pytest.raises(RopeError, match="unknown"):
-        setting_command("tgi", "tiny", "yarn", target=LONG)
-
-
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "kimi_k2", "longcat_flash", "deepseek_v4", "llama"])
 def test_classes_with_a_factor_of_their_own(model_type: str) -> None:
     """vLLM 0.32.0 runs Kimi K2.5 as DeepseekV2ForCausalLM (models/kimi_k25.py, line 380), whose factor is DeepSeek's
@@ -112,24 +85,14 @@ def test_classes_with_a_factor_of_their_own(model_type: str) -> None:
     [
         ("vllm", "gpt_oss", "longrope", "builds yarn"),
         ("vllm", "gpt_oss", "default", "builds yarn"),
-        ("vllm", "gpt_oss", "yarn", None),
         ("sglang", "gpt_oss", "longrope", None),
         ("vllm", "deepseek_v3", "longrope", "DeepSeek's yarn"),
         ("vllm", "kimi_k2", "longrope", "DeepSeek's yarn"),
         ("sglang", "deepseek_v2", "linear", "deepseek_yarn"),
         ("sglang", "glm4_moe_lite", "linear", "deepseek_yarn"),
-        ("sglang", "deepseek_v2", "yarn", None),
         ("transformers", "deepseek_v2", "linear", None),
-        ("sglang", "gemma2", "yarn", "only theta"),
-        ("sglang", "gemma2", "default", None),
-        ("vllm", "gemma2", "yarn", None),
         ("llama.cpp", "cohere", "linear", "removes the scaling"),
-        ("llama.cpp", "cohere", "default", None),
-        ("llama.cpp", "granite", "yarn", None),
         ("llama.cpp", "granite", "llama3", None),
-        ("llama.cpp", "glm4", "llama3", "relatives"),
-        ("llama.cpp", "gpt_neox", "yarn", "neither theta nor"),
-        ("llama.cpp", "phi3", "yarn", "only theta and longrope"),
         ("sglang", "gemma4_text", "yarn", "only the rope_type"),
         ("vllm", "gemma4_text", "proportional", None),
         ("vllm", "llama", "proportional", None),
@@ -163,19 +126,6 @@ def test_an_answer_has_a_state_and_a_source_and_depends_on_the_version() -> None
     assert [applied(engine, interleaved).state for engine in ("vllm", "sglang", "transformers")] == [
         "lost", "lost", "applied",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rule", "refused"), [("default", False), ("yarn", False), ("llama3", True), ("longrope", True)]
-)
-def test_rules_under_mrope(rule: str, refused: bool) -> None:
-    """vLLM and SGLang build a rotary module with several axes for the default rule and yarn; transformers for all."""
-    block = {"rope_type": rule, "mrope_section": [16, 24, 24]}
-    for engine in ("vllm", "sglang"):
-        for model_type in ("qwen3_5_text", "qwen3_vl_text"):
-            assert ("M-RoPE" in str(lost(engine, block, model_type=model_type))) == refused
-    assert ("four times" in str(lost("vllm", block, model_type="qwen2_vl"))) == (rule == "yarn")
-    assert lost("transformers", block) is None
 
 
 @pytest.mark.parametrize("engine", [None, *ENGINES])
@@ -274,16 +224,6 @@ def test_python(method: str) -> None:
     if METHODS[method].extends:
         assert handle is not None
         assert handle.method is METHODS[method]
-
-
-@pytest.mark.parametrize("method", ["dca", "yarn", "plain", "crop"])
-def test_python_for_a_file(method: str, tmp_path: Path) -> None:
-    """A .gguf file is loaded by ropewalk, and the method attached."""
-    file = gguf_of(checkpoint(tmp_path / "source"), tmp_path / "small.gguf")
-    scope: dict[str, Any] = {}
-    exec(compile(setting_command("python", file, method, target=TARGET), "lines", "exec"), scope)
-    handle = attachment_of(scope["model"])
-    assert (None if handle is None else handle.method.name) == (None if method == "crop" else method)
 
 
 MODELS = [(kind, family) for kind in ("folder", "gguf") for family in (*FAMILIES, "llama", "qwen3", "deepseek_v4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,18 +11,16 @@ import gguf
 import pytest
 import torch
 
-from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS, gguf_rope
+from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import Linear
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.version import __version__
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import random_model
 from tests.layers.material import write_gguf
-from tests.serving.material import LENGTHS, LOW_THETA, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
+from tests.serving.material import LENGTHS, LOW_THETA, TARGET, checkpoint, extended, token_ids
 
 KINDS = gguf.GGMLQuantizationType
 SAID = [name for name, method in METHODS.items() if method.config is not None and name != "dynamic"]
@@ -148,27 +145,12 @@ def test_longrope_with_two_lists(tmp_path: Path) -> None:
     assert keys["llama.rope.scaling.finetuned"] is True
 
 
-def test_keys_that_read_back_otherwise_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were `to_hf` wrong about a rule, its frequencies would tell: divisors are written in its place."""
-    rope = RopeConfig(8, interleaved=False, scaling=Linear(4.0), max_position_embeddings=TRAINED)
-    assert gguf_rope(rope, "llama", "pi", REACH).divisors == {}
-    monkeypatch.setattr(RopeConfig, "to_hf", lambda self: {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.001})
-    assert gguf_rope(rope, "llama", "pi", REACH).divisors == {"rope_freqs": pytest.approx([4.0] * 4)}
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "dynamic": ({"method": "dynamic"}, "llama.cpp fixes them when it starts"),
-    "in attention": ({"method": "rerope"}, "inside attention"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_no_file_can_say_is_refused(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "words"), [("dynamic", "when it starts"), ("rerope", "inside attention")])
+def test_what_no_file_can_say_is_refused(method: str, words: str, tmp_path: Path) -> None:
     """Before anything is written."""
-    settings, words = REFUSED[case]
     source = source_file(tmp_path)
-    with pytest.raises(RopeError, match=re.escape(words)):
-        written(source, tmp_path, **settings)
+    with pytest.raises(RopeError, match=words):
+        written(source, tmp_path, method=method)
     assert not (tmp_path / "longer.gguf").exists()
 
 

@@ -20,7 +20,6 @@ from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.rope.frequencies import same_rope
-from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import CONVERTER, DEVIATIONS, ENGINES
 from ropewalk.serving.recorded import Recorded
@@ -96,17 +95,6 @@ def test_llama_cpp_and_ollama_get_a_file(tmp_path: Path) -> None:
     assert serve_config(made, "ollama").steps == ("ollama create longer -f Modelfile",)
 
 
-def test_as_the_checkpoint_is(tmp_path: Path) -> None:
-    """A folder that an export wrote needs its length alone."""
-    source = apply(checkpoint(tmp_path / "source"), tmp_path / "longer", ApplySettings(method="yarn", target=TARGET))
-    folder = source.folder
-    assert serve_config(folder, "vllm").steps == (f"vllm serve {folder} --max-model-len {TARGET}",)
-    assert serve_config(folder, "sglang").steps[0].endswith(f"--context-length {TARGET}")
-    assert serve_config(folder, "vllm").block["rope_type"] == "yarn"
-    plain = serve_config(checkpoint(tmp_path / "plain"), "vllm")
-    assert (plain.length, plain.caveats) == (TRAINED, ())
-
-
 def test_known_faults_of_a_folder(tmp_path: Path) -> None:
     """They are those of a flag, for a scaling that `extend apply` wrote; an unscaled model has none."""
     source = checkpoint(tmp_path / "source")
@@ -133,17 +121,6 @@ def test_the_converter_is_told_of_missing_mtp(names: tuple[str, ...], tmp_path: 
         assert serve_config(tmp_path, "llama.cpp", method=method).steps[step].endswith(" --no-mtp") == (not names)
 
 
-def test_a_nested_config(tmp_path: Path) -> None:
-    """vLLM's overrides go under text_config; SGLang would lose them in silence, so it gets a folder."""
-    text = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 16,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
-    found = override(serve_config(tmp_path, "vllm", method="yarn").steps[0], "--hf-overrides")
-    assert found["text_config"]["rope_parameters"]["rope_type"] == "yarn"
-    found = serve_config(tmp_path, "sglang", method="yarn")
-    assert "override" not in " ".join(found.steps)
-
-
 def test_a_scaled_config_for_sglang(tmp_path: Path) -> None:
     """SGLang merges an override into the config's block, where old betas would survive: it gets a folder."""
     old = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16,
@@ -165,37 +142,6 @@ def gemma3(folder: Path) -> Path:
         max_position_embeddings=TRAINED, sliding_window=8, layer_types=["sliding_attention", "full_attention"],
     ).save_pretrained(folder)  # fmt: skip
     return folder
-
-
-@pytest.mark.parametrize(("method", "length"), [("yarn", TARGET), ("pi", TARGET), ("as-is", TRAINED)])
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
-def test_a_block_for_each_layer_type(engine: str, method: str, length: int, tmp_path: Path) -> None:
-    """Full layers get the method, windowed ones keep theirs; put over the config, it is read so by transformers."""
-    source = gemma3(tmp_path / "gemma")
-    target = TARGET if METHODS[method].extends else None
-    found = serve_config(source, engine, method=method, target=target)
-    own = ModelRopes.from_hf(transformers.AutoConfig.from_pretrained(source)).by_type
-    assert found.length == length
-    assert set(found.block) == {"full_attention", "sliding_attention"}
-    if method == "as-is":
-        assert "override" not in " ".join(found.steps)
-        return
-    flags = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
-    config = transformers.AutoConfig.from_pretrained(source)
-    if engine == "transformers":
-        assert found.file is not None
-        config.rope_parameters = dict(found.block)
-    else:
-        told = override(found.steps[0], flags[engine])
-        assert told["max_position_embeddings"] == TARGET  # vLLM multiplies no length of Gemma 3
-        config.update(told)
-    ropes = ModelRopes.from_hf(config).by_type
-    wanted = {
-        "full_attention": METHODS[method].rope(own["full_attention"], REACH),
-        "sliding_attention": own["sliding_attention"],
-    }
-    for label, rope in wanted.items():
-        assert same_rope(ropes[label], rope, [TRAINED, TRAINED + 1, TARGET])
 
 
 def test_ropes_that_no_flag_says(tmp_path: Path) -> None:
@@ -306,10 +252,3 @@ def test_a_file_for_an_engine_that_loads_folders(
         METHODS["yarn"].rope(RopeConfig.from_hf(tmp_path / "source"), REACH),
         [1, TRAINED, TARGET],
     )
-
-
-def test_an_engine_without_a_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new engine in the list, without its command in `steps`."""
-    monkeypatch.setattr("ropewalk.serving.serve.ENGINES", (*ENGINES, "new"))
-    with pytest.raises(AssertionError, match="no command for new"):
-        serve_config("tiny", "new")
