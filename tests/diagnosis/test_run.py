@@ -262,7 +262,7 @@ def test_three_methods_are_compared(
 
 def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
     """In the next window, which the choice does not know: of four methods or more, and only for the chosen one."""
-    settings = DoctorSettings(text=TEXT, target=512, methods="dca,rerope,self-extend,lampe", windows=4,
+    settings = DoctorSettings(text=TEXT, target=1024, methods="dca,rerope,self-extend,lampe", windows=4,
                               engine="python", state=tmp_path)  # fmt: skip
     run = prepare("tiny", settings, False)
     found = run.measure(False)

@@ -46,7 +46,7 @@ MOVE = """section => {
 
 UNNAMED = """part => [
     ...part.querySelectorAll('input, select, textarea, button, canvas, [role="img"], [tabindex="0"]')
-].filter(one => !one.closest('[hidden]'))
+].filter(one => !one.closest('[hidden], [aria-hidden="true"]'))
     .filter(one => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim()))
     .map(one => one.outerHTML.slice(0, 120))"""
 

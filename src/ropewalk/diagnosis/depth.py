@@ -87,7 +87,7 @@ class DepthMap:
 
     >>> found = depth_map("tiny", target=512, methods="dca", windows=1, progress=False)
     >>> found.lengths, len(found.cells("dca")) == len(found.depths)
-    ((256, 384, 512), True)
+    ((128, 256, 384, 512), True)
     """
 
     name: str

@@ -197,8 +197,8 @@ def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
 def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -> str:
     """Return how many facts were found, with chance, and how far back.
 
-    >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, Half(12449, 10950, 13960, 11300), 16384)[-46:]
-    'up to about 12,400 tokens back (11,000 to 14,000).'
+    >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, Half(12449, 10950, 13960, 11300), 16384)[-47:]
+    'to about 12,400 tokens back (11,000 to 14,000).'
     """
     said = f"It finds {count.found} of {count.asked} facts told more than {trained:,} tokens earlier "
     said += f"(chance {CHANCE * count.asked:g})"

@@ -4,7 +4,7 @@ import { h } from "../ui/dom.ts";
 export class HeatMap {
   readonly element: HTMLElement;
   private readonly canvas = h("canvas", { role: "img" });
-  private readonly line = h("div", { class: "query-line", "aria-hidden": true });
+  private readonly line = h("div", { class: "query-line", "aria-hidden": "true" });
   private weights: Float32Array = new Float32Array();
   private tokens = 0;
 

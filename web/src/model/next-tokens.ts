@@ -35,7 +35,7 @@ export class NextTokens {
     this.list.replaceChildren(
       ...next.map(({ text, probability }) => {
         const percent = `${(100 * probability).toFixed(probability < 0.0995 ? 1 : 0)} %`;
-        const bar = h("span", { class: "bar", "aria-hidden": true });
+        const bar = h("span", { class: "bar", "aria-hidden": "true" });
         bar.style.width = `${100 * probability}%`;
         const label = `Append ${text.trim() || visible(text)}, probability ${percent}`;
         const button = h("button", { type: "button", "data-text": text, "aria-label": label }, bar, h("span", {}, visible(text)), h("span", {}, percent));

@@ -65,7 +65,7 @@ export const drag: Picture = {
 function dial(pair: number): { element: HTMLElement; show(query: number, key: number): void } {
   const sector = svg("path", { class: "between" });
   const hands = [svg("line", { class: "hand q" }), svg("line", { class: "hand k" })];
-  const frame = svg("svg", { viewBox: "-50 -50 100 100", "aria-hidden": true }, svg("circle", { r: 42, class: "dial" }), sector, ...hands);
+  const frame = svg("svg", { viewBox: "-50 -50 100 100", "aria-hidden": "true" }, svg("circle", { r: 42, class: "dial" }), sector, ...hands);
   const text = h("span", {});
   return {
     element: h("div", { class: "clock" }, frame, text),
@@ -87,7 +87,7 @@ function railOf(moved: (what: string, position: number, by: number) => void): {
   element: HTMLElement;
   show(m: number, n: number): void;
 } {
-  const frame = svg("svg", { height: 62, "aria-hidden": true, class: "rail" });
+  const frame = svg("svg", { height: 62, "aria-hidden": "true", class: "rail" });
   const element = h("div", { class: "chart" }, frame);
   const bar = svg("rect", { y: 24, height: 12, class: "bar" });
   const tokensOf = { m: svg("g", { class: "token q" }), n: svg("g", { class: "token k" }) };

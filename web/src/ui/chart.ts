@@ -250,7 +250,7 @@ function legend(series: readonly Series[]): HTMLElement[] {
 }
 
 function entry(series: Series, value?: string): HTMLElement {
-  const mark = svg("svg", { width: 22, height: 8, "aria-hidden": true }, svg("line", { x1: 0, x2: 22, y1: 4, y2: 4 }));
+  const mark = svg("svg", { width: 22, height: 8, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 22, y1: 4, y2: 4 }));
   const drawn = mark.firstElementChild as SVGElement;
   setAttributes(drawn, { "stroke-dasharray": series.dash });
   drawn.style.stroke = series.color;

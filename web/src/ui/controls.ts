@@ -71,7 +71,7 @@ export class Controls {
       max: log ? NOTCHES : max,
       step: log ? 1 : step,
     });
-    const output = h("output", { for: id, "aria-hidden": true });
+    const output = h("output", { for: id, "aria-hidden": "true" });
     const show = () => {
       input.value = String(toNotch(read()));
       output.textContent = format(read());
@@ -136,7 +136,7 @@ export class Controls {
       (this.state.get(this.picture, options.key) ?? fallback).split(",").filter((name) => known.has(name));
     const set = (names: readonly string[]) => this.write(options.key, names.join(","), fallback);
     const buttons = options.choices.map(({ value, label, color, hint }) => {
-      const mark = h("span", { class: "mark", "aria-hidden": true });
+      const mark = h("span", { class: "mark", "aria-hidden": "true" });
       mark.style.background = color ?? "var(--ink)";
       const button = h("button", { type: "button", title: hint }, mark, label);
       button.addEventListener("click", () => {

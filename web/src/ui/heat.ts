@@ -32,7 +32,7 @@ const MARGIN = { top: 24, right: 10, bottom: 42, left: 58 };
 /** A map of cells: a pointer, a finger or the arrow keys choose one, whose value is shown. */
 export class Heat {
   readonly element: HTMLElement;
-  private readonly canvas = h("canvas", { "aria-hidden": true });
+  private readonly canvas = h("canvas", { "aria-hidden": "true" });
   private readonly frame = svg("svg", { role: "img", tabindex: 0 });
   private readonly readout = h("output", { class: "readout", "aria-live": "polite" });
   private drawing: HeatDrawing | null = null;
