@@ -71,7 +71,7 @@ def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, r
     turning = [label for label, rope in ropes.items() if rope is not None]
     own = Model(config, None, part.cls).layer_types if hasattr(config, "layer_types") else [None]
     for layer_type in own:
-        label = None if None in ropes else (layer_type or turning[0])
+        label = None if None in ropes or not turning else (layer_type or turning[0])  # not turning: only linear layers
         yield layer_type, label, rw.RopeConfig.from_hf(reading_of(config), layer_type=label, alpha=alpha)
 
 
