@@ -336,7 +336,8 @@ def depth_map(
     opened = open_model(model, given, progress)
     reader, trained, teller, pace = opened.reader, opened.trained, opened.teller, None
     longest = max(len(text.tokens) for text in opened.texts)
-    targets = [round(times * trained) for times in TIMES if times * trained <= longest] or [longest]
+    least = teller.least(trained)
+    targets = [round(times * trained) for times in TIMES if least <= times * trained <= longest] or [longest]
     for target in [given.target] if given.target else targets:
         plan = plan_of(opened, model, given, target, 1).plan
         methods = [name for name in plan.distinct if name != CROP][: None if given.method_names else 2]
