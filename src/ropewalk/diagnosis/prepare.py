@@ -50,7 +50,7 @@ from ropewalk.serving.served import Served
 from ropewalk.statistics import counted
 
 KIND = "windows"  # of the ledger
-JOB_FORMAT = 8  # of a result and of how it is measured: a change of either takes the next number
+JOB_FORMAT = 9  # of a result and of how it is measured: a change of either takes the next number
 BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
 COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
 MOST_COMPARED = 3  # at most so many of them

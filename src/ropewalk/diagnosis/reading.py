@@ -24,7 +24,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
 
-MOST_CONTROLS = 24  # facts asked for at the trained length, of one window
+MOST_CONTROLS = 48  # facts asked for at the trained length, of one window
 BROKEN = 1.0  # nats per token: a rise of the loss after which a reading is given up
 RECENT = 512  # tokens over which that rise is measured
 CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
@@ -186,7 +186,7 @@ def _read_cropped(reader: Reader, window: Filled, design: Design, number: int, a
 
 
 def control_facts(window: Filled, tokens: int) -> list[int]:
-    """Return the facts to ask for after the first tokens: whole groups, at most six of them, evenly chosen."""
+    """Return the facts to ask for after the first tokens: whole groups, at most twelve of them, evenly chosen."""
     known = window.within(tokens)
     groups = len(known) // GROUP
     chosen = dict.fromkeys(np.linspace(0, groups - 1, min(groups, MOST_CONTROLS // GROUP)).astype(int).tolist())
