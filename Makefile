@@ -26,8 +26,8 @@ test-rest: test-shapes
 	$(PYTEST) -m "thorough and not slow"
 
 test-shapes: $(READY)
-	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/layers --ignore=tests/rotation/backends \
-	  $(addprefix --ignore=tests/layers/test_,$(addsuffix .py,classifier distributed generate parity_transformers training))
+	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/models --ignore=tests/rotation/backends \
+	  $(addprefix --ignore=tests/models/test_,$(addsuffix .py,classifier distributed generate parity_transformers training))
 
 test-all: test test-rest
 

@@ -19,8 +19,8 @@ from records import RESULTS, add_instructions, append, environment, use_instruct
 from timing import Timed, interleave
 from torch import Tensor
 
-from ropewalk.layers.attend import attend
-from ropewalk.layers.masks import lay_out
+from ropewalk.attention.attend import attend
+from ropewalk.attention.masks import lay_out
 from ropewalk.rotation.backends import choose_attention
 
 SHAPES = ((9, 3, 64), (32, 8, 128))  # query heads, key heads, head_dim: SmolLM2-135M, Llama 3 8B

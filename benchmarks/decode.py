@@ -26,7 +26,7 @@ from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.decoder import Decoder
 
 READ = 1024  # tokens of the prompt that go through a model at one time
 LIKELIEST = 20

@@ -39,7 +39,7 @@ from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import at_once, fitting_workers, read_job
 from ropewalk.diagnosis.record import restored
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.layers.precision import chosen_dtype
+from ropewalk.precision import chosen_dtype
 from ropewalk.ledger import Ledger
 from ropewalk.rope.extensions import Extension, Region, next_index, same_index, zero_index
 from ropewalk.rope.model_ropes import ModelRopes

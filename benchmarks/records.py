@@ -21,8 +21,8 @@ from ropewalk.diagnosis.evidence import Window, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact
 from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide
-from ropewalk.layers.precision import half_instructions, is_slow, slow_dtype
-from ropewalk.rope import dispatch as compiled
+from ropewalk.precision import half_instructions, is_slow, slow_dtype
+from ropewalk import compiled
 
 Record = dict[str, Any]
 

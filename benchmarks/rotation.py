@@ -39,7 +39,7 @@ from records import (  # noqa: E402
 from timing import Call, CudaClock, cpu_clock, interleave  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
-from ropewalk.layers.norm import RMSNorm  # noqa: E402
+from ropewalk.models.norm import RMSNorm  # noqa: E402
 from tests import oracle  # noqa: E402
 from tests.rotation.backends import truth  # noqa: E402
 from tests.rotation.backends.cases import THETA, Case  # noqa: E402

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
-from ropewalk.layers.tokenizer import TextTokenizer
-from ropewalk.layers.training import fit
+from ropewalk.tokenizer import TextTokenizer
+from ropewalk.models.training import fit
 from ropewalk.statistics import mean_and_interval
 
 
@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     tokenizer = make_tokenizer(texts, given.vocab_size)
     torch.manual_seed(given.seed)
     held_out = torch.rand(len(texts)) < 0.05
-    model = rw.TextClassifier(rw.layers.TextClassifierConfig(
+    model = rw.TextClassifier(rw.models.TextClassifierConfig(
         vocab_size=tokenizer.vocab_size, labels=classes, hidden_size=given.hidden, num_hidden_layers=given.layers,
         intermediate_size=-(-given.hidden * 8 // 96) * 32, num_attention_heads=given.heads, encoding=given.encoding,
         pooling=given.pooling, dropout=given.dropout, initializer_range=0.04, embedding_range=0.3,

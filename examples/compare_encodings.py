@@ -22,8 +22,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.layers.tokenizer import TextTokenizer
-from ropewalk.layers.training import (
+from ropewalk.tokenizer import TextTokenizer
+from ropewalk.models.training import (
     TextWindows,
     fit,
     held_out_windows,
@@ -46,7 +46,7 @@ def decoder(encoding: str, vocab_size: int, length: int) -> rw.Decoder:
         positions = {"rope": rw.RopeConfig(HIDDEN // HEADS, interleaved=False, max_position_embeddings=length)}
     elif encoding == "learned":
         positions = {"encoding": rw.encodings.LearnedAbsolute(length)}
-    return rw.Decoder(rw.layers.DecoderConfig(
+    return rw.Decoder(rw.models.DecoderConfig(
         vocab_size=vocab_size, hidden_size=HIDDEN, intermediate_size=352, num_hidden_layers=4,
         num_attention_heads=HEADS, num_key_value_heads=2, **positions,
     ))  # fmt: skip

@@ -20,8 +20,8 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.layers.tokenizer import TextTokenizer
-from ropewalk.layers.training import (
+from ropewalk.tokenizer import TextTokenizer
+from ropewalk.models.training import (
     TextWindows,
     fit,
     held_out_windows,
@@ -31,7 +31,7 @@ from ropewalk.layers.training import (
 )
 
 
-def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.layers.DecoderConfig:
+def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.models.DecoderConfig:
     """Return a decoder's config: Llama's shape with a position encoding of `ropewalk.encodings`."""
     positions: dict[str, Any] = {"encoding": encoding}
     if encoding == "rope":
@@ -39,7 +39,7 @@ def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.layer
         positions = {"rope": rw.RopeConfig(head_dim, interleaved=False, max_position_embeddings=given.length)}
     elif encoding == "learned":
         positions = {"encoding": rw.encodings.LearnedAbsolute(given.length)}
-    return rw.layers.DecoderConfig(
+    return rw.models.DecoderConfig(
         vocab_size=vocab_size, hidden_size=given.hidden, intermediate_size=-(-given.hidden * 8 // 96) * 32,
         num_hidden_layers=given.layers, num_attention_heads=given.heads, residual_dropout=given.dropout, **positions,
     )  # fmt: skip

@@ -33,7 +33,7 @@ from transformers import (
 
 import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.layers.training import held_out_windows
+from ropewalk.models.training import held_out_windows
 
 TINY = Path(rw.__file__).parent / "builtin" / "tiny"
 

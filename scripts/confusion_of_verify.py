@@ -45,7 +45,7 @@ from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
-from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
+from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.methods.faults import Hypothesis  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
@@ -60,7 +60,7 @@ from ropewalk.verification.outcome import Prediction  # noqa: E402
 from ropewalk.verification.questions import different, first_difference  # noqa: E402
 from ropewalk.verification.verify import OurSide, our_side  # noqa: E402
 from tests.attachment.families import FAMILIES, small_model  # noqa: E402
-from tests.layers.material import gguf_of  # noqa: E402
+from tests.models.material import gguf_of  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
 SERVERS_RECORD = RECORD.with_name("verify-servers.json")

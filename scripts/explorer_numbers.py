@@ -32,9 +32,9 @@ from ropewalk.figures.material import (
     shown_name,
     windows,
 )
-from ropewalk.layers.encoding import Encoding, Places, Sizes
-from ropewalk.layers.encodings import ENCODINGS
-from ropewalk.layers.generation import generate
+from ropewalk.models.encoding import Encoding, Places, Sizes
+from ropewalk.models.encodings import ENCODINGS
+from ropewalk.models.generation import generate
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import columns_of
 from ropewalk.rotation.embedding import RotaryEmbedding

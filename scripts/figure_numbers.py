@@ -19,7 +19,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.figures.material import Array, described, frequencies, rotary_model, shown_name, theta_of, windows
-from ropewalk.layers.encodings import Sizes, sinusoidal_table, t5_bucket
+from ropewalk.models.encodings import Sizes, sinusoidal_table, t5_bucket
 from ropewalk.rope.pairing import Pairing, pairing_order
 from ropewalk.statistics import mean_and_interval
 

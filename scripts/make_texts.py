@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from typographic import typographic  # noqa: E402
 
-from ropewalk.layers.training import split_text  # noqa: E402
+from ropewalk.models.training import split_text  # noqa: E402
 
 CHARACTERS = 70_000
 BOOKS = {  # by the name in the package: the file, the share of the end that the stretch begins with

@@ -36,8 +36,8 @@ from typographic import typographic  # noqa: E402
 import ropewalk as rw  # noqa: E402
 from ropewalk.checkpoints.load import save  # noqa: E402
 from ropewalk.checkpoints.texts import read_text  # noqa: E402
-from ropewalk.layers.tokenizer import TextTokenizer  # noqa: E402
-from ropewalk.layers.training import (  # noqa: E402
+from ropewalk.tokenizer import TextTokenizer  # noqa: E402
+from ropewalk.models.training import (  # noqa: E402
     Batch,
     TextWindows,
     fit,
@@ -117,7 +117,7 @@ def batch_of(step: int, windows: TextWindows, words: list[list[int]], vocab_size
 def decoder(vocab_size: int) -> rw.Decoder:
     """Return the model with random weights."""
     rope = rw.RopeConfig(64, interleaved=False, max_position_embeddings=LENGTH)
-    return rw.Decoder(rw.layers.DecoderConfig(
+    return rw.Decoder(rw.models.DecoderConfig(
         vocab_size=vocab_size, hidden_size=192, intermediate_size=512, num_hidden_layers=6, num_attention_heads=3,
         rope=rope, residual_dropout=DROPOUT,
     ))  # fmt: skip

@@ -42,7 +42,7 @@ def trained(call, *inputs):
 
 def decoder(**changes):
     torch.manual_seed(1)
-    config = rw.layers.DecoderConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    config = rw.models.DecoderConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
                               num_attention_heads=2, **changes)
     return rw.Decoder(config).eval()
 

@@ -48,7 +48,7 @@ def test_all_is_literal_sorted_and_true():
 
 
 LAZY = [
-    "ropewalk", "ropewalk.audit", "ropewalk.serving", "ropewalk.figures", "ropewalk.layers",
+    "ropewalk", "ropewalk.audit", "ropewalk.serving", "ropewalk.figures", "ropewalk.models",
     "ropewalk.rotation",
 ]  # fmt: skip
 """The packages that import their names when they are used."""

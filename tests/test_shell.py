@@ -15,7 +15,7 @@ from ropewalk.diagnosis.run import doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import setting_command
-from tests.layers.material import gguf_of
+from tests.models.material import gguf_of
 
 NAMES = ["new\nline\ntouch RAN", "END\ntouch RAN\n", "quote'; touch RAN; '", "$(touch RAN)", "`touch RAN`",
          "-touch RAN", "a  b", "&& touch RAN", "back\\slash\n", "é\x1b[201~\rtouch RAN", "~", "*"]  # fmt: skip

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ropewalk.checkpoints.load import load, save
     from ropewalk.diagnosis.prepare import doctor
     from ropewalk.errors import RopeError
-    from ropewalk.layers.attention import Attention
-    from ropewalk.layers.cache import KVCache
-    from ropewalk.layers.classifier import TextClassifier
-    from ropewalk.layers.decoder import Decoder
-    from ropewalk.layers.generation import generate
+    from ropewalk.models.attention import Attention
+    from ropewalk.models.cache import KVCache
+    from ropewalk.models.classifier import TextClassifier
+    from ropewalk.models.decoder import Decoder
+    from ropewalk.models.generation import generate
     from ropewalk.rope import scaling
     from ropewalk.rope.config import RopeConfig
     from ropewalk.rope.frequencies import inverse_frequencies

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.rope.dispatch import PLAIN, reasons_for_mathematics
+from ropewalk.compiled import PLAIN, reasons_for_mathematics
 from ropewalk.rope.values import Float, is_number
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated

@@ -177,7 +177,7 @@ def test_packed_documents(llama):
 def test_a_static_cache(llama, monkeypatch, by_kernel):
     """A cache of fixed size, whose free slots the mask hides, gives the tokens of a growing one, by kernels or not."""
     if not by_kernel:
-        monkeypatch.setattr("ropewalk.layers.remap.choose_attention", lambda *tensors, **_: reference)
+        monkeypatch.setattr("ropewalk.attention.remap.choose_attention", lambda *tensors, **_: reference)
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     with rw.attach(llama, "self-extend", target=256):
         cache = StaticCache(config=llama.config, max_cache_len=200)

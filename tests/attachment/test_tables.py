@@ -160,7 +160,7 @@ def test_lengths_follow_the_call_or_are_fixed():
 def test_compiled_without_graph_break(method, layers):
     """One graph: other tables, remapped positions, a factor of the logits; the logits are those of eager mode.
 
-    tests/layers/test_extensions.py compiles every extension.
+    tests/models/test_extensions.py compiles every extension.
     """
     llama = small_model("llama", num_hidden_layers=layers)
     with rw.attach(llama, method, target=256), torch.no_grad():

@@ -103,7 +103,7 @@ def test_a_process_of_a_job_is_stopped_in_time_and_reported(tmp_path: Path, plac
         started([sys.executable, "-c", "print('reason'); raise SystemExit(3)"], place, 60.0, log)
     with pytest.raises(Stopped, match="after 1 seconds"):
         started([sys.executable, "-c", "import time; time.sleep(600)"], place, 1.0, log)
-    hidden = "import ropewalk.rope.dispatch as d, os; assert d.kernels is None; print(os.environ['TRITON_INTERPRET'])"
+    hidden = "import ropewalk.compiled as d, os; assert d.kernels is None; print(os.environ['TRITON_INTERPRET'])"
     assert started([sys.executable, "-c", hidden], place, 60.0, log).strip() == "1"
 
 

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from torch import Tensor
 
-from ropewalk.layers.tokenizer import byte_alphabet
+from ropewalk.tokenizer import byte_alphabet
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "starcoder2": "starcoder2",
                  "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "falcon": "falcon", "llama": "llama",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import ropewalk as rw
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
-from tests.layers.families import input_ids
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from tests.models.families import input_ids
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,

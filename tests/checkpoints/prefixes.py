@@ -10,7 +10,7 @@ import torch
 from ropewalk.checkpoints.live_model import ASK_TOKENS, Prefix, likeliest, new_cache
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import CHUNK, Reader
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.decoder import Decoder
 from ropewalk.verification.engine import TOP, NextTokens
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropewalk.checkpoints.opening import quietly
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

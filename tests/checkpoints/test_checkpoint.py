@@ -19,11 +19,11 @@ from ropewalk.checkpoints import sources
 from ropewalk.checkpoints.decoder_config import config_to_hf
 from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.errors import RopeError
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.material import HALF, SIZES, logits, make
-from tests.layers.families import input_ids
+from tests.models.families import input_ids
 
 OTHER = rw.RopeConfig(head_dim=8, interleaved=False, theta=1e6, max_position_embeddings=64)
 NTK = rw.RopeConfig(head_dim=8, interleaved=False, scaling=rw.scaling.NTK(4.0), max_position_embeddings=64)

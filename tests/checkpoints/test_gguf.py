@@ -21,9 +21,9 @@ from ropewalk.checkpoints.gguf import factors_as_rule, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
-from ropewalk.layers.decoder import Decoder
-from tests.layers.families import input_ids, make
-from tests.layers.material import data, smollm2, write_gguf
+from ropewalk.models.decoder import Decoder
+from tests.models.families import input_ids, make
+from tests.models.material import data, smollm2, write_gguf
 from tests.oracle import ladder, llama3
 
 KINDS = gguf.GGMLQuantizationType

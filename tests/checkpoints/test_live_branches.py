@@ -14,7 +14,7 @@ from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.layers.masks import TokenLayout
+from ropewalk.attention.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import YaRN
 from tests.checkpoints.prefixes import prefix_of, read

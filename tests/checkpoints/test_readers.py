@@ -15,11 +15,11 @@ from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import fast_copy, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.decoder import Decoder
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import DynamicNTK
-from ropewalk.rotation.backends import widened
+from ropewalk import precision
 from tests.checkpoints.random_models import random_model
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 
@@ -93,7 +93,7 @@ def test_a_copy_measures_as_the_model_in_float32(kind: str, monkeypatch: pytest.
 
     The frequencies that `.bfloat16()` has rounded are exact again, as in the model itself once it is attached.
     """
-    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: False)
     model = made(kind)
     fast, sentence = fast_copy(model)
     assert sentence == "Measured in a float32 copy: bfloat16 products are slow on this CPU."
@@ -115,7 +115,7 @@ def test_a_copy_measures_as_the_model_in_float32(kind: str, monkeypatch: pytest.
 
 def test_without_memory_the_model_is_measured_and_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy needs 1.5 times its bytes."""
-    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: False)
     model = made("decoder")
     needed = 6 * sum(weight.numel() for weight in model.parameters())
     for free, copied in ((needed, False), (needed + 1, True)):
@@ -131,10 +131,10 @@ def test_without_memory_the_model_is_measured_and_the_sentence_says_so(monkeypat
 
 def test_a_fast_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does what is no model."""
-    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: True)
     model = made("decoder")
     assert fast_copy(model) == (model, None)
-    monkeypatch.setattr(widened, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: False)
     wide = model.float()
     assert fast_copy(wide) == (wide, None)
     assert fast_copy("tiny") == ("tiny", None)

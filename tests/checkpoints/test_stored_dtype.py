@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 import ropewalk as rw
 from ropewalk.checkpoints.load import fast_dtype, load, save, stored_dtype
 from ropewalk.checkpoints.opening import open_reader
-from ropewalk.layers.classifier import TextClassifier, TextClassifierConfig
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
+from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.random_models import folder_of, random_model
 
 SLOW = "bfloat16 products are slow on this CPU"

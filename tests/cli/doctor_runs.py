@@ -10,7 +10,7 @@ import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.cli.app import main
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from tests.diagnosis.models import tiny_decoder
 
 TEXT = "It was the best of times. It was the worst of times! " * 60

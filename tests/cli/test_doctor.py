@@ -61,7 +61,7 @@ def test_files_are_written_before_anything_is_printed(
 def test_auto_says_which_dtype_it_chose_and_why(
     checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Printed and in the environment; tests/layers/test_precision.py has the choices."""
+    """Printed and in the environment; tests/models/test_precision.py has the choices."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "cpu_name": "AMD"})
     out = tmp_path / "out.json"
     assert doctor(checkpoint, "--text", text, "--target", 256, "--dtype", "auto", "--json", out) == 0

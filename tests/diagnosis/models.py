@@ -13,8 +13,8 @@ import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)

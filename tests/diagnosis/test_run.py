@@ -37,7 +37,7 @@ from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
 from ropewalk.serving.engines import ENGINES
 from tests.figures.pages import Page
-from tests.layers.material import gguf_of
+from tests.models.material import gguf_of
 
 TEXT = [("whale", novel(40_000, 60_000))]
 SHORT = [("whale", novel(40_000, 4_500))]

@@ -19,9 +19,9 @@ import ropewalk
 import ropewalk as rw
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.generation import generate
-from ropewalk.layers.training import TextWindows, held_out_windows, loss_by_position
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.generation import generate
+from ropewalk.models.training import TextWindows, held_out_windows, loss_by_position
 
 FOLDER = Path(str(files("ropewalk") / "builtin" / "tiny"))
 TRAINED = 256

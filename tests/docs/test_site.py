@@ -66,12 +66,12 @@ def test_the_reference_has_every_public_name(site):
     assert len(names) == 19
     assert [name for name in names if heads.count(name) != 1] == []
     assert sorted({name for name in heads if heads.count(name) > 1}) == []
-    for module in ("serving", "audit", "attachment", "layers", "positions", "rotation", "fused", "figures"):
+    for module in ("serving", "audit", "attachment", "models", "positions", "rotation", "fused", "figures"):
         own = set(import_module(f"ropewalk.{module}").__all__) - set(rw.__all__)
         assert {
             f"rw.{module}.{name}" for name in own if callable(getattr(import_module(f"ropewalk.{module}"), name))
         } <= {*heads}
-    assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.layers.fit"} <= set(heads)
+    assert {"rw.scaling.YaRN", "rw.fused.rotate_store", "rw.rotation.freqs_cis", "rw.models.fit"} <= set(heads)
     assert "rw.encodings.ALiBi" in heads
     assert "rw.positions.positions_for_rank" in heads
     assert "rw.rope.extensions.ReRoPE" in heads

@@ -12,7 +12,7 @@ import pytest
 
 from ropewalk.verification.golden import write_golden
 from tests.checkpoints.prefixes import OurEngine
-from tests.layers.material import gguf_of
+from tests.models.material import gguf_of
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.layers.training import held_out_windows, loss_by_position
+from ropewalk.models.training import held_out_windows, loss_by_position
 from tests.examples.loading import example
 from tests.prose import prose
 

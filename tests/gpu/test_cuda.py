@@ -17,8 +17,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
-from ropewalk.layers import attend as attend_module
-from tests.layers.forms import ROPE, pack
+from ropewalk.attention import attend as attend_module
+from tests.models.forms import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 VOCAB = 50
@@ -41,7 +41,7 @@ def make(**changes: Any) -> rw.Decoder:
         "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1,
         "rope": rw.RopeConfig(16, interleaved=False, max_position_embeddings=64),
     }  # fmt: skip
-    return rw.Decoder(rw.layers.DecoderConfig(**{**given, **changes})).cuda()
+    return rw.Decoder(rw.models.DecoderConfig(**{**given, **changes})).cuda()
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -331,7 +331,7 @@ def test_a_rule_of_the_caller_is_known_everywhere(stretched: Any) -> None:
         cache.write(0, keys, keys, cache.lay_out(1, 17))
 
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    config = rw.layers.DecoderConfig(**sizes, num_attention_heads=1, rope=rope)
+    config = rw.models.DecoderConfig(**sizes, num_attention_heads=1, rope=rope)
     assert config_from_native(json.loads(json.dumps(config_to_native(config))), "here") == config
     with pytest.raises(rw.RopeError, match="the same frequencies at every length"):
         rw.scaling.Resonance(rope.scaling)

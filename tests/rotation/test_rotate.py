@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 from ropewalk.rotation import checks
 
 

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from ropewalk.checkpoints.load import load
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.decoder import Decoder
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach, method_named
 
 TRAINED, TARGET = 16, 64

@@ -33,7 +33,7 @@ from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
 from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
 from tests.checkpoints.random_models import FAMILIES, folder_of, random_model
-from tests.layers.material import gguf_of
+from tests.models.material import gguf_of
 from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
 

@@ -19,7 +19,7 @@ from ropewalk.serving import ApplySettings, apply
 from ropewalk.version import __version__
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import random_model
-from tests.layers.material import write_gguf
+from tests.models.material import write_gguf
 from tests.serving.material import LENGTHS, LOW_THETA, TARGET, checkpoint, extended, token_ids
 
 KINDS = gguf.GGMLQuantizationType

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as KINDS
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faults import Hypothesis
 from ropewalk.serving import ApplySettings, apply
@@ -24,7 +24,7 @@ from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Predictions
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import folder_of, random_model
-from tests.layers.material import gguf_of, smollm2
+from tests.models.material import gguf_of, smollm2
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 SAID = [name for name, method in METHODS.items() if method.config is not None and name != "dynamic"]

@@ -24,7 +24,7 @@ from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import CONVERTER, DEVIATIONS, ENGINES
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.serve import serve_config
-from tests.layers.material import gguf_of
+from tests.models.material import gguf_of
 from tests.serving.material import LOW_THETA, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 from tests.serving.records import record_of
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 
 

@@ -9,7 +9,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.live_model import PreallocatedLayer
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN

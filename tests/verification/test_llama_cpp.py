@@ -10,7 +10,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.load import load
 from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.verify import our_side
-from tests.layers.material import gguf_of
+from tests.models.material import gguf_of
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 FILE = os.environ.get("ROPEWALK_TEST_GGUF")

@@ -397,7 +397,7 @@ def test_over_http(small, verify):
 def test_expectations_that_are_none(expect):
     """A message each."""
     rope = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
-    positions = rw.layers.DecoderConfig(
+    positions = rw.models.DecoderConfig(
         vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, rope=rope
     ).positions
     with pytest.raises(RopeError, match="verify: "):

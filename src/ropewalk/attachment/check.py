@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.norm import evaluating
+from ropewalk.models.norm import evaluating
 from ropewalk.rope.values import MOST_SIZE, as_whole
 
 TOKENS = 12  # of the short forward

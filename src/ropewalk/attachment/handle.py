@@ -36,7 +36,7 @@ from ropewalk.attachment.rotary import (
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
-from ropewalk.layers.precision import warn_if_slow
+from ropewalk.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes

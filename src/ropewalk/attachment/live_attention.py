@@ -25,9 +25,9 @@ from ropewalk.attachment.layers import belongs_to
 from ropewalk.attachment.rotary import Replaced
 from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
 from ropewalk.errors import RopeError
-from ropewalk.layers.attend import LogitRules
-from ropewalk.layers.masks import SlotTables, TokenLayout, Visibility
-from ropewalk.layers.remap import Remap, attend_remapped
+from ropewalk.attention.attend import LogitRules
+from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
+from ropewalk.attention.remap import Remap, attend_remapped
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension, ReRoPE
 from ropewalk.rope.model_ropes import ModelRopes

@@ -9,10 +9,10 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.layers.classifier import SHARED, TextClassifierConfig
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.encoding import EncodingConfig
-from ropewalk.layers.encodings import ENCODINGS
+from ropewalk.models.classifier import SHARED, TextClassifierConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.encoding import EncodingConfig
+from ropewalk.models.encodings import ENCODINGS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.scaling import rule_from_dict

@@ -18,7 +18,7 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import fraction_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing

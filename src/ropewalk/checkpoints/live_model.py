@@ -18,10 +18,10 @@ from ropewalk.attachment import attachment_of
 from ropewalk.attachment.live_attention import calls_with
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.layers.masks import Branches, TokenLayout
-from ropewalk.layers.norm import HALF, is_plain
-from ropewalk.layers.precision import to_float64
-from ropewalk.rotation.backends.widened import slow_dtype
+from ropewalk.attention.masks import Branches, TokenLayout
+from ropewalk.models.norm import HALF, is_plain
+from ropewalk.precision import to_float64
+from ropewalk.precision import slow_dtype
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer

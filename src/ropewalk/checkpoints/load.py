@@ -27,13 +27,13 @@ from ropewalk.checkpoints.decoder_config import (
 from ropewalk.checkpoints.sources import find, no_safetensors
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
-from ropewalk.layers.classifier import TextClassifier
-from ropewalk.layers.config import DecoderConfig
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.precision import is_slow, memory_for, name_of, warn_if_slow
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.classifier import TextClassifier
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.precision import is_slow, memory_for, name_of, warn_if_slow
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.pairing import convert_pairing
-from ropewalk.rotation.backends.widened import slow_dtype
+from ropewalk.precision import slow_dtype
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -23,9 +23,9 @@ from ropewalk.checkpoints.reader import Reader, text_tokenizer
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.layers.decoder import Decoder
-from ropewalk.layers.precision import is_slow, memory_for, name_of, slow_dtype_of
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.models.decoder import Decoder
+from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype_of
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 
 

@@ -19,7 +19,7 @@ from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import fields_under, positions_of, text_config_of
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.layers.tokenizer import TextTokenizer, ids_of
+from ropewalk.tokenizer import TextTokenizer, ids_of
 from ropewalk.methods import Reach, trained_length_of
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes

@@ -12,7 +12,7 @@ import numpy as np
 
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
 from ropewalk.rope.frequencies import attention_factor_of, columns_of

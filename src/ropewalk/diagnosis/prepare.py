@@ -38,8 +38,8 @@ from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, r
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.errors import RopeError
-from ropewalk.layers.precision import chosen_dtype
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.precision import chosen_dtype
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.processes import current, from_first

@@ -20,7 +20,7 @@ from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_w
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.decoder import Decoder
 from ropewalk.ledger import Ledger
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL

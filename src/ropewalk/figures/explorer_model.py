@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.decoder import Decoder
 from ropewalk.methods import METHODS, Method, Reach
 from ropewalk.methods.ropes import trained_length_of
 from ropewalk.rope.extensions import Extension

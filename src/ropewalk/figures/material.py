@@ -18,8 +18,8 @@ from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.layers.attention import Attention
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.attention import Attention
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.model_ropes import ModelRopes

@@ -37,7 +37,7 @@ from ropewalk.figures.style import (
     panel,
     style,
 )
-from ropewalk.layers.decoder import Decoder
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rope.values import check_whole

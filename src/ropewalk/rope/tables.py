@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.dispatch import constant_to_compilers, fresh, kernels, reasons_for_mathematics
+from ropewalk.compiled import constant_to_compilers, fresh, kernels, reasons_for_mathematics
 from ropewalk.rope.values import Int, Real, as_whole
 
 COORDINATES = (

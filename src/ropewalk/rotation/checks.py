@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.rope.dispatch import is_compiling, reasons_for_mathematics
+from ropewalk.compiled import is_compiling, reasons_for_mathematics
 from ropewalk.rope.values import as_whole, is_number
 from ropewalk.rotation.backends.request import Turn
 

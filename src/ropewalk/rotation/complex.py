@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.rope.dispatch import reasons_for_mathematics
+from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.rope.values import Float, Shaped
 
 

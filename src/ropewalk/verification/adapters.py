@@ -9,7 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.engine import WAIT, Engine, TokenTexts
 from ropewalk.verification.openai_engine import OpenAIEngine
 
@@ -41,7 +41,7 @@ def open_engine(
     if engine == "llama.cpp":
         return llama_cpp_server(model, token_texts)
     if engine == "transformers" or hasattr(getattr(engine, "config", None), "to_dict"):
-        from ropewalk.layers.precision import warn_if_slow
+        from ropewalk.precision import warn_if_slow
         from ropewalk.verification.transformers_engine import TransformersEngine
 
         if engine == "transformers":

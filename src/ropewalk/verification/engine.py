@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
 WAIT = 3.0  # seconds for which a server that is still loading is asked again

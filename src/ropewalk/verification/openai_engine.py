@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ropewalk.errors import RopeError
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.engine import (
     TOP,
     WAIT,

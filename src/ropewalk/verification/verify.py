@@ -18,7 +18,7 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
-from ropewalk.layers.tokenizer import TextTokenizer
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
 from ropewalk.progress import Progress, say, shown
 from ropewalk.progress import expect as begin_stage

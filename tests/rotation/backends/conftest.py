@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 from tests.rotation.backends.places import KERNELS, PLACES, Place
 
 pytest.register_assert_rewrite("tests.rotation.backends.calls", "tests.rotation.backends.norms")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 from ropewalk.rotation.backends import BACKENDS
 
 

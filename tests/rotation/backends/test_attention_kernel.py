@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import choose_attention, cpu, explain_attention, reference
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import choose, choose_attention, cpu, reference, triton
 from tests.rotation.backends.places import PLACES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="no compiled extension")
 TURN = (0, False, 1.0, 1.0, 1)  # layout bshd, half-split, scales of cos and sin, threads

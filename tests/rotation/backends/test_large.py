@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rope import dispatch as compiled
+from ropewalk import compiled
 from tests.rotation.backends.truth import same_bits
 
 ROWS, HEADS = 260, 64  # no multiple of a block of tokens

@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor
 
 from ropewalk.errors import RopeError, check_kind, describe
-from ropewalk.rope.dispatch import PLAIN, is_compiling
+from ropewalk.compiled import PLAIN, is_compiling
 from ropewalk.rotation.backends import cpu, flex, reference, triton
 from ropewalk.rotation.backends.request import AttentionBackend, Backend
 

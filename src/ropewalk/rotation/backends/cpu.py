@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.rope import dispatch as compiled
-from ropewalk.rope.dispatch import new_like, reasons_for_mathematics, reasons_for_torchs_product
+from ropewalk import compiled
+from ropewalk.compiled import new_like, reasons_for_mathematics, reasons_for_torchs_product
 from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
-from ropewalk.rotation.backends.widened import half_instructions
+from ropewalk.precision import half_instructions
 
 name = "cpu"
 kernels = True

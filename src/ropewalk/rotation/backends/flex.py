@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.rope.dispatch import reasons_for_mathematics
+from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.rotation.backends.reference import rotated_keys
 from ropewalk.rotation.backends.request import AttentionRequest, Bounds
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ropewalk.rope.dispatch import PLAIN, is_compiling
+from ropewalk.compiled import PLAIN, is_compiling
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
 
 name = "reference"

@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ropewalk.rope.dispatch import is_compiling, reasons_for_mathematics
+from ropewalk.compiled import is_compiling, reasons_for_mathematics
 from ropewalk.rotation.backends.request import Norm, Store, Turn
 
 name = "triton"

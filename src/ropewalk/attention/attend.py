@@ -1,0 +1,255 @@
+"""Attention over queries, keys and values: by our kernels, torch's kernels, or a path that returns weights."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.attention.masks import PackedDocuments, Visibility
+from ropewalk.compiled import differentiates_forward
+from ropewalk.rope.values import Float
+from ropewalk.rotation.backends import choose_attention
+from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest
+
+
+class LogitRules(NamedTuple):
+    """The rules that change logits: softcap tanh(logit / softcap), before masks and biases, and attention sinks.
+
+    - `softcap`: 0 for none. Source: Gemma 2, arXiv:2408.00118, section 2.
+    - `sinks`: `[heads]`, one more logit per softmax, without a value. Source: gpt-oss, arXiv:2508.10925, section 2.2.
+
+    >>> LogitRules(sinks=torch.zeros(1)).softmax(torch.zeros(1, 1, 1, 3)).flatten().tolist()
+    [0.25, 0.25, 0.25]
+    """
+
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+    @property
+    def none(self) -> bool:
+        """Return whether logits stay unchanged."""
+        return self.softcap == 0.0 and self.sinks is None
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Return logits under the softcap."""
+        return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Return the weights of masked scores `[batch, heads, seq, keys]`; without the share of the sinks."""
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
+NO_RULES = LogitRules()
+OPEN_BLOCK = 256  # queries whose scores exist at one time, without a fused kernel
+
+
+def attend(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    keys: Float[Tensor, "batch kv_heads total head_dim"],
+    values: Float[Tensor, "batch kv_heads total head_dim"],
+    seen: Visibility,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    rules: LogitRules = NO_RULES,
+) -> Float[Tensor, "batch heads seq head_dim"]:
+    """Return softmax(rules(q k^T / sqrt(head_dim)) + bias) v, by our kernel if it can run, else by torch's.
+
+    **Arguments:**
+
+    - `q`: `[batch, heads, seq, head_dim]`; `keys`, `values`: `[batch, kv_heads, total, head_dim]`.
+    - `seen`: the keys visible to each query. With `rules` it must contain the whole mask.
+    - `dropout`: dropout probability of the weights.
+    - `bias`: `[1 or batch, heads, seq, total]`, which includes the mask; `seen` is then ignored.
+    - `rules`: softcap and sinks. If no kernel can apply them, scores are computed for `OPEN_BLOCK` queries at a time.
+
+    **Returns:** `[batch, heads, seq, head_dim]`.
+    """
+    if q.numel() == 0 or keys.numel() == 0:
+        return torch.zeros_like(q)  # torch's flash kernel on the CPU divides by zero, which ends the process
+    kernel = None
+    if not dropout and bias is None:
+        torch_serves = rules.none and seen.is_simple
+        kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=torch_serves)
+    if kernel is not None and kernel.kernels:
+        bounds = seen.bounds()
+        if bounds is not None and len(bounds) <= kernel.most_regions:
+            regions = tuple(AttentionRegion(q, keys, within) for within in bounds)
+            return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
+    if not rules.none:
+        return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
+    if bias is None and seen.band:
+        return _attend_in_blocks(q, keys, values, seen, dropout)
+    if bias is None and seen.first_key:
+        keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
+    batch, heads, seq, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    groups = heads // kv_heads
+    mask, is_causal = (seen.additive(q.dtype), seen.is_causal) if bias is None else (bias, False)
+    if seq == 1 and groups > 1 and not is_causal:
+        # One token: the queries of a group are rows of one product with their key head, which is read once.
+        if bias is not None:
+            mask = bias.reshape(-1, kv_heads, groups, keys.shape[2])
+        folded = q.reshape(batch, kv_heads, groups, head_dim)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, dropout_p=dropout)
+        return out.reshape(batch, heads, seq, head_dim)
+    if groups > 1 and not _groups_are_fused(q, mask):
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    return F.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=keys.shape[1] != heads
+    )
+
+
+def differentiable_kernels() -> AbstractContextManager[None]:
+    """Return the context for forward-mode differentiation, which torch's fused attention does not support."""
+    if not differentiates_forward():
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
+
+
+def _attend_by_rules(
+    q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float, bias: Tensor | None, rules: LogitRules
+) -> Tensor:
+    """Attend without a fused kernel, a block of queries at a time."""
+    assert not any((seen.is_causal, seen.band, seen.first_key)), "rules need the whole mask"
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    added, outs = seen.additive(exact) if bias is None else bias, []
+    for begin, end in open_blocks(q.shape[2]):
+        part = None if added is None else added[..., begin:end, :]
+        outs.append(attend_openly(q[:, :, begin:end], keys, values, seen, dropout, part, rules)[0])
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+
+
+def open_blocks(seq: int) -> list[tuple[int, int]]:
+    """Return blocks of queries `begin .. end - 1` to compute scores for at one time, without a fused kernel.
+
+    A compiler gets one block: a loop over blocks would make a different graph for every length.
+    """
+    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, max(1, seq), OPEN_BLOCK), seq]
+    return list(pairwise(edges))
+
+
+def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
+    """Return whether torch's fused kernel supports fewer key heads than query heads; else they are repeated first."""
+    if q.device.type == "cpu":
+        return True  # measured: 5 to 15 % faster than repeating, forward and backward
+    return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
+
+
+def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
+    """Attend under a causal window in a long call, one block of queries at a time."""
+    seq, total, window = q.shape[2], keys.shape[2], seen.band
+    start, size, blocks = total - seq, max(window, 128), []
+    for begin in range(0, seq, size):
+        end = min(begin + size, seq)
+        first = max(0, start + begin - window + 1)
+        rows = torch.arange(start + begin, start + end, device=q.device)[:, None]
+        columns = torch.arange(first, start + end, device=q.device)[None, :]
+        near = Visibility(mask=(columns <= rows) & (columns > rows - window))
+        near_keys = slice(first, start + end)
+        blocks.append(attend(q[:, :, begin:end], keys[:, :, near_keys], values[:, :, near_keys], near, dropout))
+    return torch.cat(blocks, dim=2)
+
+
+def attend_openly(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    keys: Float[Tensor, "batch kv_heads total head_dim"],
+    values: Float[Tensor, "batch kv_heads total head_dim"],
+    seen: Visibility,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    rules: LogitRules = NO_RULES,
+) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
+    """Return the result of `attend`, and the weights `[batch, heads, seq, total]` before dropout; no fused kernel."""
+    groups = q.shape[1] // keys.shape[1]
+    if groups > 1:
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scores = rules.capped((q.to(exact) @ keys.to(exact).transpose(-1, -2)) / math.sqrt(q.shape[-1]))
+    added = seen.additive(exact) if bias is None else bias
+    if added is not None:
+        scores = scores + added
+    weights = rules.softmax(scores)
+    out = (F.dropout(weights, dropout) if dropout else weights) @ values.to(exact)
+    return out.to(q.dtype), weights
+
+
+def attend_varlen(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    documents: PackedDocuments,
+    causal: bool,
+    window: int | None,
+    rules: LogitRules = NO_RULES,
+) -> Tensor | None:
+    """Attend within all documents in one call of our kernels or torch's varlen kernel; return None if neither can run.
+
+    **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
+
+    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel supports 16 bits on CUDA from Ampere on. It is not
+    used with deterministic algorithms, nor with `rules`.
+    """
+    if not documents.lengths:
+        return None
+    kernel = varlen_kernel(q) if rules.none else None
+    wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
+    ours = choose_attention(wide, k, v, sinks=rules.sinks, torch_serves=kernel is not None)
+    if ours.kernels:
+        region = AttentionRegion(wide, k, documents.bounds(causal, window))
+        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
+        return ours.attend(request)[0].transpose(0, 1)
+    if kernel is None:
+        return None
+    if causal:
+        window_size = (-1 if window is None else window - 1, 0)
+    else:
+        window_size = (-1, -1) if window is None else (window, window)
+    longest, options = max(documents.lengths), {}
+    if q.shape[1] != keys.shape[1]:
+        if _knows_grouped_queries(kernel):
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
+    return kernel(
+        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=window_size, **options
+    )  # fmt: skip
+
+
+def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
+    """Return `torch.nn.attention.varlen.varlen_attn` if it supports `q`, else None."""
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():
+        return None
+    return _varlen_attn() if torch.cuda.get_device_capability(q.device) >= (8, 0) else None
+
+
+@cache
+def _varlen_attn() -> Callable[..., Tensor] | None:
+    """Return torch's function, or None if it is missing or has no windows, as in early releases."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return cast(Callable[..., Tensor], varlen_attn) if "window_size" in known else None
+
+
+def _knows_grouped_queries(kernel: Callable[..., Tensor]) -> bool:
+    """Return whether the kernel supports fewer heads of keys than of queries."""
+    return "enable_gqa" in inspect.signature(kernel).parameters

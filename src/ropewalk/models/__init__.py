@@ -1,0 +1,19 @@
+"""`Attention` and its cache, the rival encodings, a decoder, a text classifier, generation and training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropewalk.imports import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
+    from ropewalk.models.config import DecoderConfig
+    from ropewalk.models.decoder import Decoder
+    from ropewalk.models.generation import generate
+    from ropewalk.models.training import fit
+
+__all__ = ["Decoder", "DecoderConfig", "TextClassifier", "TextClassifierConfig", "fit", "generate"]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__)

@@ -1,0 +1,446 @@
+"""Multi-head attention with rotary embedding: grouped queries, windows, padding, packed documents, a cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError, check_kind
+from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_varlen, differentiable_kernels
+from ropewalk.models.cache import KVCache
+from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
+from ropewalk.models.encodings import resolve
+from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
+from ropewalk.attention.masks import SeqLen, Visibility
+from ropewalk.models.norm import RMSNorm, is_plain, projected
+from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
+from ropewalk.rotation.backends import choose
+from ropewalk.rotation.backends.autograd import norm_rotated, rotated
+from ropewalk.rotation.backends.request import Norm, Turn
+from ropewalk.rotation.checks import check_tables
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+
+def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, arguments: dict[str, Any]) -> None:
+    """Raise `RopeError` if `arguments` that `inputs` already contain are passed again, or the shapes differ."""
+    ignored = {name: value for name, value in arguments.items() if value is not None}
+    if ignored:
+        names = " and ".join(f"`{name}`" for name in ignored)
+        raise RopeError(
+            f"Attention: `inputs` is already built, so {names} would be ignored.",
+            facts=ignored,
+            cure="Omit `inputs`, or build it with them: ForwardInputs.of(hidden_states, ...).",
+        )
+    if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
+        raise RopeError(
+            "Attention: `inputs` was built for a different shape.",
+            facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
+            cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
+        )
+
+
+def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
+    """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    facts = {**sizes, "head_dim": head_dim}
+    check_whole("Attention", optional=False, **sizes)
+    check_whole("Attention", head_dim=head_dim, sliding_window=window)
+    if heads % kv_heads:
+        raise RopeError(
+            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
+            facts=facts,
+            cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
+        )
+    if head_dim is None and hidden % heads:
+        raise RopeError(
+            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
+            facts=facts,
+            cure="Pass head_dim=...",
+        )
+
+
+def check_numbers(softcap: float | None, **dropouts: float) -> None:
+    """Raise `RopeError` unless dropouts are probabilities below 1, and the softcap None or positive."""
+    for name, p in dropouts.items():
+        if not 0.0 <= p < 1.0:
+            raise RopeError(
+                f"Attention: `{name}` must be a probability below 1.",
+                facts={name: p},
+                cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
+            )
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        raise RopeError(
+            "Attention: `softcap` must be a positive number.",
+            facts={"softcap": softcap},
+            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
+        )
+
+
+def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
+    """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
+    cache.check_layer(layer)
+    cached = None if cache.ropes is None else cache.ropes[layer]
+    if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
+        raise RopeError(
+            "Attention: the cache was not made for this layer's rope.",
+            facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
+            cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
+        )
+    if cache.extensions[layer] != extension:
+        raise RopeError(
+            "Attention: the cache was not made for this layer's extension.",
+            facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
+            cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
+        )
+
+
+def layer_of(cache: KVCache | None, layer: int | None) -> int:
+    """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
+    if cache is not None:
+        check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
+    if layer is not None:
+        check_whole("Attention", least=0, layer=layer)
+    if layer is None and cache is not None and cache.num_layers > 1:
+        raise RopeError(
+            "Attention: `layer` is required: the cache has several layers.",
+            facts={"layer": layer, "cache": cache},
+            cure="Pass each layer's own number: attention(x, cache=cache, layer=i).",
+        )
+    return layer or 0
+
+
+def check_rope(rope: RopeConfig, head_dim: int) -> None:
+    """Raise `RopeError` unless the rope fits the heads."""
+    if rope.head_dim != head_dim:
+        raise RopeError(
+            "Attention: `rope` has a different head_dim.",
+            facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
+            cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
+        )
+
+
+def check_extension(
+    extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
+) -> None:
+    """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""
+    if extension.remaps and (rope is None or not causal or window is not None):
+        raise RopeError(
+            "Attention: an extension needs causal attention with a rope over all earlier tokens.",
+            facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
+            cure="Use None for this layer: a sliding window within the trained length needs no extension.",
+        )
+    if encoding is not None and encoding.adds_to_scores:
+        raise RopeError(
+            "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
+            facts={"extension": extension, "encoding": encoding.config},
+            cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
+        )
+
+
+class Attention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention; positions act on queries and keys, never on values.
+
+    **Arguments:**
+
+    - `hidden_size`, `num_attention_heads`, `num_key_value_heads` (None: as many as heads; 1: multi-query), `head_dim`
+      (None: hidden_size / heads): sizes.
+    - `rope`: a RopeConfig, or None for attention without position (NoPE). `encoding`: instead of a rope one of
+      `ropewalk.encodings`, by name ("alibi", "t5", "rope", ...) or with its settings.
+    - `causal`: False for bidirectional attention. `sliding_window`: tokens; query p attends to key j if
+      p - window < j <= p (causal), or if |p - j| <= window (bidirectional), both as in transformers.
+    - `extension`: one of `ropewalk.rope.extensions`, which remaps relative positions or scales logits.
+    - `softcap`: logits become softcap tanh(logit / softcap) before masks and biases, as in Gemma 2. `sinks`: a learned
+      logit for each head, `self.sinks` `[heads]`, that takes weight in the softmax and adds no value, as in gpt-oss.
+    - `qk_norm`: RMSNorm over each head before the rotation, as in Qwen3. `norm_eps` is its epsilon.
+    - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
+      applied only in training, to the weights and to the output.
+
+    **Raises:** `RopeError` if sizes do not match.
+
+    Sources: Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al. 2023 (grouped-query); Su et al. 2021,
+    arXiv:2104.09864, eq. 16.
+
+    >>> attention = Attention(32, 4, num_key_value_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> attention(torch.zeros(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
+
+    @checked
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        *,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        rope: RopeConfig | None = None,
+        encoding: str | EncodingConfig | RopeConfig | Encoding | None = None,
+        causal: bool = True,
+        sliding_window: int | None = None,
+        extension: Extension | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        attention_dropout: float = 0.0,
+        residual_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
+        check_numbers(softcap, attention_dropout=attention_dropout, residual_dropout=residual_dropout)
+        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        self.num_key_value_heads = kv_heads
+        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.causal, self.sliding_window = causal, sliding_window
+        self.softcap = softcap
+        self.attention_dropout, self.residual_dropout = attention_dropout, residual_dropout
+        self.sinks = nn.Parameter(torch.zeros(num_attention_heads)) if sinks else None
+        self.q_proj = nn.Linear(hidden_size, num_attention_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(
+            num_attention_heads * self.head_dim, hidden_size, bias=bias if output_bias is None else output_bias
+        )
+        self.q_norm = RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
+        self.rotary: RotaryEmbedding | None = None
+        self.encoding: Encoding | None = None
+        self._shared: tuple[Encoding, ...] = ()
+        self.extension: Extension | None = None
+        if rope is not None and encoding is not None:
+            raise RopeError(
+                "Attention: `rope` and `encoding` are mutually exclusive.",
+                facts={"rope": rope, "encoding": encoding},
+                cure="Pass one of them.",
+            )
+        if isinstance(encoding, Encoding):  # shared by the layers of a model, which registers it
+            self._shared = (encoding,)
+        elif encoding is not None:
+            chosen = resolve(encoding, self.head_dim)
+            if isinstance(chosen, RopeConfig):
+                rope = chosen
+            else:
+                self.encoding = chosen.build(Sizes(hidden_size, num_attention_heads, self.head_dim, causal))
+        self.set_positions(rope, extension)
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        """Return the rope of queries and keys, or None."""
+        return None if self.rotary is None else self.rotary.config
+
+    @property
+    def position_encoding(self) -> Encoding | None:
+        """Return the encoding used instead of a rope: the layer's own, the one shared by its model, or None."""
+        return self._shared[0] if self._shared else self.encoding
+
+    @property
+    def logit_rules(self) -> LogitRules:
+        """Return the softcap and the sinks."""
+        return LogitRules(self.softcap or 0.0, self.sinks)
+
+    @checked
+    def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
+        """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
+        config = rope.config if isinstance(rope, RotaryEmbedding) else rope
+        if config is not None:
+            check_rope(config, self.head_dim)
+        if extension is not None:
+            check_extension(extension, config, self.position_encoding, self.causal, self.sliding_window)
+        self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
+        self.extension = extension
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch seq hidden"],
+        *,
+        position_ids: Real[Tensor, "*positions"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq"] | None = None,
+        document_ids: Int[Tensor, "batch seq"] | None = None,
+        cache: KVCache | None = None,
+        layer: int | None = None,
+        seq_len: SeqLen | None = None,
+        need_weights: bool = False,
+        inputs: ForwardInputs | None = None,
+        bias: Tensor | None = None,
+    ) -> (
+        Float[Tensor, "batch seq hidden"]
+        | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
+    ):
+        """Attend within `hidden_states` `[batch, seq, hidden]`, and to the cached tokens of this layer.
+
+        **Arguments:**
+
+        - `position_ids`: integers `[seq]` or `[batch, seq]`, with several axes last; None: each token's index among the
+          real tokens of its row, after those in the cache, or of its document. Required if each axis has its own
+          frequencies (`axes_restart`, such as `encoding="axial"`).
+        - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
+          covers only the new tokens. The result at padded tokens is finite and has no meaning.
+        - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not
+          attend to each other.
+        - `cache`: keeps no gradients, and counts the tokens of each layer.
+        - `layer`: number of this layer in the cache, required if the cache has several; no two modules share one.
+        - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
+        - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
+        - `inputs`: built by a model from these arguments for all its layers; omit the others in that case.
+        - `bias`: with `inputs`, the masked bias of the model's shared encoding (`ForwardInputs.shared_bias`).
+
+        **Returns:** `[batch, seq, hidden]`, or that and the weights.
+
+        **Raises:** `RopeError` for arguments that contradict each other.
+        """
+        check_kind("Attention", Tensor, "Pass [batch, seq, hidden].", hidden_states=hidden_states)
+        if hidden_states.layout is not torch.strided or hidden_states.is_nested:
+            raise RopeError(
+                "Attention: `hidden_states` must be a dense tensor, neither sparse nor nested.",
+                facts={"hidden_states": hidden_states},
+                cure="Sparse: x.to_dense(). Nested: pass x.values()[None], and document_ids for its rows.",
+            )
+        if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
+            raise RopeError(
+                "Attention: `hidden_states` must be [batch, seq, hidden].",
+                facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
+                cure="Add the batch dimension with hidden_states[None], or build Attention with this hidden size.",
+            )
+        arguments: dict[str, Any] = {
+            "position_ids": position_ids, "attention_mask": attention_mask, "document_ids": document_ids,
+            "cache": cache, "seq_len": seq_len,
+        }  # fmt: skip
+        check_kind("Attention", bool, "Pass True for the weights too.", need_weights=need_weights)
+        if inputs is not None:
+            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs.of(hidden_states, ...).", inputs=inputs)
+        standalone, layer = inputs is None, layer_of(cache if inputs is None else inputs.cache, layer)
+        if inputs is None:
+            if bias is not None:
+                raise RopeError("Attention: `bias` requires `inputs`.", cure="Omit it: a layer computes its own.")
+            if cache is not None:
+                if not self.causal:
+                    raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
+                check_cache(cache, layer, self.rope, self.extension)
+                cache.check_writer(layer, self)
+            inputs = ForwardInputs.of(hidden_states, **arguments, layer=layer)
+        else:
+            check_inputs(inputs, hidden_states, arguments)
+        cache = inputs.cache
+        with torch.no_grad() if cache is not None else differentiable_kernels():
+            if self.encoding is not None:
+                hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
+            out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)
+        if cache is not None and standalone:
+            cache.commit(inputs.layout)
+        return (out, weights) if weights is not None else out
+
+    def _attend(
+        self, x: Tensor, inputs: ForwardInputs, layer: int, bias: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        # under tensor parallelism a process computes only its own heads
+        parts = projected(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (_split_heads(part, self.head_dim) for part in parts)
+        q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
+        if self.extension is not None:
+            q = inputs.remap(self.rotary, self.extension).scaled(q)
+        remaps = self.extension is not None and self.extension.remaps
+        encoding = self.position_encoding
+        biased = bias is not None or (encoding is not None and encoding.adds_to_scores)
+        if not need_weights and not remaps and not biased and not (self.training and self.attention_dropout):
+            packed = inputs.documents
+            if packed is not None:
+                flat_q, k, v = (packed.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
+                out = attend_varlen(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
+                if out is not None:
+                    return self._projected(packed.unpack(out).transpose(1, 2)), None
+        out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
+        return self._projected(out), weights
+
+    def _attend_rotated(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        inputs: ForwardInputs,
+        bias: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from queries `[batch, seq, heads, head_dim]` to keys and values `[batch, kv_heads, total, head_dim]`.
+
+        **Returns:** `[batch, heads, seq, head_dim]`, and the weights or None.
+        """
+        dropout, rules = self.attention_dropout if self.training else 0.0, self.logit_rules
+        if self.extension is not None and self.extension.remaps:
+            remap = inputs.remap(self.rotary, self.extension)
+            if need_weights:
+                return attend_remapped_openly(q.transpose(1, 2), keys, values, remap, dropout, rules)
+            return attend_remapped(q.transpose(1, 2), keys, values, remap, dropout, rules), None
+        seen, encoding = Visibility(), self.position_encoding
+        if bias is None and encoding is not None:
+            q, bias = encoding.biased(q, inputs.places)
+            if bias is not None:
+                bias = masked_bias(bias, inputs.layout.visibility(self.causal, self.sliding_window, whole=True))
+        if bias is None:
+            whole = need_weights or not rules.none
+            seen = inputs.layout.visibility(self.causal, self.sliding_window, whole=whole)
+        else:
+            bias = bias.to(q.dtype)
+        if need_weights:
+            return attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias, rules)
+        return attend(q.transpose(1, 2), keys, values, seen, dropout, bias, rules), None
+
+    def _projected(self, out: Tensor) -> Tensor:
+        """Return the output layer's `[batch, seq, hidden]` of `[batch, heads, seq, head_dim]`."""
+        batch, heads, seq, head_dim = out.shape
+        (out,) = projected(out.transpose(1, 2).reshape(batch, seq, heads * head_dim), self.o_proj)
+        return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
+
+    def _rotate_and_store(
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm, rotate and store, in one pass if possible; return queries, and keys and values with heads first."""
+        layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
+        remaps = self.extension is not None and self.extension.remaps
+        tables = None if self.rotary is None or remaps else inputs.tables(self.rotary)
+        norm = None if tables is None else _fusable(self.q_norm, self.k_norm)
+        if norm is None and self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if tables is not None and self.rotary is not None:
+            rope = self.rotary.config
+            cos, sin, scale = tables
+            check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
+            weights = () if norm is None else (norm.q_weight, norm.k_weight)
+            backend = choose(q, None, k, v, cos, sin, *weights)
+            turn = Turn(rope.interleaved, scale, False, "bshd", blocks=rope.blocks)
+            store = cache.store(layer, v, layout) if cache is not None and backend.kernels else None
+            if norm is not None or store is not None:
+                q, k = norm_rotated(backend, q, k, cos, sin, turn, norm, store)
+            else:
+                q, k = rotated(backend, [q, k], cos, sin, turn)
+            if cache is not None and store is not None:
+                return q, *cache.held(layer, layout)
+        elif encoding is not None:
+            q, k = encoding.encoded(q, k, inputs.places.queries)
+        if cache is None:
+            return q, k.transpose(1, 2), v.transpose(1, 2)
+        keys, values = cache.write(layer, k, v, layout)
+        return q, keys.to(q.dtype), values.to(q.dtype)
+
+
+def _split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """Return `[batch, seq, heads * head_dim]` as `[batch, seq, heads, head_dim]`, with this process's heads."""
+    batch, seq, width = x.shape
+    return x.view(batch, seq, width // head_dim, head_dim)
+
+
+def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
+    """Return both norms as one request, or None unless they are plain `RMSNorm` modules with the same epsilon."""
+    if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm) or q_norm.eps != k_norm.eps:
+        return None
+    plain = is_plain(q_norm, RMSNorm) and is_plain(k_norm, RMSNorm)
+    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if plain else None

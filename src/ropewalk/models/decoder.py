@@ -1,0 +1,404 @@
+"""The decoder language model: pre-norm, grouped-query attention, a rope and a window per layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError, check_kind
+from ropewalk.models.attention import Attention
+from ropewalk.models.cache import KVCache
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
+from ropewalk.models.forward_inputs import ForwardInputs
+from ropewalk.attention.masks import SeqLen
+from ropewalk.models.norm import RMSNorm, multiplied, projected, residual_stream
+from ropewalk.tokenizer import TextTokenizer
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import Extension
+from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
+from ropewalk.rope.values import checked
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+EntryT = TypeVar("EntryT")
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+ResultT = TypeVar("ResultT")
+HeadFunction = Callable[[Tensor, Tensor], ResultT]
+"""A function of hidden states `[batch, seq, hidden]` and the head's weight `[vocab, hidden]`."""
+
+
+class FeedForward(nn.Module):
+    """down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+
+    >>> FeedForward(8, 16)(torch.zeros(1, 2, 8)).shape
+    torch.Size([1, 2, 8])
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., hidden]` for `[..., hidden]`."""
+        up, gate = projected(x, self.up_proj, self.gate_proj)
+        return projected(F.silu(gate) * up, self.down_proj)[0]
+
+
+class Head(nn.Linear):
+    """An untied head. Functions of its weight run in its forward, because FSDP gathers the weight there."""
+
+    def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
+        """Return logits `[..., vocab]` for `[..., hidden]`, or the result of `head_fn`."""
+        return multiplied(hidden, self.weight, self.bias) if head_fn is None else head_fn(hidden, self.weight)
+
+
+def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return the hidden states: a `head_fn` that skips the head."""
+    return hidden
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names as in Hugging Face's Llama.
+
+    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> Decoder(config).layers[0](torch.zeros(1, 3, 16)).shape
+    torch.Size([1, 3, 16])
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rope: RopeConfig | None,
+        window: int | None,
+        extension: Extension | None,
+        shared: Encoding | None,
+        *,
+        causal: bool = True,
+    ) -> None:
+        """Build one layer of a model; `shared` is the encoding shared by all layers, or None."""
+        super().__init__()
+        self.self_attn = Attention(
+            config.hidden_size,
+            config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rope=rope,
+            encoding=config.encoding if shared is None else shared,
+            causal=causal,
+            sliding_window=window,
+            extension=extension,
+            qk_norm=config.qk_norm,
+            norm_eps=config.norm_eps,
+            bias=config.attention_bias,
+            output_bias=config.output_bias,
+            attention_dropout=config.attention_dropout,
+            residual_dropout=config.residual_dropout,
+        )
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.residual_dropout = config.residual_dropout
+
+    def forward(
+        self, x: Tensor, inputs: ForwardInputs | None = None, layer: int = 0, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as in `Attention.forward`.
+
+        Without `inputs`, positions count from 0, as in a model's call without further arguments. `x` may be float32 for
+        weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
+
+        **Raises:** `RopeError` for a different shape, and without `inputs` if the frequencies depend on `seq_len`.
+        """
+        if inputs is None:
+            if bias is not None or x.ndim != 3:
+                raise RopeError(
+                    "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` None.",
+                    facts={"x": x, "bias": bias},
+                    cure="Add the batch with x[None]; for positions pass ForwardInputs.of(x, position_ids=...).",
+                )
+            inputs = ForwardInputs.of(x, where="DecoderLayer")
+        normed = self.input_layernorm(x).to(inputs.dtype)
+        x = x + self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
+        out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))
+        if self.training and self.residual_dropout:
+            out = F.dropout(out, self.residual_dropout)
+        return x + out  # type: ignore[no-any-return]
+
+
+def shared_encoding(config: DecoderConfig, *, causal: bool = True) -> Encoding | None:
+    """Return the encoding shared by all layers of a model, or None."""
+    if not isinstance(config.encoding, EncodingConfig) or not config.encoding.shared:
+        return None
+    return config.encoding.build(Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0, causal))
+
+
+def draw_weights(model: nn.Module, deviation: float, embeddings: tuple[Tensor, float] | None = None) -> None:
+    """Draw all weights from torch's generator: normal matrices, zero biases, unit norms, encodings by their own rule.
+
+    `embeddings`: a matrix and its standard deviation, if that differs from `deviation`.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(0.0, deviation)
+            elif isinstance(module, RMSNorm):
+                module.weight.fill_(1.0)
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor):
+                bias.zero_()
+        if embeddings is not None:
+            embeddings[0].normal_(0.0, embeddings[1])
+        for module in model.modules():
+            if isinstance(module, Encoding):
+                module.reset_parameters()
+
+
+def check_ids(input_ids: Tensor, vocab_size: int, where: str) -> None:
+    """Raise `RopeError`, which names `where`, unless ids are integers `[batch, seq]`, on the CPU in the vocabulary."""
+    check_kind(where, Tensor, "Pass torch.tensor(ids)[None].", input_ids=input_ids)
+    if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise RopeError(
+            f"{where}: `input_ids` must be integers [batch, seq].",
+            facts={"input_ids": input_ids},
+            cure="Add the batch dimension: input_ids[None].",
+        )
+    if not torch.compiler.is_compiling() and input_ids.device.type == "cpu" and input_ids.numel():
+        low, high = (int(bound) for bound in input_ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise RopeError(
+                f"{where}: `input_ids` contains a token outside the vocabulary.",
+                facts={"lowest": low, "highest": high, "vocab_size": vocab_size},
+                cure="Use the tokenizer that the model was trained with.",
+            )
+
+
+def run_layers(layers: nn.ModuleList, x: Tensor, inputs: ForwardInputs, encoding: Encoding | None) -> Tensor:
+    """Run hidden states `[batch, seq, hidden]` through all layers; `encoding`: the one they share, or None.
+
+    Its bias is computed here and passed as an argument, so no layer stores it.
+    """
+    biases: dict[int | None, Tensor | None] = {}
+    for number, layer in enumerate(layers):
+        attention = cast(DecoderLayer, layer).self_attn
+        window = attention.sliding_window
+        if window not in biases:
+            biases[window] = inputs.shared_bias(encoding, attention.causal, window)
+        x = layer(x, inputs, number, biases[window])
+    return x
+
+
+class Decoder(nn.Module):
+    """A decoder language model; its state-dict keys are Hugging Face Llama's without the leading "model.".
+
+    `tokenizer` is None until a checkpoint sets one. A model built under `torch.device("meta")` uses no memory
+    and is complete after `to_empty` and `load_state_dict`, because only parameters are stored. Weights start as normal
+    numbers of standard deviation `initializer_range`, as in transformers' Llama.
+
+    >>> from ropewalk.rope.config import RopeConfig
+    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> Decoder(config)(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 32])
+    """
+
+    @checked
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: TextTokenizer | None = None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.encoding = shared_encoding(config)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, rope, window, extension, self.encoding)
+            for rope, window, extension in zip(config.ropes, config.sliding_windows, config.extensions, strict=True)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.lm_head = None
+        if not config.tie_word_embeddings:
+            self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        if not self.embed_tokens.weight.is_meta:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights from torch's generator: normal matrices, zero biases, unit norms."""
+        draw_weights(self, self.config.initializer_range)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+        head_fn: HeadFunction[ResultT] | None = None,
+    ) -> Tensor | ResultT:
+        """Return logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
+
+        **Arguments:**
+
+        - `position_ids`, `attention_mask`, `document_ids`, `seq_len`: as in `Attention`.
+        - `cache`: from `new_cache`; the tokens are appended to it, and no gradients are kept.
+        - `head_fn`: a function to call instead of the product with the head. Its arguments are the hidden states
+          `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
+          Compute losses in it, because FSDP gathers the weight only during the forward.
+
+        **Raises:** `RopeError` for arguments that contradict each other, and for a call that exceeds the cache's
+        `seq_len`.
+        """
+        self._check_call(input_ids, cache)
+        if head_fn is not None and not callable(head_fn):
+            raise RopeError(
+                "Decoder: `head_fn` must be a function.",
+                facts={"head_fn": head_fn},
+                cure="Pass a function of hidden states and the head's weight.",
+            )
+        with torch.no_grad() if cache is not None else nullcontext():
+            x = self.embed_tokens(input_ids)
+            inputs = ForwardInputs.of(
+                x,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                document_ids=document_ids,
+                cache=cache,
+                seq_len=seq_len,
+                where="Decoder",
+            )
+            x = residual_stream(x)
+            if self.encoding is not None:
+                x = self.encoding.embedded(x, inputs.places.queries)
+            hidden = self.norm(run_layers(self.layers, x, inputs, self.encoding)).to(inputs.dtype)
+            if cache is not None:
+                cache.commit(inputs.layout)
+            if self.lm_head is not None:
+                return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)  # type: ignore[no-any-return]
+            weight = self.embed_tokens.weight
+            return multiplied(hidden, weight) if head_fn is None else head_fn(hidden, weight)
+
+    def hidden_states(self, input_ids: Tensor, **arguments: Any) -> Tensor:
+        """Return `[batch, seq, hidden]` after the final norm, without the head; arguments as `forward`'s."""
+        return self(input_ids, **arguments, head_fn=only_hidden)  # type: ignore[no-any-return]
+
+    @checked
+    def with_positions(
+        self,
+        *,
+        rope: RopeSetting | Unchanged = UNCHANGED,
+        extension: ExtensionSetting | Unchanged = UNCHANGED,
+    ) -> Decoder:
+        """Return this model with a different rope, a different extension in attention, or both.
+
+        **Arguments:**
+
+        - `rope`: a RopeConfig for all layers with a rope, None for no rope, or a tuple with one entry per layer.
+        - `extension`: one for all layers that support it, None for no extension, or a tuple with one entry per layer.
+          Layers without a rope or with a sliding window do not support extensions that remap positions.
+
+        **Returns:** a model that shares the weights; `self` does not change. Each model raises for the other's caches.
+
+        **Raises:** `RopeError` if no layer can have the extension or, for a rope, with a different encoding.
+
+        >>> from ropewalk.rope.extensions import ReRoPE
+        >>> from ropewalk.rope.config import RopeConfig
+        >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+        >>> Decoder(config).with_positions(extension=ReRoPE(window=128)).config.extension
+        ReRoPE(window=128, leak=0.0, log_n=None)
+        """
+        positions = self.config.positions
+        fields: dict[str, Any] = {}
+        if not isinstance(rope, Unchanged):
+            if self.config.encoding is not None:
+                raise RopeError(
+                    "with_positions: this model was trained with a different encoding, which a rope cannot replace.",
+                    facts={"encoding": self.config.encoding},
+                    cure='Train a model with encoding="rope".',
+                )
+            positions = positions.with_rope(rope)
+            fields["rope"] = rope if isinstance(rope, tuple) else _setting(positions.ropes)
+        if not isinstance(extension, Unchanged):
+            positions = positions.with_extension(extension)
+            fields["extension"] = extension if isinstance(extension, tuple) else _setting(positions.extensions)
+        other = _shallow(self)
+        other.config = replace(self.config, **fields)
+        rotaries = {config: RotaryEmbedding(config) for config in positions.ropes if config is not None}
+        layers = []
+        for layer, config, of_layer in zip(self.layers, positions.ropes, positions.extensions, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            twin = _shallow(layer)
+            twin.self_attn = _shallow(layer.self_attn)
+            twin.self_attn.set_positions(None if config is None else rotaries[config], of_layer)
+            layers.append(twin)
+        other.layers = nn.ModuleList(layers)
+        return other
+
+    @checked
+    def new_cache(
+        self,
+        batch: int = 1,
+        *,
+        seq_len: SeqLen | None = None,
+        capacity: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> KVCache:
+        """Return an empty cache for `batch` rows, on the model's device and in its dtype (or `dtype`).
+
+        **Arguments:**
+
+        - `seq_len`: tokens, an int or `[batch]`; fixed; required if frequencies depend on length.
+        - `capacity`: tokens to reserve memory for, if the final length is known.
+        """
+        weight = self.embed_tokens.weight
+        return KVCache(
+            num_layers=self.config.num_hidden_layers,
+            batch=batch,
+            num_key_value_heads=self.config.kv_heads,
+            head_dim=self.config.head_dim or 0,
+            seq_len=seq_len,
+            capacity=capacity,
+            dtype=dtype or weight.dtype,
+            device=weight.device,
+            ropes=self.config.ropes,
+            extensions=self.config.extensions,
+        )
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _check_call(self, input_ids: Tensor, cache: KVCache | None) -> None:
+        check_ids(input_ids, self.config.vocab_size, "Decoder")
+        if cache is not None:
+            check_kind("Decoder", KVCache, "Create it with new_cache().", cache=cache)
+        made_for = None if cache is None else (cache.ropes, cache.extensions)
+        if made_for not in (None, (self.config.ropes, self.config.extensions)):
+            raise RopeError(
+                "Decoder: the cache was made for a different rope or a different extension.",
+                facts={"cache": made_for, "model": (self.config.ropes, self.config.extensions)},
+                cure="Create it with this model's new_cache, and run its tokens again.",
+            )
+
+
+def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:
+    """Return one entry if all layers have the same, else the tuple."""
+    return of_layers[0] if len(set(of_layers)) == 1 else of_layers
+
+
+def _shallow(module: ModuleT) -> ModuleT:
+    """Return a copy of a module that shares its parameters and submodules, which can be replaced in the copy."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    twin._parameters = dict(module._parameters)
+    twin._buffers = dict(module._buffers)
+    return twin

@@ -1,0 +1,537 @@
+"""The encodings: on embeddings (none, learned, sinusoidal), on scores (ALiBi, T5 and others), on queries and keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.models.encoding import DistanceBias, Encoding, EncodingConfig, Places, Sizes
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.tables import make_tables
+from ropewalk.rope.values import check_positive, checked
+from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.rotation.rotate import rotate
+
+
+@dataclass(frozen=True)
+class NoPE(EncodingConfig):
+    """No position encoding: nothing is added, and nothing rotates.
+
+    >>> NoPE().build(Sizes(8, 2, 4))
+    Encoding(NoPE())
+    """
+
+    name: ClassVar[str] = "none"
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return Encoding(self)
+
+
+@checked
+@dataclass(frozen=True)
+class LearnedAbsolute(EncodingConfig):
+    """One learned vector for each of the first `max_position_embeddings` positions.
+
+    >>> LearnedAbsolute(16).build(Sizes(8, 2, 4)).embedded(torch.zeros(1, 3, 8), torch.arange(3)).shape
+    torch.Size([1, 3, 8])
+    """
+
+    name: ClassVar[str] = "learned"
+    max_position_embeddings: int = 512
+
+    def __post_init__(self) -> None:
+        check_positive("LearnedAbsolute", max_position_embeddings=self.max_position_embeddings)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return _Table(self, sizes)
+
+
+class _Table(Encoding):
+    in_embeddings = True
+    config: LearnedAbsolute
+
+    def __init__(self, config: LearnedAbsolute, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.positions = nn.Embedding(config.max_position_embeddings, sizes.hidden_size)
+
+    def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        size = self.config.max_position_embeddings
+        if not torch.compiler.is_compiling() and position_ids.device.type == "cpu" and position_ids.numel():
+            low, high = (int(bound) for bound in position_ids.aminmax())
+            if low < 0 or high >= size:
+                raise RopeError(
+                    "LearnedAbsolute: a learned table has no vector for this position.",
+                    facts={"lowest": low, "highest": high, "max_position_embeddings": size},
+                    cure="Shorten the text, or train with a longer table; this one cannot be extended.",
+                )
+        vectors: Tensor = self.positions(position_ids)
+        return x + vectors.to(x.dtype)
+
+
+@checked
+@dataclass(frozen=True)
+class Sinusoidal(EncodingConfig):
+    """Sines and cosines added to embeddings: sin(m theta^(-2i/d)) to feature 2i of token m, the cosine to 2i+1.
+
+    - `theta`: the base.
+    - `scale_embeddings`: multiply embeddings by sqrt(hidden_size) first, as in the paper (section 3.4); without it
+      small embeddings have little effect.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    >>> sinusoidal_table(torch.arange(2), 4)[0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+
+    name: ClassVar[str] = "sinusoidal"
+    theta: float = 10_000.0
+    scale_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("Sinusoidal", theta=self.theta)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        check_even("Sinusoidal", sizes.hidden_size)
+        return _Added(self)
+
+
+class _Added(Encoding):
+    in_embeddings = True
+    config: Sinusoidal
+
+    def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        size = x.shape[-1]
+        table = sinusoidal_table(position_ids, size, self.config.theta)
+        return (x * size**0.5 if self.config.scale_embeddings else x) + table.to(x.dtype)
+
+
+def sinusoidal_table(position_ids: Tensor, hidden_size: int, theta: float = 10_000.0) -> Tensor:
+    """Return alternating sines and cosines of positions `[...]`, float64 `[..., hidden_size]`."""
+    columns = tuple(theta ** (-2 * i / hidden_size) for i in range(hidden_size // 2))
+    cos, sin = make_tables(position_ids, columns, dtype=torch.float64)
+    return torch.stack((sin, cos), -1).flatten(-2)
+
+
+def check_even(name: str, hidden_size: int) -> None:
+    """Raise `RopeError` for an odd `hidden_size`."""
+    if hidden_size % 2:
+        raise RopeError(
+            f"{name}: `hidden_size` must be even, a sine and a cosine for each frequency.",
+            facts={"hidden_size": hidden_size},
+            cure="Choose an even hidden_size.",
+        )
+
+
+@dataclass(frozen=True)
+class ALiBi(EncodingConfig):
+    """A bias of -slope * |distance|, without learned parameters; it is symmetric if queries see later keys.
+
+    Source: Press et al. 2021, arXiv:2108.12409.
+
+    >>> alibi_slopes(8)[:3]
+    (0.5, 0.25, 0.125)
+    """
+
+    name: ClassVar[str] = "alibi"
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return _Slopes(self, sizes)
+
+
+class _Slopes(DistanceBias):
+    def __init__(self, config: ALiBi, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.slopes = alibi_slopes(sizes.num_attention_heads)
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=distance.device)
+        return -slopes[:, None] * distance.abs()
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return 2^(-8/n), 2^(-16/n), ... for n heads if n is a power of 2.
+
+    For other n: the slopes of the next lower power, then every other slope of the next higher, as in the authors' code.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
+    return tuple(slopes)
+
+
+@checked
+@dataclass(frozen=True)
+class RelativeBias(EncodingConfig):
+    """A learned number per distance, head and layer; distances beyond `max_distance` tokens share the last.
+
+    >>> bias = RelativeBias(4).build(Sizes(8, 2, 4))
+    >>> bias.of_distance(torch.arange(9)).shape
+    torch.Size([2, 9])
+    """
+
+    name: ClassVar[str] = "relative"
+    shared: ClassVar[bool] = False
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        check_positive("RelativeBias", max_distance=self.max_distance)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return _Clipped(self, sizes)
+
+
+class _Clipped(DistanceBias):
+    config: RelativeBias
+
+    def __init__(self, config: RelativeBias, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.least = 0 if sizes.causal else -config.max_distance
+        self.bias = nn.Embedding(config.max_distance - self.least + 1, sizes.num_attention_heads)
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        clipped = distance.clamp(self.least, self.config.max_distance) - self.least
+        bias: Tensor = self.bias(clipped)
+        return bias.movedim(-1, 0)
+
+
+@checked
+@dataclass(frozen=True)
+class T5Bias(EncodingConfig):
+    """A learned number for each bucket of distances and each head, shared by all layers.
+
+    Half of `num_buckets` hold one distance each; the others grow logarithmically to `max_distance` tokens. If queries
+    see later keys, each direction has half of the buckets. Source: Raffel et al. 2019, arXiv:1910.10683.
+
+    >>> t5_bucket(torch.tensor([0, 1, 15, 16, 127, 10_000]), 32, 128, causal=True).tolist()
+    [0, 1, 15, 16, 31, 31]
+    """
+
+    name: ClassVar[str] = "t5"
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        if self.num_buckets < 4 or self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
+            raise RopeError(
+                "T5Bias: `num_buckets` must be a multiple of 4, and `max_distance` above half of it.",
+                facts={"num_buckets": self.num_buckets, "max_distance": self.max_distance},
+                cure="T5 has 32 and 128.",
+            )
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return _Buckets(self, sizes)
+
+
+class _Buckets(DistanceBias):
+    config: T5Bias
+
+    def __init__(self, config: T5Bias, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.causal = sizes.causal
+        self.bias = nn.Embedding(config.num_buckets, sizes.num_attention_heads)
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        bucket = t5_bucket(distance, self.config.num_buckets, self.config.max_distance, causal=self.causal)
+        bias: Tensor = self.bias(bucket)
+        return bias.movedim(-1, 0)
+
+
+def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:
+    """Return the bucket of each distance (query - key, int64); later keys have 0 if causal, else the upper half."""
+    upper: Tensor | int = 0
+    if not causal:
+        num_buckets //= 2
+        upper = (distance < 0).long() * num_buckets
+        distance = distance.abs()
+    else:
+        distance = distance.clamp(min=0)
+    exact = num_buckets // 2
+    # in float32, as published, because its rounding decides at the edges of buckets
+    share = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
+    return torch.where(distance < exact, distance, far) + upper
+
+
+@dataclass(frozen=True)
+class KERPLE(EncodingConfig):
+    """A bias of -r1 log(1 + r2 |distance|), with r1 and r2 learned for each head and layer.
+
+    Both are exponentials of parameters, so above 0. Initial values are the authors': uniform in (0, 2) and (0, 1).
+    Source: Chi et al. 2022, arXiv:2205.09921.
+
+    >>> KERPLE().build(Sizes(8, 2, 4)).of_distance(torch.arange(5)).shape
+    torch.Size([2, 5])
+    """
+
+    name: ClassVar[str] = "kerple"
+    shared: ClassVar[bool] = False
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return _Logarithmic(self, sizes)
+
+
+class _Logarithmic(DistanceBias):
+    def __init__(self, config: KERPLE, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.log_r1 = nn.Parameter(torch.empty(sizes.num_attention_heads))
+        self.log_r2 = nn.Parameter(torch.empty(sizes.num_attention_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.log_r1.uniform_(0.01, 2.0).log_()
+            self.log_r2.uniform_(0.01, 1.0).log_()
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        exact = torch.promote_types(self.log_r1.dtype, torch.float32)
+        r1, r2 = self.log_r1.to(exact).exp()[:, None], self.log_r2.to(exact).exp()[:, None]
+        return -r1 * torch.log1p(r2 * distance.abs())
+
+
+@checked
+@dataclass(frozen=True)
+class FIRE(EncodingConfig):
+    """A small network for each layer that maps normalized distances to biases.
+
+    - `width`: features of its hidden layer.
+    - `first_c`, `first_threshold` (tokens): initial c and L, as published.
+
+    Our extension for queries that see later keys: distances are absolute, and i is the later of both positions.
+    Source: Li et al. 2023, arXiv:2310.04418.
+
+    >>> FIRE().build(Sizes(8, 2, 4)).biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
+    torch.Size([2, 3, 3])
+    """
+
+    name: ClassVar[str] = "fire"
+    shared: ClassVar[bool] = False
+    width: int = 32
+    first_c: float = 0.1
+    first_threshold: float = 512.0
+
+    def __post_init__(self) -> None:
+        check_positive("FIRE", width=self.width, first_c=self.first_c, first_threshold=self.first_threshold)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        return _Interpolated(self, sizes)
+
+
+class _Interpolated(Encoding):
+    config: FIRE
+    adds_to_scores: ClassVar[bool] = True
+
+    def __init__(self, config: FIRE, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.inner = nn.Linear(1, config.width)
+        self.outer = nn.Linear(config.width, sizes.num_attention_heads)
+        self.c = nn.Parameter(torch.empty(()))
+        self.threshold = nn.Parameter(torch.empty(()))  # in units of `first_threshold`, as published
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reset with torch's initialization of Linear; the small weights of other layers would give almost no bias."""
+        self.inner.reset_parameters()
+        self.outer.reset_parameters()
+        with torch.no_grad():
+            self.c.fill_(self.config.first_c)
+            self.threshold.fill_(1.0)
+
+    def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
+        exact = torch.promote_types(self.c.dtype, torch.float32)
+        c = self.c.to(exact)
+        distance = places.distance.abs().to(exact)
+        later = torch.maximum(places.queries[..., :, None], places.keys[..., None, :]).to(exact)
+        limit = torch.maximum(later, (self.threshold.to(exact) * self.config.first_threshold).abs())
+        share = torch.log((c * distance).abs() + 1) / torch.log((c * limit).abs() + 1).clamp(min=1e-6)
+        hidden = torch.relu(self.inner(share[..., None].to(self.inner.weight.dtype)))
+        bias: Tensor = self.outer(hidden)
+        return bias.movedim(-1, -3).to(dtype)
+
+
+@checked
+@dataclass(frozen=True)
+class TransformerXL(EncodingConfig):
+    """Relative attention with learned u, v and projection of R for each layer.
+
+    It costs a product of each query with each distance. Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
+
+    >>> xl = TransformerXL().build(Sizes(8, 2, 4))
+    >>> xl.biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
+    torch.Size([1, 2, 3, 3])
+    """
+
+    name: ClassVar[str] = "transformer_xl"
+    shared: ClassVar[bool] = False
+    theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        check_positive("TransformerXL", theta=self.theta)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        check_even("TransformerXL", sizes.hidden_size)
+        return _Relative(self, sizes)
+
+
+class _Relative(Encoding):
+    config: TransformerXL
+    adds_to_scores: ClassVar[bool] = True
+
+    def __init__(self, config: TransformerXL, sizes: Sizes) -> None:
+        super().__init__(config)
+        self.hidden_size = sizes.hidden_size
+        self.r_proj = nn.Linear(sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim, bias=False)
+        self.u = nn.Parameter(torch.empty(sizes.num_attention_heads, sizes.head_dim))
+        self.v = nn.Parameter(torch.empty(sizes.num_attention_heads, sizes.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.u.normal_(0.0, 0.02)
+            self.v.normal_(0.0, 0.02)
+
+    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
+        """Return q + u, and the scores of q + v with each distance, gathered for each key."""
+        heads, head_dim = self.u.shape
+        distance = places.distance if places.distance.ndim == 3 else places.distance[None]
+        least, most = places.span()
+        table = places.memo(
+            ("sinusoidal", least, most, self.config.theta, q.dtype),
+            lambda: sinusoidal_table(
+                torch.arange(least, most + 1, device=q.device), self.hidden_size, self.config.theta
+            ).to(q.dtype),
+        )
+        r = self.r_proj(table).view(-1, heads, head_dim)
+        by_distance = torch.einsum("bshd,rhd->bhsr", q + self.v.to(q.dtype), r) / math.sqrt(head_dim)
+        chosen = (distance - least)[:, None].expand(q.shape[0], heads, -1, -1)
+        return q + self.u.to(q.dtype), by_distance.gather(-1, chosen)
+
+
+@checked
+@dataclass(frozen=True)
+class XPos(EncodingConfig):
+    """RoPE with scales that decay with the distance, for causal attention (scores of later keys would grow).
+
+    - `rope`: the rotation; None is half-split RoPE of the whole head.
+    - `scale_base`: tokens. `gamma`: 0.4 as published.
+    - `center`: position with scale 1. float32 and bfloat16 allow 35,000 tokens on either side of it, float16 4,000;
+      positions beyond raise `RopeError`.
+
+    Source: Sun et al. 2022, arXiv:2212.10554.
+
+    >>> q, k = XPos().build(Sizes(8, 2, 4)).encoded(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
+    >>> bool(q.norm() < 2 < k.norm())
+    True
+    """
+
+    name: ClassVar[str] = "xpos"
+    rope: RopeConfig | None = None
+    scale_base: float = 512.0
+    gamma: float = 0.4
+    center: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("XPos", scale_base=self.scale_base, gamma=self.gamma)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        if not sizes.causal:
+            raise RopeError(
+                "XPos: attention must be causal: scores of later keys would grow with their distance.",
+                cure="Use RoPE if queries see later keys.",
+            )
+        return _Scaled(self, sizes)
+
+
+class _Scaled(Encoding):
+    config: XPos
+
+    def __init__(self, config: XPos, sizes: Sizes) -> None:
+        super().__init__(config)
+        rope = config.rope or RopeConfig(sizes.head_dim, interleaved=False)
+        if rope.head_dim != sizes.head_dim or rope.num_axes != 1 or rope.needs_seq_len:
+            raise RopeError(
+                "XPos: `rope` needs this head_dim, one axis, and frequencies that do not depend on the length.",
+                facts={"rope": rope, "head_dim": sizes.head_dim},
+                cure="Leave `rope` out, or pass RopeConfig(head_dim, interleaved=...).",
+            )
+        self.rotary = RotaryEmbedding(rope)
+
+    def encoded(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
+        pairs = cos.shape[-1]
+        exponent = (position_ids - self.config.center).to(torch.float64) / self.config.scale_base
+        share = torch.arange(pairs, dtype=torch.float64, device=q.device) / pairs
+        log_zeta = ((share + self.config.gamma) / (1 + self.config.gamma)).log()
+        self._check_reach(position_ids, q.dtype)
+        scale = (exponent[..., None] * log_zeta).exp().to(exact)
+        return self._rotate(q, cos * scale, sin * scale), self._rotate(k, cos / scale, sin / scale)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rope = self.rotary.config
+        factor = self.rotary.attention_factor
+        return rotate(x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor)
+
+    def _check_reach(self, position_ids: Tensor, dtype: torch.dtype) -> None:
+        if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
+            return
+        nats = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # -log of the least normal number
+        most = nats * self.config.scale_base / math.log((1 + self.config.gamma) / self.config.gamma)
+        farthest = int((position_ids - self.config.center).abs().max())
+        if farthest > most:
+            raise RopeError(
+                "XPos: this position is too far from the centre: its scale exceeds the range of the dtype.",
+                facts={"farthest": farthest, "limit": int(most), "dtype": dtype, "center": self.config.center},
+                cure="Put `center` in the middle of the context, or choose a larger `scale_base`.",
+            )
+
+
+ENCODINGS: dict[str, type[EncodingConfig]] = {
+    config.name: config
+    for config in (NoPE, Sinusoidal, LearnedAbsolute, RelativeBias, T5Bias, TransformerXL, ALiBi, KERPLE, FIRE, XPos)
+}  # fmt: skip
+"""The settings class of each encoding by its name."""
+
+ROPE_NAMES = ("rope", "axial")
+
+
+@checked
+def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> EncodingConfig | RopeConfig:
+    """Return the settings of an encoding.
+
+    **Arguments:**
+    - `encoding`: a key of `ENCODINGS` or one of `ROPE_NAMES`, for default settings; or settings, returned unchanged.
+      "rope" is half-split RoPE of the whole head. "axial" assigns the first half of the pairs to the first coordinate
+      of a grid and the second half to the other.
+    - `head_dim`: features of one head.
+
+    **Raises:** `RopeError` for an unknown name, and for "axial" if `head_dim` is not a multiple of 4.
+
+    >>> resolve("alibi", 64)
+    ALiBi()
+    """
+    if isinstance(encoding, EncodingConfig | RopeConfig):
+        return encoding
+    if encoding == "rope":
+        return RopeConfig(head_dim, interleaved=False)
+    if encoding == "axial":
+        if head_dim % 4:
+            raise RopeError(
+                "encodings: axial RoPE needs a head_dim that is a multiple of 4.",
+                facts={"head_dim": head_dim},
+                cure="The two axes need the same number of pairs.",
+            )
+        return RopeConfig(
+            head_dim, interleaved=False, axes=(0,) * (head_dim // 4) + (1,) * (head_dim // 4), axes_restart=True
+        )
+    if not isinstance(encoding, str) or encoding not in ENCODINGS:
+        raise RopeError(
+            "encodings: unknown encoding.",
+            facts={"encoding": encoding, "known": sorted([*ENCODINGS, *ROPE_NAMES])},
+            cure="Choose one of these, or pass settings such as rw.encodings.T5Bias(num_buckets=64).",
+        )
+    return ENCODINGS[encoding]()

