@@ -34,8 +34,8 @@ from ropewalk.diagnosis.record import Diagnosis
 
 NOVELS = ("bleak_house", "middlemarch", "moby_dick")
 FIRST, CHARACTERS = 20_000, 90_000
-EXTEND = ("--target", "16384", "--engine", "llama.cpp", "--minutes", "20")
-GOOD = ("--trained-length", "4096", "--target", "8192", "--minutes", "20", "--dtype", "auto")
+EXTEND = ("--target", "16384", "--engine", "llama.cpp", "--minutes", "60")
+GOOD = ("--trained-length", "4096", "--target", "8192", "--minutes", "60", "--dtype", "auto")
 SECOND = 700_000  # the first character of the second part of a novel
 
 
