@@ -127,7 +127,7 @@ def fields_under(
     except RopeError as error:
         if record.extends and not reach.extends:
             raise
-        return error.rule.rpartition(": ")[2].rstrip(".")
+        return error.reason
 
 
 def _accepted(fields: Mapping[str, Any]) -> bool:

@@ -332,7 +332,14 @@ def depth_map(
     >>> list(depth_map("tiny", target=512, methods="dca", windows=1, progress=False).answers)
     ['plain', 'dca']
     """
-    began, given = time.perf_counter(), DoctorSettings(**settings)
+    return map_under(model, DoctorSettings(**settings), progress, kept=kept)
+
+
+def map_under(
+    model: object, given: DoctorSettings, progress: Progress | bool | None = None, *, kept: Sequence[str] = ()
+) -> DepthMap:
+    """Measure a map under these settings; arguments as for `depth_map`."""
+    began = time.perf_counter()
     opened = open_model(model, given, progress)
     reader, trained, teller, pace = opened.reader, opened.trained, opened.teller, None
     longest = max(len(text.tokens) for text in opened.texts)
