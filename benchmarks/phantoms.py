@@ -37,10 +37,10 @@ from ropewalk.diagnosis.evidence import WindowReading
 from ropewalk.diagnosis.plan import CROP
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import at_once, fitting_workers, read_job
-from ropewalk.diagnosis.record import restored
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.precision import chosen_dtype
 from ropewalk.ledger import Ledger
+from ropewalk.precision import chosen_dtype
+from ropewalk.records import restored
 from ropewalk.rope.extensions import Extension, Region, next_index, same_index, zero_index
 from ropewalk.rope.model_ropes import ModelRopes
 

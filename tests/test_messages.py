@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ropewalk
-from ropewalk.errors import RopeError, describe
+from ropewalk.errors import NoRotation, RopeError, describe
 
 PACKAGE = Path(ropewalk.__file__).parent
 
@@ -49,18 +49,18 @@ def test_rule_facts_and_cure():
     """The message is the rule, one fact a line, aligned, then the cure."""
     error = RopeError("f: no.", facts={"x": torch.zeros(2, dtype=torch.bfloat16), "long_name": "a"}, cure="Do this.")
     assert str(error) == "f: no.\n  x          bfloat16[2]\n  long_name  'a'\nDo this."
-    assert (error.rule, error.cure) == ("f: no.", "Do this.")
+    assert (error.rule, error.where, error.reason, error.cure) == ("f: no.", "f", "no", "Do this.")
     with pytest.raises(ValueError, match="f: no"):
         raise error
 
 
 def test_errors_survive_the_way_from_another_process():
     """A worker's error says the same where it arrives; tensors are not sent along."""
-    error = RopeError("f: no.", facts={"x": torch.zeros(10_000), "name": "a"}, cure="Do this.")
+    error = NoRotation("f: no.", facts={"x": torch.zeros(10_000), "name": "a"}, cure="Do this.")
     sent = pickle.dumps(error)
     assert len(sent) < 1000
     arrived = pickle.loads(pickle.dumps(pickle.loads(sent)))
-    assert type(arrived) is RopeError
+    assert type(arrived) is NoRotation
     assert str(arrived) == str(error)
     assert (arrived.rule, arrived.cure) == (error.rule, error.cure)
 

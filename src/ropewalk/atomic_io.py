@@ -6,6 +6,7 @@ A file that a command writes for the user replaces only an empty file or one of 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import hashlib
 import json
@@ -326,7 +327,16 @@ def check_output(path: str | Path, *, new_folder: bool = False) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return a copy for JSON: NaN and infinities become None, tuples become lists."""
+    """Return a copy for JSON: NaN and infinities become None, tuples lists, and dataclasses and named tuples objects.
+
+    A dataclass with a property `sentence` has that key too. A field with the metadata {"json": False} is left out.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.metadata.get("json", True)]
+        own = {name: getattr(value, name) for name in names}
+        value = {**own, "sentence": value.sentence} if hasattr(type(value), "sentence") else own
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -11,6 +11,8 @@ from typing import Any
 class RopeError(ValueError):
     """A broken rule, the facts that conflict, and the cure. A command that raises it ends with `exit_status`.
 
+    - `rule`: "where: reason." `where`: the function or class that raises it. `reason`: the rest, without the full stop.
+
     >>> import torch
     >>> raise RopeError("rotate: `x` must be floating point.", facts={"x": torch.zeros(2, 3).long()},
     ...                 cure="Convert it first: x.float().")
@@ -25,6 +27,8 @@ class RopeError(ValueError):
 
     def __init__(self, rule: str, *, facts: Mapping[str, Any] | None = None, cure: str) -> None:
         self.rule, self.facts, self.cure = rule, dict(facts or {}), cure
+        self.where, _, reason = rule.partition(": ")
+        self.reason = reason.removesuffix(".")
         width = max((len(name) for name in self.facts), default=0)
         lines = [f"  {name:<{width}}  {describe(value)}" for name, value in self.facts.items()]
         super().__init__("\n".join([rule, *lines, cure]))
@@ -32,7 +36,7 @@ class RopeError(ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle facts as their descriptions, without the numbers of tensors."""
         shown = {name: _Shown(describe(value)) for name, value in self.facts.items()}
-        return _rebuilt, (self.rule, shown, self.cure)
+        return _rebuilt, (type(self), self.rule, shown, self.cure)
 
 
 class NoRotation(RopeError):
@@ -46,8 +50,8 @@ class _Shown(str):
         return str(self)
 
 
-def _rebuilt(rule: str, facts: dict[str, Any], cure: str) -> RopeError:
-    return RopeError(rule, facts=facts, cure=cure)
+def _rebuilt(kind: type[RopeError], rule: str, facts: dict[str, Any], cure: str) -> RopeError:
+    return kind(rule, facts=facts, cure=cure)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def changed(found: Diagnosis, what: str) -> Diagnosis:
         return dataclasses.replace(found, readings={**found.readings, PLAIN: (reading,)}, evidence=evidence)
     if what == "only plain":
         standings = {PLAIN: dataclasses.replace(found.evidence.standings[PLAIN], loss=None)}
-        evidence = dataclasses.replace(found.evidence, standings=standings, rivals={})
+        evidence = dataclasses.replace(found.evidence, standings=standings, rivals=())
         return dataclasses.replace(found, readings={PLAIN: found.readings[PLAIN]}, evidence=evidence)
     if what == "within":
         return dataclasses.replace(changed(found, "only plain"), trained_length=512)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Standing, Window, WindowReading, gather, groups_of
+from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, Window, WindowReading, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact
 from ropewalk.diagnosis.rules import decide, fails, floor, reasons, works
 
@@ -39,16 +39,20 @@ def standing(method: str, count: int | None, **changes: object) -> Standing:
 
 
 def evidence(*standings: Standing, control: int = 40, frequencies: float = -2.0) -> Evidence:
-    rivals = {
-        (one.method, other.method): _apart(one.beyond, other.beyond)
+    rivals = tuple(
+        _rival(one.method, other.method, _apart(one.beyond, other.beyond))
         for one in standings
         for other in standings
         if one is not other and one.beyond is not None and other.beyond is not None
-    }
+    )
     return Evidence(
         windows=1, trained=TRAINED, target=TARGET, standings={one.method: one for one in standings},
         control=found(control), frequencies=frequencies, rivals=rivals,
     )  # fmt: skip
+
+
+def _rival(method: str, other: str, mean: Mean) -> Rival:
+    return Rival(mean.value, mean.low, mean.high, method, other)
 
 
 def _apart(one: Found, other: Found) -> Mean:
@@ -65,7 +69,7 @@ def answer(*standings: Standing, **facts: object):  # type: ignore[no-untyped-de
 LOSES = Mean(0.3, 0.2, 0.4)
 BROKEN = standing("plain", None, broken=True)
 FAILS = standing("yarn", 47, loss=LOSES)
-BETTER = {("yarn", "plain"): Mean(0.2, 0.05, 0.35)}  # of the facts: shown
+BETTER = (Rival(0.2, 0.05, 0.35, "yarn", "plain"),)  # of the facts: shown
 NO_BETTER = [standing("yarn", 10, beyond=Found.of([answers] * groups, confidence=0.995))
              for answers, groups in (([1, 0, 3, 2], 2), ([1, 0, 0, 0], 24))]  # fmt: skip
 
@@ -167,7 +171,7 @@ def test_what_leaves_an_answer_open() -> None:
     assert answer(standing("plain", 7), standing("yarn", 32)).settled
     assert not answer(reaching("plain", 30, 2500), standing("yarn", 34)).settled
     alike = dataclasses.replace(evidence(reaching("plain", 40, 2500), standing("yarn", 40)),
-                                rivals={("yarn", "plain"): Mean(0.0, -0.05, 0.05)})  # fmt: skip
+                                rivals=(Rival(0.0, -0.05, 0.05, "yarn", "plain"),))  # fmt: skip
     assert decide(alike).settled
     for estimate, settled in ((250, True), (251, False)):
         assert answer(standing("plain", 7), reaching("yarn", 32, 2500, estimate=estimate)).settled == settled
@@ -266,8 +270,8 @@ def test_gather() -> None:
     assert plain.cost is None
     assert yarn.half.tokens is None  # it finds them to the end
     assert found.frequencies == pytest.approx(-1.0)
-    more = found.rivals["yarn", "plain"]
-    less = found.rivals["plain", "yarn"]
+    more = found.rival("yarn", "plain")
+    less = found.rival("plain", "yarn")
     assert (more.value, less.value) == (1.0, -1.0)
     assert 0 < more.low < 1 < more.high < 2
     assert (less.low, less.high) == pytest.approx((-more.high, -more.low))
@@ -277,10 +281,10 @@ def test_a_difference_is_corrected_for_the_methods_that_extend() -> None:
     """Not for crop, nor for the model as its config is."""
     one = {"plain": [reading(5.0, [True, False] * 12)], "yarn": [reading(5.0, [True] * 24)]}
     crop = WindowReading(loss=tuple(5.0 if start >= 128 else None for start, _ in BLOCKS))
-    alone, more = collected(one).rivals, collected({**one, "dca": one["yarn"]}).rivals
-    others = collected({**one, "crop": [crop], "as-is": one["plain"]}).rivals
-    assert others["yarn", "plain"] == alone["yarn", "plain"]
-    assert more["yarn", "plain"].low < alone["yarn", "plain"].low
+    alone, more = (collected(of).rival("yarn", "plain") for of in (one, {**one, "dca": one["yarn"]}))
+    others = collected({**one, "crop": [crop], "as-is": one["plain"]}).rival("yarn", "plain")
+    assert others == alone
+    assert more.low < alone.low
 
 
 def test_a_reading_that_was_given_up() -> None:

@@ -1,4 +1,4 @@
-"""Explicit inverse frequencies, and a theta or a scaling rule for each axis, against formulas at 40 digits."""
+"""Explicit inverse frequencies, and a theta for each axis, against formulas at 40 digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.decoder_config import _rope_from_dict, _rope_to_dict
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
-from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, PerAxis, Proportional, Stacked, YaRN
+from ropewalk.rope.scaling import Linear
 
 mpmath.mp.dps = 40
 GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
@@ -64,24 +64,11 @@ def test_a_theta_for_each_axis():
     assert not np.allclose(tables_of(axial(theta=THETAS[::-1]), positions), truth_of(columns, AXES, positions))
 
 
-def test_a_scaling_for_each_axis():
-    """Time under NTK, height as it is, width interpolated: Cosmos's kind of scaling."""
-    positions = torch.tensor([[3, 1, 2], [900, 17, 401]])
-    rules = PerAxis((NTK(4.0), None, Linear(2.0)))
-    stretched = mpf(10_000) * mpf(4) ** (mpf(4) / 2)  # dim 4: theta * factor^(dim / (dim - 2))
-    columns = [*ladder(stretched, 2), *ladder(10_000, 3), *(f / 2 for f in ladder(10_000, 3))]
-    np.testing.assert_allclose(
-        tables_of(axial(scaling=rules), positions), truth_of(columns, AXES, positions), atol=1e-12
-    )
-    assert axial(scaling=rules).unscaled() == axial()
-
-
 @pytest.mark.parametrize(
     "config",
     [
         rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN, axes=(0, 1, 0, 1)),
         axial(theta=THETAS),
-        axial(scaling=PerAxis((NTK(4.0), None, Linear(2.0)))),
     ],
 )
 def test_written_and_read(config):
@@ -111,25 +98,12 @@ def test_written_and_read(config):
         ({"theta": (), "axes": AXES, "axes_restart": True}, "one value for each axis"),
         ({"theta": (1.0, 1e4, 1e4), "axes": AXES, "axes_restart": True}, "`theta` must be"),
         ({"theta": ("1e4", 1e4, 1e4), "axes": AXES, "axes_restart": True}, "`theta` must be"),
-        ({"scaling": PerAxis((None, None, None))}, "PerAxis needs one rule for each axis"),
-        ({"scaling": PerAxis((None, None)), "axes": AXES, "axes_restart": True}, "PerAxis needs one rule"),
-        ({"scaling": PerAxis((None, None, None)), "axes": AXES}, "PerAxis needs one rule"),
-        ({"scaling": Stacked(Linear(2.0), PerAxis((None, None, None)))}, "PerAxis needs one rule"),
-        ({"scaling": PerAxis((YaRN(4.0, 64), None, None)), "axes": AXES, "axes_restart": True}, "one attention factor"),
     ],
 )
 def test_refused(changes, message):
     """What would be ignored or cannot be meant is refused, with the rule."""
     with pytest.raises(rw.RopeError, match=message):
         rw.RopeConfig(**{"head_dim": 16, "interleaved": True, **changes})
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize("rules", [(), 3, ("linear",), (DynamicNTK(2.0),), (Proportional(0.5),), (PerAxis((None,)),)])
-def test_rules_refused(rules):
-    """A rule of each axis is one that needs no sequence length and lets every pair turn."""
-    with pytest.raises(rw.RopeError, match="PerAxis: `rules`"):
-        PerAxis(rules)
 
 
 def test_no_method_changes_given_frequencies():

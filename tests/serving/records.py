@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropewalk.serving.recorded import RECORD_FORMAT
+from ropewalk.records import FORMAT
 
 
 def record_of(
@@ -23,7 +23,7 @@ def record_of(
         for method, cost in (costs or {}).items()
     }
     return {
-        "format": RECORD_FORMAT,
+        "format": FORMAT,
         "name": name,
         "trained_length": trained,
         "target": target,

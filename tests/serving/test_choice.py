@@ -11,6 +11,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk import RopeConfig
+from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
 from ropewalk.cli.app import main
@@ -31,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(source: Path) -> dict[str, Any]:
     """A record of it that recommends ntk."""
-    own = audit(RopeConfig.from_hf(source), target=48).to_json()
+    own = finite(audit(RopeConfig.from_hf(source), target=48))
     return record_of(name="small", trained=TRAINED, target=48, audits=[own], method="ntk")
 
 

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import save_file
 
 from ropewalk import RopeConfig
+from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
 from ropewalk.cli.app import main
@@ -204,7 +205,7 @@ def test_records_choose_the_method_and_give_the_cost_by_factor(tmp_path: Path) -
 def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its audit has another theta or width; the model's own audit, or none in an old record, passes."""
     source = checkpoint(tmp_path / "source")
-    own = audit(RopeConfig.from_hf(source), target=64).to_json()
+    own = finite(audit(RopeConfig.from_hf(source), target=64))
     assert serve_config(source, "vllm", records=[record_of(audits=[own])]).method == "yarn"
     for change in ({"theta": 2 * own["theta"]}, {"head_dim": own["head_dim"] + 2}, {"pairs": own["pairs"] + 1}):
         with pytest.raises(RopeError, match="belongs to a different model"):

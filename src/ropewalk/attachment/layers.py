@@ -22,7 +22,7 @@ from ropewalk.methods import (
     with_mscales,
 )
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import same_rope
+from ropewalk.rope.frequencies import compared_lengths, same_rope
 from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
 from ropewalk.rope.rope_parameters import has_blocks, is_windowed
 from ropewalk.rope.values import MOST_SIZE, TRAINED_KEY, as_whole
@@ -127,7 +127,7 @@ def fields_under(
     except RopeError as error:
         if record.extends and not reach.extends:
             raise
-        return error.rule.rpartition(": ")[2].rstrip(".")
+        return error.reason
 
 
 def _accepted(fields: Mapping[str, Any]) -> bool:
@@ -191,7 +191,7 @@ def rope_fields(
         return "a config of this family cannot describe a model without a rope"
     trained = trained_length_of(own)
     longest = target or 2 * (trained or 2048)
-    lengths = sorted({1, trained or 2048, (trained or 2048) + 1, longest, 2 * longest})
+    lengths = compared_lengths(trained or 2048, longest)
     maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
     # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
     named = {label: _named(rope) for label, rope in ropes.items()}

@@ -63,12 +63,6 @@ class Audit:
     reach_assumed: bool = False
     reach_reason: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the audit for JSON, with finite numbers or null."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
-        }
-
 
 def audit(
     config: RopeConfig,

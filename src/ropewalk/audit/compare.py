@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
+from ropewalk.audit.causes import cause_of
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
 from ropewalk.checkpoints.checkpoint import Checkpoint
@@ -176,8 +177,8 @@ def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
     for length, tokens, pair in sorted(drifts, key=lambda each: each[1] >= each[0])[:1]:
         f, g = (f"{columns_of(rope, length)[pair]:.4g}" for rope in (one, other))
         told = f"pair {pair} differs by a quarter turn: A rotates it by {f} radians per token, B by {g}"
-        if one.theta != other.theta:
-            told += f" (theta {one.theta:g} in A, {other.theta:g} in B)" if isinstance(one.theta, float) else ""
+        cause = cause_of(columns_of(other, 1), one, ModelRopes((one,), (None,), (None,)), ROUNDING)
+        told += f" (B: {cause.words})" if cause else ""
         told += f", in texts of {length:,} tokens." if len(lengths) > 1 else "."
         late = f" That is beyond {length:,} tokens, the longest stated length." if tokens >= length else ""
         found.append(_differs("frequencies", "note" if late else "error", tokens, told + late))

@@ -141,7 +141,7 @@ class _Configs:
             learned = family and family.module.learned
             return ModelRopes.from_hf(source, alpha=tensors_of(module).get(learned) if learned else None)
         except RopeError as error:
-            return f"ropewalk does not support the rope of its config: {str(error).splitlines()[0]}"
+            return f"ropewalk does not support the rope of its config: {error.rule}"
 
     def _source(self, name: str, module: nn.Module) -> Any:
         """Return the config of a module; None if it is unknown which part of the model's config this is."""

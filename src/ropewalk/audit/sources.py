@@ -55,11 +55,11 @@ def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) 
         "model": name,
         "trained_length": audits[0].trained_length,
         "target": audits[0].target,
-        "audit": audits[0].to_json(),
-        "lint": [vars(finding) for finding in findings],
+        "audit": audits[0],
+        "lint": list(findings),
     }
     if len(audits) > 1:
-        document["audits"] = [found.to_json() for found in audits]
+        document["audits"] = list(audits)
     cleaned: dict[str, Any] = finite(document)
     return cleaned
 

@@ -26,7 +26,7 @@ from ropewalk.imports import need
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, compared_lengths, same_rope
 from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.version import __version__
 
@@ -47,12 +47,6 @@ class GGUFRope:
 
     keys: Mapping[str, str | bool | int | float]
     divisors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-
-def compared_lengths(reach: Reach) -> list[int]:
-    """Return lengths in tokens for comparing two ropes: below, at and beyond both ends of the extension."""
-    trained, target = reach.trained, reach.target
-    return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
 
 
 def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length: int | None = None) -> GGUFRope | str:
@@ -88,7 +82,7 @@ def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: i
             stated = {"context_length": context, "rope.freq_base": theta, **keys}
             block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
             read = _of_llama(rope, block, context)
-            if same_rope(read, rope, compared_lengths(reach), relative=CLOSE, absolute=_NEGLIGIBLE):
+            if same_rope(read, rope, compared_lengths(reach.trained, reach.target), relative=CLOSE, absolute=_NEGLIGIBLE):
                 return GGUFRope(stated, divisors)
     return None
 

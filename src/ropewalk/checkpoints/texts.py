@@ -20,7 +20,6 @@ DEFAULT_TEXT = "moby_dick"
 STRETCHES = ("moby_dick", "middlemarch", "bleak_house", "shakespeare", "python_code")
 LEAST_BYTES, MOST_BYTES = 2**23, 2**27
 """The bytes that are read of one text: for a few windows, and by default."""
-_EMPTY = "read_text: the text is empty."
 _GZIP = b"\x1f\x8b"
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
 
@@ -34,6 +33,14 @@ def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str
     if path is None:
         return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
     path = as_path(path, "read_text")
+    name, text = _contents(path, most)
+    if not text.strip():
+        raise RopeError("read_text: the text is empty.", facts={"file": str(path)}, cure="Pass a file with text.")
+    return name, text
+
+
+def _contents(path: Path, most: int) -> tuple[str, str]:
+    """Return the name and the contents of a text, which may be empty."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and path.parts[:2] != ("/", "dev"):  # /dev/stdin has a writer
             raise OSError(errno.EINVAL, "Is a named pipe")
@@ -52,8 +59,6 @@ def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str
         raise _not_utf8(path, f"{error.reason} at byte {error.start:,}") from error
     if "\0" in text:
         raise _not_utf8(path, "it contains zero bytes, as binary files and UTF-16 do")
-    if not text.strip():
-        raise RopeError(_EMPTY, facts={"file": str(path), "bytes": len(raw)}, cure="Pass a file with text.")
     return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
 
 
@@ -151,9 +156,9 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
 def _has_text(path: Path) -> bool:
     """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
     try:
-        return bool(read_text(path)[1])
-    except RopeError as error:
-        return path.name.endswith(_TEXT_ENDINGS) and error.rule != _EMPTY  # `read_text` names the fault to the caller
+        return bool(_contents(path, MOST_BYTES)[1].strip())
+    except RopeError:
+        return path.name.endswith(_TEXT_ENDINGS)  # `read_text` names the fault to the caller
 
 
 def _packaged(*path: str) -> str:

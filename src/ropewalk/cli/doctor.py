@@ -47,7 +47,7 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
 
     from ropewalk.atomic_io import check_output
-    from ropewalk.diagnosis.depth import DepthMap, depth_map
+    from ropewalk.diagnosis.depth import DepthMap, map_under
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
@@ -68,7 +68,7 @@ def doctor(
         with shown("doctor", None, lines=current().is_first) as display:
             found: Diagnosis | DepthMap
             if depth:
-                found = depth_map(model, progress=display, kept=kept, **vars(settings))
+                found = map_under(model, settings, display, kept=kept)
             else:
                 found = prepare(model, settings, display, kept=kept, record=record).measure(display)
     except RunInterrupted as stop:

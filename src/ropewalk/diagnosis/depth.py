@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from ropewalk.atomic_io import finite, read_json, write_output
+from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact, Teller, Wording
@@ -28,7 +27,7 @@ from ropewalk.diagnosis.page import Picture, render_page, shown_by_notebooks
 from ropewalk.diagnosis.plan import CROP, Design, Job, Text, Work
 from ropewalk.diagnosis.prepare import TIMES, open_model, plan_of, state_folder
 from ropewalk.diagnosis.reading import at_once, duration, fitting_workers, seconds_at_once, try_out
-from ropewalk.diagnosis.record import Diagnosis, restored
+from ropewalk.diagnosis.record import Diagnosis, Measurement
 from ropewalk.diagnosis.run import SAFETY, RunInterrupted, doctor_command, environment_of
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
@@ -37,7 +36,6 @@ from ropewalk.figures.style import WIDE, tokens
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
-from ropewalk.serving.recorded import RECORD_FORMAT, checked
 from ropewalk.statistics import counted
 
 if TYPE_CHECKING:
@@ -78,30 +76,24 @@ class MapWindow:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class DepthMap:
+class DepthMap(Measurement):
     """What a model finds by length and depth, under each method. Lengths are in tokens.
 
     - `beginning`: tokens of the first row; 0: there is no such row. `rows`: equal parts of a text below it.
     - `answers`: by method, for each window and fact, the log-probability of its four choices in nats.
-    - The other fields are as in a `Diagnosis`. Methods are set for the target, whatever the length of a text.
+    - The other fields are those of every `Measurement`. Methods are set for the target, whatever the length of a text.
 
     >>> found = depth_map("tiny", target=512, methods="dca", windows=1, progress=False)
     >>> found.lengths, len(found.cells("dca")) == len(found.depths)
     ((128, 256, 384, 512), True)
     """
 
-    name: str
-    trained_length: int
-    target: int
-    kind: str
-    texts: tuple[str, ...]
-    seed: int
+    HEAD: ClassVar[Mapping[str, str]] = {"record": KIND}
+
     rows: int
     beginning: int
     windows: tuple[MapWindow, ...]
     answers: Mapping[str, tuple[tuple[tuple[float, ...], ...], ...]]
-    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -209,23 +201,6 @@ class DepthMap:
             lines.append("")
         return "\n".join([*lines, f"{self.name}: {self.headline}", *self.sentences, *self.notes, "", self.terms])
 
-    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return all results as one JSON document; if `path` is given, write it, completely or not at all."""
-        content = {"generator": "ropewalk", "format": RECORD_FORMAT, "record": KIND, **dataclasses.asdict(self)}
-        cleaned: dict[str, Any] = finite(content)
-        if path is not None:
-            write_output(path, json.dumps(cleaned, allow_nan=False) + "\n")
-        return cleaned
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> DepthMap:
-        """Return the map that `to_json` wrote. Raises `RopeError` for anything else."""
-        with checked(content):
-            names = {field.name for field in dataclasses.fields(cls)}
-            made: DepthMap = restored(cls, {name: value for name, value in content.items() if name in names})
-            str(made)  # raises for missing numbers
-            return made
-
     def figure(self, size: tuple[float, float] = WIDE) -> Figure:
         """Return the map as a figure of matplotlib, of this size in inches, with a panel for each method."""
         panels = [(f"{method}:\n{self.by_length(method)}", self.cells(method)) for method in self.answers]
@@ -332,7 +307,14 @@ def depth_map(
     >>> list(depth_map("tiny", target=512, methods="dca", windows=1, progress=False).answers)
     ['plain', 'dca']
     """
-    began, given = time.perf_counter(), DoctorSettings(**settings)
+    return map_under(model, DoctorSettings(**settings), progress, kept=kept)
+
+
+def map_under(
+    model: object, given: DoctorSettings, progress: Progress | bool | None = None, *, kept: Sequence[str] = ()
+) -> DepthMap:
+    """Measure a map under these settings; arguments as for `depth_map`."""
+    began = time.perf_counter()
     opened = open_model(model, given, progress)
     reader, trained, teller, pace = opened.reader, opened.trained, opened.teller, None
     longest = max(len(text.tokens) for text in opened.texts)

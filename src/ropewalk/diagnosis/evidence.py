@@ -208,13 +208,21 @@ class Standing:
     broken: bool = False
 
 
+@dataclass(frozen=True)
+class Rival(Mean):
+    """The share of far facts that `method` finds less the share that `other` finds, with its interval."""
+
+    method: str
+    other: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The evidence after some windows of `target` tokens, more than the `trained` ones or not.
 
     - `control`: plain's facts within the trained length, asked for when the model had read only so much.
     - `frequencies`: plain's loss within less that of token frequencies, in nats per token.
-    - `rivals`: of pairs of methods, the share that the first finds beyond less the second's, with its interval.
+    - `rivals`: the differences of pairs of methods.
     """
 
     windows: int
@@ -223,7 +231,11 @@ class Evidence:
     standings: Mapping[str, Standing]
     control: Found
     frequencies: float
-    rivals: Mapping[tuple[str, str], Mean] = dataclasses.field(default_factory=dict)
+    rivals: tuple[Rival, ...] = ()
+
+    def rival(self, method: str, other: str) -> Rival | None:
+        """Return the difference of a pair, or None if it is unknown."""
+        return next((one for one in self.rivals if (one.method, one.other) == (method, other)), None)
 
 
 def gather(
@@ -301,11 +313,11 @@ def gather(
         standings=standings,
         control=control,
         frequencies=mean_within("plain") - float(np.mean([window.frequencies for window in windows])),
-        rivals={
-            (one, other): pair
+        rivals=tuple(
+            Rival(pair.value, pair.low, pair.high, one, other)
             for one, other in itertools.permutations(right, 2)
             if (pair := _more(right[one], right[other], windows, comparisons=max(1, many))) is not None
-        },
+        ),
     )
 
 

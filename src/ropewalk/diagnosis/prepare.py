@@ -243,7 +243,8 @@ def prepare(
     resumed = ledger.resume() if settings.resume else ledger.begin()
     audits = audits_of(source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        **vars(chosen), settings=settings, reader=reader, digest=digest, model=model,
+        plan=chosen.plan, texts=chosen.texts, layout=chosen.layout, filled=chosen.filled, windows=chosen.windows,
+        engines=chosen.engines, settings=settings, reader=reader, digest=digest, model=model,
         inspection=inspection(source.name, audits, findings_of(source, design.target)),
         scaling=opened.scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
         dtype_choice=opened.dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,

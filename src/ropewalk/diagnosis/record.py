@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from html import escape
 from itertools import compress
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ropewalk.atomic_io import finite, read_json, write_output
-from ropewalk.diagnosis.evidence import Evidence, Mean, Standing, Window, WindowReading
+from ropewalk.atomic_io import read_json, write_output
+from ropewalk.diagnosis.evidence import Evidence, Standing, Window, WindowReading
 from ropewalk.diagnosis.facts import Found
 from ropewalk.diagnosis.page import Picture, figure_of, page_of, pictures_of
 from ropewalk.diagnosis.plan import CROP, PLAIN
 from ropewalk.diagnosis.rules import Action, works
+from ropewalk.records import FORMAT, checked, document, restored
 from ropewalk.serving.engines import ENGINES
-from ropewalk.serving.recorded import RECORD_FORMAT, checked
 from ropewalk.statistics import counted, plus_minus
 
 if TYPE_CHECKING:
@@ -103,23 +102,18 @@ class LookBack:
     headline: str
 
 
+Kept = TypeVar("Kept", bound="Measurement")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Diagnosis:
-    """All that the doctor measured and concluded. Lengths are in tokens, losses in nats per token, times in seconds.
+class Measurement:
+    """What all records of the doctor contain. Lengths are in tokens.
 
     - `name`: the model's, without folders. `kind`: of facts. `texts`: their names. `seed`: of windows and facts.
-    - `blocks`: [start, end) of positions.
-    - `windows`: the facts of each window. `readings`: by method, one for each window in order.
-    - `methods`: how each is set. `evidence`: of the last look, which `verdict` follows from. `looks`: all of them.
-    - `inspection`: the audits and findings of the config, as `ropewalk inspect` gives them.
-    - `scaling`: whether the model was trained with its scaling, if this had to be measured.
     - `environment`: versions, machine and settings. `notes`: sentences about the run.
-
-    >>> import ropewalk as rw
-    >>> found = rw.doctor("tiny", target=512, methods="dca", windows=1, progress=False)
-    >>> found.trained_length, list(found.readings)
-    (256, ['plain', 'dca', 'crop'])
     """
+
+    HEAD: ClassVar[Mapping[str, str]] = {}  # what tells a record of this class from others
 
     name: str
     trained_length: int
@@ -127,6 +121,43 @@ class Diagnosis:
     kind: str
     texts: tuple[str, ...]
     seed: int
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return all results as one JSON document; if `path` is given, write it, completely or not at all.
+
+        Numbers are finite or null. Its commands contain the model's complete path.
+        """
+        return document(self, path, format=FORMAT, **self.HEAD)
+
+    @classmethod
+    def from_json(cls: type[Kept], content: Mapping[str, Any]) -> Kept:
+        """Return the record that `to_json` wrote. Raises `RopeError` for anything else."""
+        with checked(content):
+            names = {field.name for field in dataclasses.fields(cls)}
+            made: Kept = restored(cls, {name: value for name, value in content.items() if name in names})
+            str(made)  # raises for missing numbers
+            return made
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Diagnosis(Measurement):
+    """All that the doctor measured and concluded. Losses are in nats per token, times in seconds.
+
+    - `blocks`: [start, end) of positions.
+    - `windows`: the facts of each window. `readings`: by method, one for each window in order.
+    - `methods`: how each is set. `evidence`: of the last look, which `verdict` follows from. `looks`: all of them.
+    - `inspection`: the audits and findings of the config, as `ropewalk inspect` gives them.
+    - `scaling`: whether the model was trained with its scaling, if this had to be measured.
+    - The other fields are those of every `Measurement`.
+
+    >>> import ropewalk as rw
+    >>> found = rw.doctor("tiny", target=512, methods="dca", windows=1, progress=False)
+    >>> found.trained_length, list(found.readings)
+    (256, ['plain', 'dca', 'crop'])
+    """
+
     blocks: tuple[tuple[int, int], ...]
     windows: tuple[Window, ...]
     readings: Mapping[str, tuple[WindowReading, ...]]
@@ -136,8 +167,6 @@ class Diagnosis:
     looks: tuple[LookBack, ...]
     inspection: Mapping[str, Any]
     scaling: Mapping[str, Any] | None = None
-    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     @property
     def following(self) -> list[str]:
@@ -148,37 +177,6 @@ class Diagnosis:
             place = "Python" if beside.engine == "python" else "engines"
             lines += [f"\nIn {place}: {beside.sentence}", *beside.steps]
         return lines
-
-    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return all results as one JSON document; if `path` is given, write it, completely or not at all.
-
-        Numbers are finite or null. Its commands contain the model's complete path.
-        """
-        content = dataclasses.asdict(self)
-        content["evidence"]["rivals"] = [
-            {"method": one, "other": other, **dataclasses.asdict(mean)}
-            for (one, other), mean in self.evidence.rivals.items()
-        ]
-        content["verdict"]["sentence"] = self.verdict.sentence
-        cleaned: dict[str, Any] = finite({"generator": "ropewalk", "format": RECORD_FORMAT, **content})
-        if path is not None:
-            write_output(path, json.dumps(cleaned, indent=1, allow_nan=False) + "\n")
-        return cleaned
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Diagnosis:
-        """Return the diagnosis that `to_json` wrote. Raises `RopeError` for anything else."""
-        with checked(content):
-            names, evidence = {field.name for field in dataclasses.fields(cls)}, content["evidence"]
-            verdict = {name: value for name, value in content["verdict"].items() if name != "sentence"}
-            stored = {name: value for name, value in content.items() if name in names}
-            diagnosis: Diagnosis = restored(cls, {**stored, "verdict": verdict, "evidence": {**evidence, "rivals": {}}})
-            rivals = {
-                (one["method"], one["other"]): Mean(one["value"], one["low"], one["high"]) for one in evidence["rivals"]
-            }
-            diagnosis = dataclasses.replace(diagnosis, evidence=dataclasses.replace(diagnosis.evidence, rivals=rivals))
-            diagnosis.rows()  # raises for missing numbers
-            return diagnosis
 
     @classmethod
     def read(cls, path: str | Path) -> Diagnosis:
@@ -267,26 +265,6 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """Return the text for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
-
-
-def restored(kind: Any, content: Any) -> Any:
-    """Return a value of a type hint from its JSON; raise as Python does for what does not fit.
-
-    >>> restored(dict[int, tuple[float, ...]], {"3": [1.0, 2.0]})
-    {3: (1.0, 2.0)}
-    """
-    origin, args = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return kind(**{name: restored(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
-    if NoneType in args:
-        return None if content is None else restored(args[0], content)
-    if origin is tuple:
-        kinds = args[:1] * len(content) if args[-1] is Ellipsis else args
-        return tuple(restored(of, value) for of, value in zip(kinds, content, strict=True))
-    if origin in (Mapping, dict):
-        return {restored(args[0], name): restored(args[1], value) for name, value in content.items()}
-    return kind(content) if kind in (int, float) else content
 
 
 def _of(count: Found | None, standing: Standing) -> str:

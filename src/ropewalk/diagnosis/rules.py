@@ -181,13 +181,13 @@ def _share(evidence: Evidence, name: str) -> float:
 
 def _shown(evidence: Evidence, one: str, other: str) -> bool:
     """Return whether one method is shown to find more facts than another."""
-    more = evidence.rivals.get((one, other))
+    more = evidence.rival(one, other)
     return more is not None and more.low is not None and more.low > 0
 
 
 def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
     """Return whether it is excluded that a rival finds many more facts than the chosen method."""
-    more = evidence.rivals.get((rival, chosen))
+    more = evidence.rival(rival, chosen)
     return rival == chosen or (more is not None and more.high is not None and more.high < CLOSE)
 
 

@@ -17,15 +17,16 @@ from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice,
 from ropewalk.diagnosis.facts import Filled, Layout
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
-from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict, restored
+from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
-from ropewalk.models.decoder import Decoder
 from ropewalk.ledger import Ledger
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
+from ropewalk.models.decoder import Decoder
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
+from ropewalk.records import restored
 from ropewalk.serving.serve import setting_command
 from ropewalk.shell import shell_command
 from ropewalk.statistics import counted

@@ -153,8 +153,8 @@ class Method:
             return base
         if not rope.can_be_extended:
             raise RopeError(
-                f"methods: `{self.name}` cannot change this rope: pairs do not rotate, or frequencies are explicit.",
-                facts={"rope": rope},
+                "methods: pairs do not rotate, or frequencies are explicit.",
+                facts={"method": self.name, "rope": rope},
                 cure="Measure it with --methods plain,as-is.",
             )
         self._check_extends(reach)

@@ -89,8 +89,7 @@ class TextClassifierConfig:
         try:
             encoder = self.encoder
         except RopeError as error:
-            rule = error.rule.replace("DecoderConfig", "TextClassifierConfig")
-            raise RopeError(rule, facts=error.facts, cure=error.cure) from None
+            raise RopeError(f"TextClassifierConfig: {error.reason}.", facts=error.facts, cure=error.cure) from None
         for name in ("num_key_value_heads", "head_dim"):
             object.__setattr__(self, name, getattr(encoder, name))
         object.__setattr__(self, "encoding", encoder.rope or encoder.encoding)

@@ -141,7 +141,7 @@ class RopeConfig:
     - `theta`: the base; pair i rotates by theta^(-2i/rotary_dim) radians per token. With `axes_restart` it may be a
       tuple with one base for each axis.
     - `rotary_dim`: number of leading features that rotate (the others pass through); None is head_dim.
-    - `scaling`: a rule of `ropewalk.scaling`, or None; `PerAxis` contains one for each axis.
+    - `scaling`: a rule of `ropewalk.scaling`, or None.
     - `max_position_embeddings`: tokens, from the checkpoint's config.
     - `axes`: axis of each pair; None is one axis. See `axes_from_sections`.
     - `axes_restart`: False: all axes share one ladder of frequencies (M-RoPE). True: each axis has its own, which
@@ -227,7 +227,6 @@ class RopeConfig:
                 cure=_named_rule(rule) or "For a Hugging Face dict use RopeConfig.from_hf(config).",
             )
         rule.check(head_dim=self.head_dim, rotary_dim=rotary_dim, max_position_embeddings=self.max_position_embeddings)
-        rule.check_axes(self.num_axes if self.axes_restart else None)
 
     @property
     def pairs(self) -> int:

@@ -197,6 +197,11 @@ def smallest_theta(
     )
 
 
+def compared_lengths(trained: int, target: int) -> list[int]:
+    """Return lengths in tokens for comparing two ropes: below, at and beyond both ends of an extension."""
+    return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
+
+
 def same_rope(
     one: RopeConfig, other: RopeConfig, lengths: Sequence[int], *, relative: float = 1e-9, absolute: float = 0.0
 ) -> bool:

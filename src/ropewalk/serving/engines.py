@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ropewalk.families import FAMILIES
@@ -131,7 +131,7 @@ class Deviation:
     before: str | None = None
     rules: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
-    when: Callable[[Case], bool] = lambda case: True
+    when: Callable[[Case], bool] = field(default=lambda case: True, metadata={"json": False})
 
     def concerns(self, engine: str, case: Case) -> bool:
         return (

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
 from ropewalk.errors import RopeError
@@ -37,6 +37,13 @@ class Refused:
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
+class File(NamedTuple):
+    """A file to write before the commands."""
+
+    name: str
+    content: str
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingPlan:
     """How an engine serves a model under a method.
@@ -44,7 +51,7 @@ class ServingPlan:
     - `keys`: of the language model's config: `rope_parameters`, and the length in tokens.
     - `length`: tokens of the context. `changed`: whether the rope differs from the checkpoint's own.
     - `trained_length`: if it differs from the checkpoint's.
-    - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
+    - `steps`: shell commands, in order. `file`: a file to write first, or None.
     - `caveats`: known faults of the engine. `checked`: the version and the function of the engine that were read.
     """
 
@@ -57,7 +64,7 @@ class ServingPlan:
     changed: bool
     trained_length: int | None
     steps: tuple[str, ...] = ()
-    file: tuple[str, str] | None = None
+    file: File | None = None
     caveats: tuple[Deviation, ...] = ()
     checked: str = ""
 
@@ -75,7 +82,7 @@ class ServingPlan:
         return shell_command("ropewalk", "extend", "apply", source, *chosen, "--out", out)
 
     def with_steps(
-        self, *steps: str, file: tuple[str, str] | None = None, converted: bool = False, override: bool = False
+        self, *steps: str, file: File | None = None, converted: bool = False, override: bool = False
     ) -> ServingPlan | Refused:
         """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
         source, own = self.source, self.source.is_scaled and not self.changed
@@ -158,7 +165,7 @@ def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
         serve = shell_command(*_SGLANG, Path(name), "--context-length", length, *chosen)
         return bare.with_steps(*steps, serve, override=override)
     assert bare.engine == "transformers", f"no command for {bare.engine}"
-    return bare.with_steps(*steps, file=("serve.py", _script(bare, name, revision, override)), override=override)
+    return bare.with_steps(*steps, file=File("serve.py", _script(bare, name, revision, override)), override=override)
 
 
 def _would_survive(bare: ServingPlan) -> bool:
@@ -237,7 +244,7 @@ def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
         return Refused("a Modelfile cannot name this path", "Rename the file or folder.", {"path": place})
     lines = f"FROM {place}\nPARAMETER num_ctx {bare.length}\n"
     create = shell_command("ollama", "create", "longer", "-f", "Modelfile")
-    return bare.with_steps(*steps, create, file=("Modelfile", lines), converted=converted)
+    return bare.with_steps(*steps, create, file=File("Modelfile", lines), converted=converted)
 
 
 _IN_FLAGS = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"}

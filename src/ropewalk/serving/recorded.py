@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
+from ropewalk.records import checked, malformed
 from ropewalk.statistics import Interval, signed
 
-RECORD_FORMAT = 4
-"""Of the doctor's JSON document; a record of another format is refused."""
 _INSTEAD = {
     "keep": "Use the model unchanged; no files are needed.",
     "cut": "Pass the model only the last tokens, up to its trained length; no files are needed.",
@@ -81,9 +79,9 @@ class Recorded:
         trained, target = int(content["trained_length"]), int(content["target"])
         length = None if verdict["length"] is None else int(verdict["length"])
         if not (1 <= trained <= target and (length is None or trained < length <= target)):
-            raise _malformed(content, f"lengths {trained}, {target}, {length}")
+            raise malformed(content, f"lengths {trained}, {target}, {length}")
         if not (verdict["method"] is None or isinstance(verdict["method"], str)):
-            raise _malformed(content, "the method")
+            raise malformed(content, "the method")
         costs = {}
         for name, form in content["methods"].items():
             cost = content["evidence"]["standings"][form["same_as"] or name]["cost"]
@@ -91,7 +89,7 @@ class Recorded:
                 value, ends = float(cost["value"]), (cost["low"], cost["high"])
                 interval = None if None in ends else (float(ends[0]), float(ends[1]))
                 if not all(map(math.isfinite, (value, *(interval or ())))):
-                    raise _malformed(content, f"the cost of {name}")
+                    raise malformed(content, f"the cost of {name}")
                 costs[name] = Cost(method=name, factor=target / trained, target=target, within=value,
                                    within_interval=interval)  # fmt: skip
         return cls(
@@ -121,26 +119,3 @@ class Recorded:
                 ),
             )
         return self.method
-
-
-@contextmanager
-def checked(content: Any) -> Iterator[None]:
-    """Raise `RopeError` for a record of a different format, and if the block does not find what it needs in it."""
-    if not isinstance(content, Mapping) or content.get("format") != RECORD_FORMAT:
-        raise RopeError(
-            "record: this is not a record of this version of the doctor.",
-            facts={"format": content.get("format") if isinstance(content, Mapping) else type(content).__name__},
-            cure="Measure again: ropewalk doctor MODEL --json FILE.",
-        )
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise _malformed(content, str(error)) from error
-
-
-def _malformed(content: Mapping[str, Any], what: str) -> RopeError:
-    return RopeError(
-        "record: it lacks something that the doctor writes, or was changed.",
-        facts={"model": str(content.get("name")), "missing or wrong": what[:200]},
-        cure="Measure again: ropewalk doctor MODEL --json FILE.",
-    )

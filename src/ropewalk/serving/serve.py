@@ -15,9 +15,10 @@ from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
+from ropewalk.records import document
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS, Deviation
-from ropewalk.serving.plan import Refused, ServingPlan, gguf_keys, serving_plan
+from ropewalk.serving.plan import File, Refused, ServingPlan, gguf_keys, serving_plan
 from ropewalk.serving.recorded import Cost, Recorded
 from ropewalk.serving.served import Served
 from ropewalk.serving.settings import check_length
@@ -30,7 +31,7 @@ class ServeConfig:
 
     - `length`: tokens of its context. `block`: the `rope_parameters` to apply, or a block for each layer type of a
       model with several ropes.
-    - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
+    - `steps`: shell commands, in order. `file`: a file to write first, or None.
     - `note`: instructions for the client, or None.
     - `caveats`: known deviations of the engine that concern these steps, first the one that matters most.
     - `checked`: the version and the function of the engine that were read.
@@ -43,7 +44,7 @@ class ServeConfig:
     length: int
     block: Mapping[str, Any]
     steps: tuple[str, ...]
-    file: tuple[str, str] | None
+    file: File | None
     note: str | None
     caveats: tuple[Deviation, ...]
     checked: str
@@ -51,13 +52,7 @@ class ServeConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        caveats = [{name: getattr(one, name) for name in ("text", "versions", "source")} for one in self.caveats]
-        file = None if self.file is None else {"name": self.file[0], "content": self.file[1]}
-        costs = [{**dataclasses.asdict(cost), "sentence": cost.sentence} for cost in self.costs]
-        names = ("engine", "model", "method", "length", "block", "steps", "note", "checked")
-        own = {name: getattr(self, name) for name in names}
-        about = {"generator": "ropewalk", "kind": "serve-config"}
-        return {**about, **own, "file": file, "caveats": caveats, "costs": costs}
+        return document(self, kind="serve-config")
 
 
 def serve_config(
@@ -87,7 +82,7 @@ def serve_config(
     **Raises:** `RopeError` for a method that the engine cannot apply, with the reason, and for a malformed record.
 
     >>> serve_config("tiny", "ollama", method="yarn", target=1024).file
-    ('Modelfile', 'FROM ./longer.gguf\\nPARAMETER num_ctx 1024\\n')
+    File(name='Modelfile', content='FROM ./longer.gguf\\nPARAMETER num_ctx 1024\\n')
     """
     check_whole("serve-config", target=target, length=length, trained_length=trained_length)
     if factor is not None:

@@ -114,7 +114,7 @@ def _checked(original: Callable[..., Any], *, refuse: bool) -> Callable[..., Any
         errors = [finding for finding in findings if finding.severity == "error"]
         if refuse and errors:
             raise RopeError(
-                "vLLM's rotary layer does not compute what the model's config describes.",
+                "vllm: its rotary layer does not compute what the model's config describes.",
                 facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
                 cure=f"{errors[0].cure} To start anyway, set {VARIABLE}=log.",
             )
@@ -135,7 +135,7 @@ def findings_of_layer(layer: nn.Module, arguments: Mapping[str, Any]) -> tuple[F
         rope = rope_of_arguments(arguments)
     except RopeError as error:
         cure = "Compare the engine's predictions: ropewalk verify."
-        text = f"{type(layer).__name__} was not checked: {str(error).splitlines()[0]}"
+        text = f"{type(layer).__name__} was not checked: {error.rule}"
         return (Finding(code="not-checked", severity="note", message=text, cure=cure),)
     findings = check(inner, rope)
     if any(finding.severity == "error" for finding in findings):
@@ -167,7 +167,7 @@ def rope_of_arguments(arguments: Mapping[str, Any]) -> RopeConfig:
     theta = float(arguments.get("base") or block.get("rope_theta") or 10_000.0)
     if arguments.get("dual_chunk_attention_config"):
         raise RopeError(
-            "vLLM's dual chunk attention has several tables.",
+            "vllm: dual chunk attention has several tables.",
             facts={"rope_type": kind},
             cure="Check the model without dual_chunk_attention_config.",
         )

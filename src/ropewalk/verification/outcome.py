@@ -330,10 +330,10 @@ class Verification:
                 "sentence": outcome.sentence,
                 "expected": outcome.expected,
                 "up_to": outcome.up_to,
-                "applied": list(outcome.applied),
-                "not_told_apart": list(outcome.candidates),
+                "applied": outcome.applied,
+                "not_told_apart": outcome.candidates,
                 "needs_tokens": outcome.needs,
-                "not_excluded": [vars(effect) for effect in outcome.hidden],
+                "not_excluded": outcome.hidden,
                 "decoding": outcome.decoding,
                 "exit_status": outcome.exit_status,
             },
@@ -341,10 +341,10 @@ class Verification:
             "residual": self.residual,
             "repeated": self.repeated,
             "tokenisation": self.tokenisation,
-            "left_out": list(self.left_out),
+            "left_out": self.left_out,
             "requests": self.requests,
             "seconds": round(self.seconds, 2),
-            "hypotheses": [vars(standing) for standing in self.standings],
+            "hypotheses": self.standings,
             "prompts": [
                 {"tokens": question.tokens, "misfit": {name: question.misfit(name) for name in question.predictions}}
                 for question in self.questions

@@ -169,10 +169,6 @@ class Scaling(ABC):
                 cure="Pass the trained length as max_position_embeddings.",
             )
 
-    def check_axes(self, num_axes: int | None) -> None:
-        """Raise `RopeError` if the rule does not fit this number of axes with separate ladders (None: one ladder)."""
-        return
-
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
         """Return the rule of a Hugging Face block with checked keys; an optional key of null keeps its default.

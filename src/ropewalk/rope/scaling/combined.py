@@ -28,18 +28,12 @@ class Combination(Scaling):
     def parts(self) -> tuple[Scaling, ...]:
         """Return the rules among the fields."""
         values = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
-        several = (value if isinstance(value, tuple) else (value,) for value in values)
-        return tuple(rule for rules in several for rule in rules if isinstance(rule, Scaling))
+        return tuple(value for value in values if isinstance(value, Scaling))
 
     def changed(self, change: Callable[[Scaling], Scaling]) -> Scaling:
         """Return the combination of the changed parts."""
-
-        def new(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(new, value))
-            return change(value) if isinstance(value, Scaling) else value
-
-        return replace(self, **{f.name: new(getattr(self, f.name)) for f in fields(self)})  # type: ignore[type-var, arg-type]
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **{name: change(v) for name, v in values.items() if isinstance(v, Scaling)})  # type: ignore[type-var]
 
     @property
     def needs_seq_len(self) -> bool:  # type: ignore[override]
@@ -92,73 +86,6 @@ class Combination(Scaling):
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         for part in self.parts:
             part.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
-
-    def check_axes(self, num_axes: int | None) -> None:
-        for part in self.parts:
-            part.check_axes(num_axes)
-
-
-@dataclass(frozen=True)
-class PerAxis(Combination):
-    """A rule for each axis; None leaves an axis unscaled.
-
-    Axes need separate ladders (`axes_restart=True`). Rules must not depend on the sequence length and must have no
-    attention factor, since all pairs of a head share one. transformers has no block for it.
-    Source: NVIDIA Cosmos and diffusers' `CosmosRotaryPosEmbed`, which scale theta by axis.
-
-    >>> from ropewalk.rope.scaling import Linear
-    >>> PerAxis((Linear(2.0), None)).inv_freq(Ladder(10000.0, 4, (0, 1), axis=0), None)
-    [0.5, 0.005]
-    """
-
-    rules: tuple[Scaling | None, ...]
-    rope_type: ClassVar[str] = "per_axis"
-    can_be_extended: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        rules = as_tuple(self.rules)
-        object.__setattr__(self, "rules", rules)
-        refused = [
-            rule
-            for rule in rules
-            if rule is not None and (not isinstance(rule, Scaling) or rule.needs_seq_len or not rule.can_be_extended)
-        ]
-        if not rules or refused:
-            raise RopeError(
-                "PerAxis: `rules` must have a rule for each axis, independent of the sequence length, or None.",
-                facts={"rules": self.rules, "refused": refused},
-                cure="Pass for example PerAxis((NTK(2.0), None, None)).",
-            )
-
-    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        rule = None if ladder.axis is None else self.rules[ladder.axis]
-        return ladder.inv_freq() if rule is None else rule.inv_freq(ladder, seq_len)
-
-    def check_axes(self, num_axes: int | None) -> None:
-        if num_axes != len(self.rules):
-            raise RopeError(
-                "RopeConfig: PerAxis needs one rule for each axis, and axes with separate ladders.",
-                facts={"rules": self.rules, "axes with separate ladders": num_axes or 0},
-                cure="Pass axes=axes_from_sections([...]) and axes_restart=True.",
-            )
-
-    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
-        super().check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
-        for rule in self.parts:
-            factor = rule.attention_factor_at(max_position_embeddings, None)
-            if factor != 1.0:
-                raise RopeError(
-                    "PerAxis: all pairs of a head share one attention factor, so the rule of an axis must have none.",
-                    facts={"rule": rule, "attention_factor": factor},
-                    cure="Give it attention_factor=1.0.",
-                )
-
-    def to_block(self, ladder: Ladder) -> dict[str, Any]:
-        raise RopeError(
-            "to_hf: transformers has no block with a scaling for each axis.",
-            facts={"rules": self.rules},
-            cure="Save the model in ropewalk's own form, whose config contains every field.",
-        )
 
 
 @dataclass(frozen=True)
