@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-serve dist slow sanitize arm format clean
+.PHONY: gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-tables docs-serve dist slow sanitize arm format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -109,7 +109,10 @@ docs-serve: $(READY)
 # With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes).
 figures: $(READY)
 	$(BIN)/python scripts/figures.py
-	$(BIN)/python scripts/docs_records.py --write
+
+# Write the tables of records, of names and of commands into README and docs/.
+docs-tables: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/docs_records.py
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600

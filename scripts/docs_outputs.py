@@ -26,7 +26,9 @@ LESSON = DOCS / "lesson"
 LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?", re.DOTALL)
 
-NO_PROSE = re.compile(r"^ *```.*?^ *```|<!--.*?-->", re.DOTALL | re.MULTILINE)
+NO_PROSE = re.compile(
+    r"<!-- (?P<kind>record|names of|commands): .*?<!-- /(?P=kind) -->|^ *```.*?^ *```|<!--.*?-->", re.DOTALL | re.MULTILINE
+)
 GENERATED = ("models.md",)
 
 
@@ -77,7 +79,7 @@ def too_large(page: Path) -> list[str]:
 
 
 def words() -> dict[str, int]:
-    """Return the words of each page: parts between spaces that contain a letter, outside code blocks and comments."""
+    """Return the words of each page: parts between spaces that contain a letter, outside code, comments and generated tables."""
     texts = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
     return {
         name: sum(any(map(str.isalpha, word)) for word in NO_PROSE.sub("", text).split())

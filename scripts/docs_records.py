@@ -1,7 +1,6 @@
-"""Tables and sentences of benchmarks/results; each replaces a mark `<!-- record: NAME -->` on a page.
+"""Write tables of benchmarks/results, of names and of commands into README and docs/, between their marks.
 
-python scripts/docs_records.py            # prints all of them
-python scripts/docs_records.py --write    # writes the README's sentence about machines, between its markers
+A table of a record stands between `<!-- record: NAME -->` and `<!-- /record -->`.
 """
 
 from __future__ import annotations
@@ -16,19 +15,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from docs_reference import commands, names_table
+
+from ropewalk.atomic_io import write_whole
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.statistics import mean_and_interval, plus_minus
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, README = ROOT / "benchmarks" / "results", ROOT / "README.md"
-PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
+RESULTS, README, DOCS = ROOT / "benchmarks" / "results", ROOT / "README.md", ROOT / "docs"
+MARKS = re.compile(
+    r"<!-- (?P<kind>record|names of|commands): (?P<what>[\w -]+) -->(?P<table>.*?)<!-- /(?P=kind) -->", re.DOTALL
+)
 Record = dict[str, Any]
 
 
 def with_tables(markdown: str) -> str:
-    """Return a page with tables in place of its marks; raise KeyError for an unknown name."""
-    return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
+    """Return a page with new tables between its marks; raise KeyError for an unknown name."""
+
+    def drawn(found: re.Match[str]) -> str:
+        kind, what = found["kind"], found["what"]
+        text = TABLES[what]() if kind == "record" else names_table(what) if kind == "names of" else commands()
+        return f"<!-- {kind}: {what} -->\n\n{text}\n\n<!-- /{kind} -->" if text else found[0]
+
+    return MARKS.sub(drawn, markdown)
 
 
 def document(name: str) -> Any:
@@ -475,7 +485,6 @@ def methods() -> str:
 
 TIMED = ("rotation", "attention", "forward", "decode")  # records of the CPU, NAME.jsonl
 STEPS = ("tests", "rotation", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
-MARKED = re.compile(r"<!-- status -->.*?<!-- /status -->", re.DOTALL)
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
 
@@ -547,13 +556,6 @@ def gpu(results: Path = RESULTS) -> str:
     return "\n\n".join(parts) if parts[1:] else ""
 
 
-def written(text: str, sentence: str) -> str:
-    """Return the README with the sentence between its markers; raise ValueError without them."""
-    if len(MARKED.findall(text)) != 1:
-        raise ValueError("README.md needs <!-- status --> and <!-- /status --> once")
-    return MARKED.sub(lambda _: f"<!-- status -->{sentence}<!-- /status -->", text)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
     "phantoms": phantoms,
@@ -566,11 +568,11 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    if "--write" in sys.argv[1:]:
-        README.write_text(written(README.read_text("utf-8"), status()), encoding="utf-8")
-        return 0
-    for name, make in TABLES.items():
-        sys.stdout.write(f"{name}\n\n{make()}\n\n")
+    for page in (README, *sorted(DOCS.rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if (new := with_tables(text)) != text:
+            write_whole(page, new)
+            print(page.relative_to(ROOT))
     return 0
 
 

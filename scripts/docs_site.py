@@ -1,32 +1,24 @@
-"""Hooks of MkDocs: the reference of Python and commands, tables of records, notebooks of the lesson, the explorer."""
+"""Hooks of MkDocs: the reference of Python, notebooks of the lesson, the explorer."""
 
 from __future__ import annotations
 
 import base64
-import inspect
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import griffe
 import nbformat
 from docs_outputs import BLOCK, LESSON
-from docs_records import RESULTS, with_tables
+from docs_records import MARKS, RESULTS
+from docs_reference import all_names
 from mkdocs.structure.files import File
 from nbformat import v4
 
-import ropewalk as rw
-from ropewalk import encodings, processes, scaling
-from ropewalk.diagnosis.depth import DepthMap, depth_map
-from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.figures.explorer import explorer_data, explorer_page
 from ropewalk.figures.explorer_model import packed_model
-from ropewalk.rope.extensions import Extension
 
-NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
-COMMANDS = re.compile(r"^<!-- every command --> \*.*\*$", re.MULTILINE)
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
 PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
@@ -49,12 +41,11 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Insert the reference, commands, tables of records and links to notebooks; redirect links to records."""
+    """Insert the reference and links to notebooks; redirect links to records."""
     if page.file.src_uri.startswith("lesson/"):
         head, rest = markdown.split("\n", 1)
         markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
-    markdown = COMMANDS.sub(lambda _: "\n\n".join(commands()), with_tables(markdown))
-    markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
+    markdown = MARKS.sub(lambda of: all_names(of["what"]) if of["kind"] == "names of" else of[0], markdown)
     markdown = FRONT.sub(_by_scheme, markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
 
@@ -75,79 +66,6 @@ def _by_scheme(found: re.Match[str]) -> str:
         image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.svg", f"-{scheme}.svg")  # type: ignore[index]
         pictures.append(f'<picture class="only-{scheme}">{narrow}{image}</picture>')
     return f"<p>{''.join(pictures)}</p>"
-
-
-def names_of(subpackages: str) -> str:
-    """Return mkdocstrings entries for every public name of these subpackages.
-
-    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `record`
-    (`Diagnosis`, `depth_map` and `DepthMap`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
-    """
-    entries: list[tuple[str, Any]] = []
-    for group in subpackages.split():
-        if group == "scalings":
-            rules = ((name, thing) for name, thing in vars(scaling).items() if inspect.isclass(thing))
-            entries += [(f"rw.scaling.{name}", thing) for name, thing in rules if scaling.Scaling in thing.mro()[1:]]
-        elif group == "encodings":
-            entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
-        elif group == "processes":
-            entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
-        elif group == "record":
-            entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, depth_map, DepthMap)]
-        elif group.startswith("rw_"):
-            module = import_module(f"ropewalk.{group.removeprefix('rw_')}")
-            things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]
-            entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things if callable(thing)]
-        elif group == "extensions":
-            own = {name: kind for name, kind in Extension.registry.items() if kind.__module__ == Extension.__module__}
-            entries += [(f"rw.rope.extensions.{name}", kind) for name, kind in own.items()]
-        else:
-            public = ((name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name)))
-            entries += [(f"rw.{name}", thing) for name, thing in public if thing.__module__.split(".")[1] == group]
-    return "\n\n".join(
-        f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: {name}\n      toc_label: {name}"
-        for name, thing in entries
-    )
-
-
-# -- commands -------------------------------------------------------------------------------------------------------
-
-
-def commands() -> Iterator[str]:
-    """Yield heading, text, usage and options of each command and subcommand."""
-    import typer
-
-    from ropewalk.cli.app import COMMANDS, build
-
-    for name in COMMANDS:
-        application = typer.main.get_command(build(name))
-        with application.make_context("ropewalk", [], resilient_parsing=True) as context:
-            yield from _described(application.commands[name], name, context, 2)
-
-
-def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
-    with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
-        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-        yield f"{'#' * level} {context.command_path}"
-        yield "\n\n".join(_plain(part) for part in inspect.cleandoc(command.help or "").split("\n\n"))
-        yield f"```console\n$ {usage}\n```"
-        rows = []
-        for parameter in command.get_params(context):
-            record = parameter.get_help_record(context)  # None: hidden
-            if parameter.name != "help" and record is not None:
-                rows.append(record)
-        if rows:
-            lines = [f"| `{what.strip()}` | {_plain(text)} |" for what, text in rows]
-            yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
-                "`  ", "`"
-            )
-        for other, inner in getattr(command, "commands", {}).items():
-            yield from _described(inner, other, context, level + 1)
-
-
-def _plain(text: str) -> str:
-    """Return a help text with Markdown and HTML characters escaped."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 
 # -- notebooks ------------------------------------------------------------------------------------------------------
