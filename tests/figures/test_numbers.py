@@ -205,7 +205,7 @@ def test_wavelengths_of_real_models() -> None:
 
 def test_queries_and_keys_repeat_for_groups() -> None:
     """Grouped key heads stand once for each of their queries."""
-    attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False), qk_norm=True)
+    attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False))
     q, k = queries_and_keys(LayerInput(attention, torch.randn(1, 3, 32)))
     assert q.shape == k.shape == (1, 4, 3, 8)
     assert torch.equal(k[:, 0], k[:, 1])

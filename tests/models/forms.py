@@ -52,8 +52,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     "multi-head": [{"rope": ROPE, "num_key_value_heads": HEADS}],
     "multi-query": [{"rope": ROPE, "num_key_value_heads": 1}],
     "biases": [{"rope": ROPE, "bias": True}],
-    "output bias": [{"rope": ROPE, "output_bias": True}],
-    "qk norm": [{"rope": HALF["partial"], "qk_norm": True, "sliding_window": 3}],
+    "partial in a window": [{"rope": HALF["partial"], "sliding_window": 3}],
     **{name: [{"rope": rope}] for name, rope in ROPES.items()},
     **{name: [{"rope": ROPE, "sliding_window": window}] for name, window in WINDOWS.items()},
     "dynamic in a window": [{"rope": HALF["dynamic"], "sliding_window": 3}],
@@ -83,7 +82,7 @@ def each_once(forms: list[str]) -> list[Any]:
 
 
 def make_layer(extension: Extension | None = None, dtype: torch.dtype = torch.float64, **form: Any) -> Attention:
-    """A layer whose weights, norms, biases and sinks all matter."""
+    """A layer whose weights, biases and sinks all matter."""
     torch.manual_seed(1)
     layer = Attention(HIDDEN, HEADS, extension=extension, **{**SIZES, "rope": ROPE, **form})
     with torch.no_grad():

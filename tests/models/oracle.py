@@ -62,10 +62,7 @@ def attention(
     at = np.arange(seq) if positions is None else np.asarray(positions)
 
     def project(name: str, count: int) -> np.ndarray:
-        out = (x @ w[f"{name}_proj.weight"].T + w.get(f"{name}_proj.bias", 0.0)).reshape(seq, count, dim)
-        if f"{name}_norm.weight" not in w:
-            return out
-        return out / np.sqrt((out * out).mean(-1, keepdims=True) + 1e-6) * w[f"{name}_norm.weight"]
+        return (x @ w[f"{name}_proj.weight"].T + w.get(f"{name}_proj.bias", 0.0)).reshape(seq, count, dim)
 
     q, k, v = project("q", heads), project("k", kv_heads), project("v", kv_heads)
     k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (k, v))

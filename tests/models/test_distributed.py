@@ -32,7 +32,7 @@ def decoder(*, tied: bool, layers: int = 1) -> Decoder:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4}
     config = DecoderConfig(
         vocab_size=VOCAB, num_key_value_heads=2, rope=rope, tie_word_embeddings=tied,
-        qk_norm=True, initializer_range=0.2, **sizes,
+        initializer_range=0.2, **sizes,
     )  # fmt: skip
     return Decoder(config)
 

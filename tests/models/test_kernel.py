@@ -33,7 +33,7 @@ PARTIAL = [
     for interleaved in (False, True)
 ]
 FORMS: list[dict[str, Any]] = [
-    {}, {"sliding_window": 7}, {"causal": False}, {"causal": False, "sliding_window": 7}, {"qk_norm": True},
+    {}, {"sliding_window": 7}, {"causal": False}, {"causal": False, "sliding_window": 7},
     {"rope": None}, {"softcap": 0.5, "sliding_window": 7}, {"sinks": True}, {"softcap": 0.7, "sinks": True},
     *({"extension": rule, **form} for rule in RULES for form in ({}, {"softcap": 0.7, "sinks": True})),
     *({"extension": RULES[0], "rope": rope} for rope in PARTIAL),

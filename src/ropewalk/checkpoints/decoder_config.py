@@ -183,7 +183,6 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
             norm_eps=_number(settings, "rms_norm_eps"),
             rope=RopeConfig.from_hf(given),
             attention_bias=bool(settings["attention_bias"]),
-            output_bias=bool(settings["attention_bias"]),
             mlp_bias=bool(settings["mlp_bias"]),
             tie_word_embeddings=bool(settings["tie_word_embeddings"]),
         )

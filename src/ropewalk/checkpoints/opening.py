@@ -199,8 +199,8 @@ def as_transformers(model: Decoder) -> tuple[Any, TextTokenizer | None]:
         config = model.config
         raise RopeError(
             "readers: only decoders in Llama's layout can be measured.",
-            facts={"encoding": config.encoding, "qk_norm": config.qk_norm, "sliding_window": config.sliding_window},
-            cure="Use one rope, without windows and without norms of queries and keys.",
+            facts={"encoding": config.encoding, "sliding_window": config.sliding_window},
+            cure="Use one rope, without windows.",
         )
     built = need("transformers", "transformers").CONFIG_MAPPING[content["model_type"]](**content)
     weights = {name: weight.detach() for name, weight in tensors.items()}

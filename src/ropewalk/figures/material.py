@@ -168,8 +168,6 @@ def queries_and_keys(layer: LayerInput) -> tuple[Tensor, Tensor]:
     with torch.inference_mode():
         q = attention.q_proj(x).view(batch, seq, attention.num_attention_heads, attention.head_dim)
         k = attention.k_proj(x).view(batch, seq, attention.num_key_value_heads, attention.head_dim)
-        if attention.q_norm is not None and attention.k_norm is not None:
-            q, k = attention.q_norm(q), attention.k_norm(k)
     return q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
 
 

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
@@ -16,132 +15,16 @@ from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.models.encodings import resolve
 from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.attention.masks import SeqLen, Visibility
-from ropewalk.models.norm import RMSNorm, is_plain, projected
+from ropewalk.models.norm import projected
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated, rotated
-from ropewalk.rotation.backends.request import Norm, Turn
+from ropewalk.rotation.backends.request import Turn
 from ropewalk.rotation.checks import check_tables
 from ropewalk.rotation.embedding import RotaryEmbedding
-
-
-def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, arguments: dict[str, Any]) -> None:
-    """Raise `RopeError` if `arguments` that `inputs` already contain are passed again, or the shapes differ."""
-    ignored = {name: value for name, value in arguments.items() if value is not None}
-    if ignored:
-        names = " and ".join(f"`{name}`" for name in ignored)
-        raise RopeError(
-            f"Attention: `inputs` is already built, so {names} would be ignored.",
-            facts=ignored,
-            cure="Omit `inputs`, or build it with them: ForwardInputs.of(hidden_states, ...).",
-        )
-    if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
-        raise RopeError(
-            "Attention: `inputs` was built for a different shape.",
-            facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
-            cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
-        )
-
-
-def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
-    """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
-    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    facts = {**sizes, "head_dim": head_dim}
-    check_whole("Attention", optional=False, **sizes)
-    check_whole("Attention", head_dim=head_dim, sliding_window=window)
-    if heads % kv_heads:
-        raise RopeError(
-            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
-            facts=facts,
-            cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
-        )
-    if head_dim is None and hidden % heads:
-        raise RopeError(
-            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
-            facts=facts,
-            cure="Pass head_dim=...",
-        )
-
-
-def check_numbers(softcap: float | None, **dropouts: float) -> None:
-    """Raise `RopeError` unless dropouts are probabilities below 1, and the softcap None or positive."""
-    for name, p in dropouts.items():
-        if not 0.0 <= p < 1.0:
-            raise RopeError(
-                f"Attention: `{name}` must be a probability below 1.",
-                facts={name: p},
-                cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
-            )
-    if softcap is not None and not 0.0 < softcap < math.inf:
-        raise RopeError(
-            "Attention: `softcap` must be a positive number.",
-            facts={"softcap": softcap},
-            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
-        )
-
-
-def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
-    """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
-    cache.check_layer(layer)
-    cached = None if cache.ropes is None else cache.ropes[layer]
-    if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
-        raise RopeError(
-            "Attention: the cache was not made for this layer's rope.",
-            facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
-            cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
-        )
-    if cache.extensions[layer] != extension:
-        raise RopeError(
-            "Attention: the cache was not made for this layer's extension.",
-            facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
-            cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
-        )
-
-
-def layer_of(cache: KVCache | None, layer: int | None) -> int:
-    """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
-    if cache is not None:
-        check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
-    if layer is not None:
-        check_whole("Attention", least=0, layer=layer)
-    if layer is None and cache is not None and cache.num_layers > 1:
-        raise RopeError(
-            "Attention: `layer` is required: the cache has several layers.",
-            facts={"layer": layer, "cache": cache},
-            cure="Pass each layer's own number: attention(x, cache=cache, layer=i).",
-        )
-    return layer or 0
-
-
-def check_rope(rope: RopeConfig, head_dim: int) -> None:
-    """Raise `RopeError` unless the rope fits the heads."""
-    if rope.head_dim != head_dim:
-        raise RopeError(
-            "Attention: `rope` has a different head_dim.",
-            facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
-            cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
-        )
-
-
-def check_extension(
-    extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
-) -> None:
-    """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""
-    if extension.remaps and (rope is None or not causal or window is not None):
-        raise RopeError(
-            "Attention: an extension needs causal attention with a rope over all earlier tokens.",
-            facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
-            cure="Use None for this layer: a sliding window within the trained length needs no extension.",
-        )
-    if encoding is not None and encoding.adds_to_scores:
-        raise RopeError(
-            "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
-            facts={"extension": extension, "encoding": encoding.config},
-            cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
-        )
 
 
 class Attention(nn.Module):
@@ -158,9 +41,7 @@ class Attention(nn.Module):
     - `extension`: one of `ropewalk.rope.extensions`, which remaps relative positions or scales logits.
     - `softcap`: logits become softcap tanh(logit / softcap) before masks and biases, as in Gemma 2. `sinks`: a learned
       logit for each head, `self.sinks` `[heads]`, that takes weight in the softmax and adds no value, as in gpt-oss.
-    - `qk_norm`: RMSNorm over each head before the rotation, as in Qwen3. `norm_eps` is its epsilon.
-    - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
-      applied only in training, to the weights and to the output.
+    - `bias`: of the four projections. `attention_dropout`: a probability, applied to the weights only in training.
 
     **Raises:** `RopeError` if sizes do not match.
 
@@ -187,32 +68,24 @@ class Attention(nn.Module):
         extension: Extension | None = None,
         softcap: float | None = None,
         sinks: bool = False,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-6,
         bias: bool = False,
-        output_bias: bool | None = None,
         attention_dropout: float = 0.0,
-        residual_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
-        check_numbers(softcap, attention_dropout=attention_dropout, residual_dropout=residual_dropout)
+        check_numbers(softcap, attention_dropout)
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         self.num_key_value_heads = kv_heads
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         self.causal, self.sliding_window = causal, sliding_window
         self.softcap = softcap
-        self.attention_dropout, self.residual_dropout = attention_dropout, residual_dropout
+        self.attention_dropout = attention_dropout
         self.sinks = nn.Parameter(torch.zeros(num_attention_heads)) if sinks else None
         self.q_proj = nn.Linear(hidden_size, num_attention_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(
-            num_attention_heads * self.head_dim, hidden_size, bias=bias if output_bias is None else output_bias
-        )
-        self.q_norm = RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
+        self.o_proj = nn.Linear(num_attention_heads * self.head_dim, hidden_size, bias=bias)
         self.rotary: RotaryEmbedding | None = None
         self.encoding: Encoding | None = None
         self._shared: tuple[Encoding, ...] = ()
@@ -398,32 +271,26 @@ class Attention(nn.Module):
         """Return the output layer's `[batch, seq, hidden]` of `[batch, heads, seq, head_dim]`."""
         batch, heads, seq, head_dim = out.shape
         (out,) = projected(out.transpose(1, 2).reshape(batch, seq, heads * head_dim), self.o_proj)
-        return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
+        return out
 
     def _rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm, rotate and store, in one pass if possible; return queries, and keys and values with heads first."""
+        """Rotate and store, in one pass if possible; return queries, and keys and values with heads first."""
         layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
         remaps = self.extension is not None and self.extension.remaps
         tables = None if self.rotary is None or remaps else inputs.tables(self.rotary)
-        norm = None if tables is None else _fusable(self.q_norm, self.k_norm)
-        if norm is None and self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None and self.rotary is not None:
             rope = self.rotary.config
             cos, sin, scale = tables
             check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
-            weights = () if norm is None else (norm.q_weight, norm.k_weight)
-            backend = choose(q, None, k, v, cos, sin, *weights)
+            backend = choose(q, None, k, v, cos, sin)
             turn = Turn(rope.interleaved, scale, False, "bshd", blocks=rope.blocks)
             store = cache.store(layer, v, layout) if cache is not None and backend.kernels else None
-            if norm is not None or store is not None:
-                q, k = norm_rotated(backend, q, k, cos, sin, turn, norm, store)
-            else:
-                q, k = rotated(backend, [q, k], cos, sin, turn)
             if cache is not None and store is not None:
+                q, _ = norm_rotated(backend, q, k, cos, sin, turn, None, store)
                 return q, *cache.held(layer, layout)
+            q, k = rotated(backend, [q, k], cos, sin, turn)
         elif encoding is not None:
             q, k = encoding.encoded(q, k, inputs.places.queries)
         if cache is None:
@@ -438,9 +305,116 @@ def _split_heads(x: Tensor, head_dim: int) -> Tensor:
     return x.view(batch, seq, width // head_dim, head_dim)
 
 
-def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
-    """Return both norms as one request, or None unless they are plain `RMSNorm` modules with the same epsilon."""
-    if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm) or q_norm.eps != k_norm.eps:
-        return None
-    plain = is_plain(q_norm, RMSNorm) and is_plain(k_norm, RMSNorm)
-    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if plain else None
+def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, arguments: dict[str, Any]) -> None:
+    """Raise `RopeError` if `arguments` that `inputs` already contain are passed again, or the shapes differ."""
+    ignored = {name: value for name, value in arguments.items() if value is not None}
+    if ignored:
+        names = " and ".join(f"`{name}`" for name in ignored)
+        raise RopeError(
+            f"Attention: `inputs` is already built, so {names} would be ignored.",
+            facts=ignored,
+            cure="Omit `inputs`, or build it with them: ForwardInputs.of(hidden_states, ...).",
+        )
+    if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
+        raise RopeError(
+            "Attention: `inputs` was built for a different shape.",
+            facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
+            cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
+        )
+
+
+def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
+    """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    facts = {**sizes, "head_dim": head_dim}
+    check_whole("Attention", optional=False, **sizes)
+    check_whole("Attention", head_dim=head_dim, sliding_window=window)
+    if heads % kv_heads:
+        raise RopeError(
+            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
+            facts=facts,
+            cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
+        )
+    if head_dim is None and hidden % heads:
+        raise RopeError(
+            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
+            facts=facts,
+            cure="Pass head_dim=...",
+        )
+
+
+def check_numbers(softcap: float | None, dropout: float) -> None:
+    """Raise `RopeError` unless the dropout is a probability below 1, and the softcap None or positive."""
+    if not 0.0 <= dropout < 1.0:
+        raise RopeError(
+            "Attention: `attention_dropout` must be a probability below 1.",
+            facts={"attention_dropout": dropout},
+            cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
+        )
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        raise RopeError(
+            "Attention: `softcap` must be a positive number.",
+            facts={"softcap": softcap},
+            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
+        )
+
+
+def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
+    """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
+    cache.check_layer(layer)
+    cached = None if cache.ropes is None else cache.ropes[layer]
+    if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
+        raise RopeError(
+            "Attention: the cache was not made for this layer's rope.",
+            facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
+            cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
+        )
+    if cache.extensions[layer] != extension:
+        raise RopeError(
+            "Attention: the cache was not made for this layer's extension.",
+            facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
+            cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
+        )
+
+
+def layer_of(cache: KVCache | None, layer: int | None) -> int:
+    """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
+    if cache is not None:
+        check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
+    if layer is not None:
+        check_whole("Attention", least=0, layer=layer)
+    if layer is None and cache is not None and cache.num_layers > 1:
+        raise RopeError(
+            "Attention: `layer` is required: the cache has several layers.",
+            facts={"layer": layer, "cache": cache},
+            cure="Pass each layer's own number: attention(x, cache=cache, layer=i).",
+        )
+    return layer or 0
+
+
+def check_rope(rope: RopeConfig, head_dim: int) -> None:
+    """Raise `RopeError` unless the rope fits the heads."""
+    if rope.head_dim != head_dim:
+        raise RopeError(
+            "Attention: `rope` has a different head_dim.",
+            facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
+            cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
+        )
+
+
+def check_extension(
+    extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
+) -> None:
+    """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""
+    if extension.remaps and (rope is None or not causal or window is not None):
+        raise RopeError(
+            "Attention: an extension needs causal attention with a rope over all earlier tokens.",
+            facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
+            cure="Use None for this layer: a sliding window within the trained length needs no extension.",
+        )
+    if encoding is not None and encoding.adds_to_scores:
+        raise RopeError(
+            "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
+            facts={"extension": extension, "encoding": encoding.config},
+            cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
+        )

@@ -26,7 +26,7 @@ class DecoderConfig:
       `rope`.
     - `sliding_window`: tokens, None, or a tuple with one entry per layer.
     - `extension`: one of `ropewalk.rope.extensions`, None, or a tuple with one entry (or None) per layer.
-    - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, applied only in training.
+    - `attention_bias`: of q, k, v and o. Dropouts are probabilities, applied only in training.
 
     **Raises:** `RopeError` if sizes do not match.
 
@@ -49,9 +49,7 @@ class DecoderConfig:
     sliding_window: int | tuple[int | None, ...] | None = None
     extension: ExtensionSetting = None
     norm_eps: float = 1e-5
-    qk_norm: bool = False
     attention_bias: bool = False
-    output_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = True
     attention_dropout: float = 0.0

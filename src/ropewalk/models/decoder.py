@@ -97,12 +97,8 @@ class DecoderLayer(nn.Module):
             causal=causal,
             sliding_window=window,
             extension=extension,
-            qk_norm=config.qk_norm,
-            norm_eps=config.norm_eps,
             bias=config.attention_bias,
-            output_bias=config.output_bias,
             attention_dropout=config.attention_dropout,
-            residual_dropout=config.residual_dropout,
         )
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -128,11 +124,10 @@ class DecoderLayer(nn.Module):
                 )
             inputs = ForwardInputs.of(x, where="DecoderLayer")
         normed = self.input_layernorm(x).to(inputs.dtype)
-        x = x + self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
+        dropout = self.residual_dropout if self.training else 0.0
+        x = x + F.dropout(self.self_attn(normed, inputs=inputs, layer=layer, bias=bias), dropout, training=dropout > 0)
         out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))
-        if self.training and self.residual_dropout:
-            out = F.dropout(out, self.residual_dropout)
-        return x + out  # type: ignore[no-any-return]
+        return x + F.dropout(out, dropout, training=dropout > 0)
 
 
 def shared_encoding(config: DecoderConfig, *, causal: bool = True) -> Encoding | None:
