@@ -49,7 +49,7 @@ def decoder(**changes):
 def decoded(model):
     with torch.no_grad():
         # ten new tokens, the second prompt shorter: padding, a cache, a sampler
-        tokens = rw.generate(model, [[1, 2, 3], [4]], max_new_tokens=10, temperature=1.0, top_k=5, seed=3)
+        tokens = rw.generate(model, [[1, 2, 3], [4]], max_new_tokens=10, temperature=1.0, seed=3)
         options = {"seq_len": 8} if model.config.needs_seq_len else {}
         return model(TOKENS, **options), torch.tensor([list(map(int, row)) for row in tokens], device="cpu")
 

@@ -30,14 +30,7 @@ def draws_of(seed: int | None, rows: int) -> list[random.Random]:
     return [random.Random(f"{base}:{row}") for row in range(rows)]
 
 
-def sample(
-    logits: Tensor,
-    draws: Sequence[random.Random],
-    *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> list[int]:
+def sample(logits: Tensor, draws: Sequence[random.Random], *, temperature: float = 0.0) -> list[int]:
     """Return one token per row, from logits or log-probabilities `[rows, vocab]`; see `ropewalk.generate`.
 
     >>> sample(torch.tensor([[0.0, 2.0, 1.0]]), draws_of(0, 1))
@@ -50,13 +43,8 @@ def sample(
     exact = to_float64(logits)
     downward = exact - exact.amax(-1, keepdim=True)
     for draw, scores in zip(draws, downward / float(temperature), strict=True):
-        count = scores.shape[0] if top_k is None else min(top_k, scores.shape[0])
-        best = scores.topk(count) if count < scores.shape[0] else scores.sort(descending=True)
+        best = scores.sort(descending=True)
         reached = best.values.softmax(-1).cumsum(-1)
-        if top_p is not None:
-            # Keep a token while the sum before it is below p; the first one always stays.
-            kept = int((reached < top_p).sum().item()) + 1
-            reached = reached[:kept]
         mark = draw.random() * reached[-1]
         at = int(torch.searchsorted(reached, mark, right=True).item())
         out.append(int(best.indices[min(at, len(reached) - 1)].item()))
@@ -70,8 +58,6 @@ def generate(
     *,
     max_new_tokens: int = 100,
     temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop_tokens: Collection[int] | None = None,
     seed: int | None = None,
     seq_len: int | None = None,
@@ -84,8 +70,7 @@ def generate(
       `[batch, seq]`. They may differ in length; each result equals that of a separate call. A text begins
       with the prefix tokens of the checkpoint; an empty text is the tokenizer's bos.
     - `max_new_tokens`: tokens per prompt.
-    - `temperature`: 0 selects the most likely token; else logits are divided by it. `top_k` keeps the k most likely
-      tokens, then `top_p` the fewest of these with a total probability of at least p; both need a temperature above 0.
+    - `temperature`: 0 selects the most likely token; else logits are divided by it.
     - `stop_tokens`: ids that end a row; None: the tokenizer's `eos_ids` for texts, none for token ids.
     - `seed`: makes the result repeatable; each row has its own random numbers.
     - `seq_len`: tokens; frequencies that depend on length are fixed at this length. None: prompt + max_new_tokens.
@@ -101,7 +86,7 @@ def generate(
     [5, 5]
     """
     check_kind("generate", nn.Module, 'Load it first: rw.load("tiny").', model=model)
-    check_sampling(max_new_tokens, temperature, top_k, top_p)
+    check_sampling(max_new_tokens, temperature)
     ends = stop_tokens
     if ends is None:
         ends = model.tokenizer.eos_ids if model.tokenizer is not None and is_text(prompts) else ()
@@ -118,7 +103,7 @@ def generate(
         cache, logits = _prefill(model, tokens, fixed, min(max_new_tokens, 256))
         for step in range(max_new_tokens):
             of_rows = [draws[row] for row in rows]
-            chosen = sample(logits, of_rows, temperature=temperature, top_k=top_k, top_p=top_p)
+            chosen = sample(logits, of_rows, temperature=temperature)
             active = [at for at, token in enumerate(chosen) if token not in ends]
             for at in active:
                 new[rows[at]].append(chosen[at])

@@ -77,21 +77,13 @@ def is_text(prompts: Prompts) -> bool:
     return isinstance(prompts, str)
 
 
-def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_sampling(max_new_tokens: int, temperature: float) -> None:
     """Raise `RopeError` for sampling options out of range."""
     for name, value, fits, rule, cure in (
         ("max_new_tokens", max_new_tokens, (as_whole(max_new_tokens) or 0) >= 1, "a whole number of at least 1", "1"),
         ("temperature", temperature, is_number(temperature) and temperature >= 0, "a finite number, at least 0", "0"),
-        ("top_k", top_k, top_k is None or (as_whole(top_k) or 0) >= 1, "a whole number of at least 1", "None for all"),
-        ("top_p", top_p, top_p is None or (is_number(top_p) and 0 < top_p <= 1), "above 0, at most 1", "None for all"),
     ):
         if not fits:
             raise RopeError(
                 f"generate: `{name}` must be {rule}.", facts={name: value}, cure=f"Pass for example {cure}."
             )
-    if temperature == 0 and (top_k is not None or top_p is not None):
-        raise RopeError(
-            "generate: `top_k` and `top_p` have no effect at temperature 0.",
-            facts={"temperature": temperature, "top_k": top_k, "top_p": top_p},
-            cure="Pass temperature=1.0 to sample.",
-        )
