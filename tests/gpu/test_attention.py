@@ -26,7 +26,7 @@ def on_gpu(request: AttentionRequest) -> AttentionRequest:
     for region in request.regions:
         turn = region.turn
         if turn is not None:
-            turn = KeyTurn(move(turn.cos), move(turn.sin), turn.interleaved, turn.factor)
+            turn = KeyTurn(move(turn.cos), move(turn.sin), turn.interleaved, turn.scale)
         regions.append(AttentionRegion(move(region.q), move(region.k), Bounds(*map(move, region.bounds)), turn))
     sinks = None if request.sinks is None else move(request.sinks)
     return AttentionRequest(tuple(regions), move(request.values), request.scale, request.softcap, sinks)

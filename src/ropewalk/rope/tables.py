@@ -29,7 +29,7 @@ _TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EAF7
 
 def make_tables(
     position_ids: Real[Tensor, "*positions"],
-    columns: Sequence[float] | Tensor,
+    inv_freq: Sequence[float] | Tensor,
     axes: tuple[int, ...] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
@@ -39,7 +39,7 @@ def make_tables(
     **Arguments:**
     - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals. float64
       cannot distinguish neighbouring positions beyond 2^53.
-    - `columns`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` if rows differ.
+    - `inv_freq`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` if rows differ.
     - `axes`: axis of each pair; None is one axis.
     - `dtype`: float32 or float64.
 
@@ -53,26 +53,28 @@ def make_tables(
     (torch.Size([2, 2]), torch.float32)
     """
     if position_ids.device.type in _WITHOUT_FLOAT64:
-        return _tables_without_float64(position_ids, columns, axes, dtype)
-    if _compiled_may(position_ids, columns):
-        return _compiled_tables(position_ids, columns, axes, dtype)
+        return _tables_without_float64(position_ids, inv_freq, axes, dtype)
+    if _compiled_may(position_ids, inv_freq):
+        return _compiled_tables(position_ids, inv_freq, axes, dtype)
     positions = _per_pair(position_ids, axes).to(torch.float64)
-    angles = positions * _as_float64(columns, positions.device)
+    angles = positions * _as_float64(inv_freq, positions.device)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _compiled_may(position_ids: Tensor, columns: Sequence[float] | Tensor) -> bool:
+def _compiled_may(position_ids: Tensor, inv_freq: Sequence[float] | Tensor) -> bool:
     """Return whether the extension can compute the tables: plain eager tensors on the CPU, without gradients."""
     if kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
         return False
     if position_ids.requires_grad or position_ids.dtype == torch.uint64:
         return False
-    return not isinstance(columns, Tensor) or (type(columns) is Tensor and columns.is_cpu and not columns.requires_grad)
+    return not isinstance(inv_freq, Tensor) or (
+        type(inv_freq) is Tensor and inv_freq.is_cpu and not inv_freq.requires_grad
+    )
 
 
 def _compiled_tables(
     position_ids: Tensor,
-    columns: Sequence[float] | Tensor,
+    inv_freq: Sequence[float] | Tensor,
     axes: tuple[int, ...] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
@@ -80,7 +82,7 @@ def _compiled_tables(
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
     flat = position_ids.to(wanted).reshape(shape.numel(), 1 if axes is None else position_ids.shape[-1])
-    given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
+    given = inv_freq.to(torch.float64).contiguous() if isinstance(inv_freq, Tensor) else tuple(inv_freq)
     pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
     cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
     kernels.tables(torch.get_num_threads(), flat, given, axes, cos, sin)  # type: ignore[union-attr]
@@ -95,10 +97,10 @@ def _per_pair(position_ids: Tensor, axes: tuple[int, ...] | None) -> Tensor:
     return position_ids.index_select(-1, chosen)
 
 
-def _as_float64(columns: Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    if isinstance(columns, Tensor):
-        return columns.to(device=device, dtype=torch.float64)
-    return torch.tensor(columns, dtype=torch.float64, device=device)
+def _as_float64(inv_freq: Sequence[float] | Tensor, device: torch.device) -> Tensor:
+    if isinstance(inv_freq, Tensor):
+        return inv_freq.to(device=device, dtype=torch.float64)
+    return torch.tensor(inv_freq, dtype=torch.float64, device=device)
 
 
 def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
@@ -169,16 +171,16 @@ def text_positions(position_ids: Int[Tensor, "*positions"], axes: int) -> Int[Te
 
 def _tables_without_float64(
     position_ids: Tensor,
-    columns: Sequence[float] | Tensor,
+    inv_freq: Sequence[float] | Tensor,
     axes: tuple[int, ...] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return tables from the exact phase on the device if positions are integers; else build them on the CPU."""
     integral = not position_ids.is_floating_point()
-    if not integral or isinstance(columns, Tensor) or dtype != torch.float32:
-        cos, sin = make_tables(position_ids.cpu(), columns, axes, dtype=dtype)
+    if not integral or isinstance(inv_freq, Tensor) or dtype != torch.float32:
+        cos, sin = make_tables(position_ids.cpu(), inv_freq, axes, dtype=dtype)
         return cos.to(position_ids.device), sin.to(position_ids.device)
-    return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(columns), position_ids.device))
+    return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(inv_freq), position_ids.device))
 
 
 def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -209,13 +211,13 @@ def angle_of(position: int, frequency: float) -> float:
     return 2 * math.pi * (((turns + half) % (1 << _TURN_BITS)) - half) / (1 << _TURN_BITS)
 
 
-def turns_of(columns: tuple[float, ...], device: torch.device) -> Tensor:
+def turns_of(inv_freq: tuple[float, ...], device: torch.device) -> Tensor:
     """Return `turns_per_token` as a new int64 tensor `[pairs]`."""
-    return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=device)
+    return torch.tensor(turns_per_token(inv_freq), dtype=torch.int64, device=device)
 
 
 @constant_to_compilers  # dynamo does not support integers beyond 64 bits
-def turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
+def turns_per_token(inv_freq: tuple[float, ...]) -> tuple[int, ...]:
     """Return each frequency (radians per token) in units of 2^-64 turns: round(2^64 f / 2 pi), wrapped into int64.
 
     Integer arithmetic rounds correctly, so the error is at most 2^-65 turns (for frequencies below 2^128).
@@ -223,12 +225,12 @@ def turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
     >>> turns_per_token((math.pi / 2, 1.0))
     (4611686018427387724, 2935890503282001226)
     """
-    return _turns_per_token(columns)
+    return _turns_per_token(inv_freq)
 
 
 @lru_cache(maxsize=64)
-def _turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
-    return tuple(map(_turns, columns))
+def _turns_per_token(inv_freq: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(map(_turns, inv_freq))
 
 
 def _turns(frequency: float) -> int:

@@ -302,7 +302,7 @@ def _placed(turn: Turn, x: Tensor, pairs: int, rotary_offset: object, blocks: ob
             facts={"interleaved": turn.interleaved, "blocks": blocks},
             cure="Leave `blocks` out.",
         )
-    return turn._replace(first=first, blocks=tuple(whole) if len(whole) > 1 else ())
+    return turn._replace(rotary_offset=first, blocks=tuple(whole) if len(whole) > 1 else ())
 
 
 def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None, name: str) -> None:

@@ -107,11 +107,11 @@ class RotaryEmbedding(nn.Module):
     def _cos_sin(self, position_ids: Tensor, seq_len: SeqLen, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the tables of checked positions."""
         config = self.config
-        columns = self._columns(position_ids, seq_len)
+        inv_freq = self._inv_freq(position_ids, seq_len)
         axes = None if config.num_axes == 1 else config.axes
-        return make_tables(position_ids, columns, axes, dtype=dtype)
+        return make_tables(position_ids, inv_freq, axes, dtype=dtype)
 
-    def _columns(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
+    def _inv_freq(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
         """Return the frequency of each pair: one row for all, or `[batch, 1, pairs]` if seq_len differs by row."""
         config = self.config
         if not config.needs_seq_len:
@@ -267,7 +267,7 @@ class RotaryEmbedding(nn.Module):
     def _check_heads(self, turn: Turn, **xs: Tensor) -> None:
         """Raise `RopeError` for heads of a different width than the config's; an offset of the rotation allows more."""
         for name, x in xs.items():
-            if x.shape[-1] != self.config.head_dim and not turn.first:
+            if x.shape[-1] != self.config.head_dim and not turn.rotary_offset:
                 raise RopeError(
                     f"RotaryEmbedding: heads of `{name}` must have the config's `head_dim` features.",
                     facts={name: x, "head_dim": self.config.head_dim, "rotary_dim": self.config.rotary_dim},

@@ -72,7 +72,7 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
     joint = Norm(torch.zeros(32 * 128, dtype=dtype), torch.zeros(8 * 128, dtype=dtype), 1e-6, True)
     return {
         "rotate": lambda: backend.rotate([q, k], cos, cos, turn),
-        "rotate a window": lambda: backend.rotate([q, k], half, half, turn._replace(first=64)),
+        "rotate a window": lambda: backend.rotate([q, k], half, half, turn._replace(rotary_offset=64)),
         "rotate in blocks": lambda: backend.rotate(
             [q, k], cos, cos, turn._replace(interleaved=False, blocks=(24, 20, 20))
         ),

@@ -131,7 +131,7 @@ EVERYWHERE: dict[str, tuple[Rotate, str]] = {
     "sign": (of_turn(Turn.transposed), WRONG),
     "pairing": (of_turn(lambda turn: turn._replace(interleaved=not turn.interleaved)), WRONG),
     "no scale": (of_turn(lambda turn: turn._replace(scale=1.0)), WRONG),
-    "the first features": (of_turn(lambda turn: turn._replace(first=0)), WRONG),
+    "the first features": (of_turn(lambda turn: turn._replace(rotary_offset=0)), WRONG),
     "blocks swapped": (of_turn(lambda turn: turn._replace(blocks=turn.blocks[::-1])), WRONG),
     "one block": (of_turn(lambda turn: turn._replace(blocks=())), WRONG),
     "the row before": (of_tables(lambda table, tokens: table.roll(1, tokens)), WRONG),

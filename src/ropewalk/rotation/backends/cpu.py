@@ -69,10 +69,10 @@ def norm_rotate(
 
 def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
     """Return the first arguments of every kernel."""
-    interleaved, scale, inverse, layout, first, blocks = turn
+    interleaved, scale, inverse, layout, rotary_offset, blocks = turn
     where: object = _LAYOUTS[layout]
-    if first or blocks or joint:
-        where = (where, first, blocks, joint)
+    if rotary_offset or blocks or joint:
+        where = (where, rotary_offset, blocks, joint)
     return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 

@@ -23,7 +23,7 @@ def reasons_not_to(x: Tensor) -> list[str]:
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Rotate 2 * pairs features of each of `xs`, from `turn.first` on, by each token's angles, and scale them.
+    """Rotate 2 * pairs features of each of `xs`, from `turn.rotary_offset` on, by each token's angles, and scale them.
 
     Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
@@ -62,7 +62,7 @@ def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
 
 def pairs_of(x: Tensor, pairs: int, turn: Turn) -> tuple[Tensor, Tensor]:
     """Return first and second features of every rotated pair, each `[..., pairs]`."""
-    window = x[..., turn.first : turn.first + 2 * pairs]
+    window = x[..., turn.rotary_offset : turn.rotary_offset + 2 * pairs]
     if turn.interleaved:
         return window[..., 0::2], window[..., 1::2]
     if not turn.blocks:
@@ -123,10 +123,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     else:
         first, second = a * cos - b * sin, b * cos + a * sin
     rotated = _joined(first, second, turn).to(x.dtype)
-    last = turn.first + 2 * pairs
-    if turn.first == 0 and last == x.shape[-1]:
+    last = turn.rotary_offset + 2 * pairs
+    if turn.rotary_offset == 0 and last == x.shape[-1]:
         return rotated
-    return torch.cat((x[..., : turn.first], rotated, x[..., last:]), dim=-1)
+    return torch.cat((x[..., : turn.rotary_offset], rotated, x[..., last:]), dim=-1)
 
 
 def _normalise(x: Tensor, weight: Tensor, norm: Norm, layout: str) -> Tensor:

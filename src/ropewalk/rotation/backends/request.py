@@ -11,7 +11,7 @@ from torch import Tensor
 class Turn(NamedTuple):
     """The options of a rotation: pairing, factor, direction and layout.
 
-    - `first`: the first rotated feature.
+    - `rotary_offset`: the first rotated feature.
     - `blocks`, for half-split pairs: the number of pairs in each block of features that is split separately; () for one
       block.
     """
@@ -20,7 +20,7 @@ class Turn(NamedTuple):
     scale: float
     inverse: bool
     layout: str
-    first: int = 0
+    rotary_offset: int = 0
     blocks: tuple[int, ...] = ()
 
     def transposed(self) -> Turn:
@@ -74,13 +74,13 @@ class Bounds(NamedTuple):
 class KeyTurn(NamedTuple):
     """The rotation of keys when a kernel loads them: cos, sin float32 `[keys, pairs]` or `[batch or 1, keys, pairs]`.
 
-    `factor` multiplies the rotated features, as in `rotate(..., scale=factor)`.
+    `scale` multiplies the rotated features, as in `rotate`.
     """
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
-    factor: float = 1.0
+    scale: float = 1.0
 
 
 class AttentionRegion(NamedTuple):

@@ -205,7 +205,7 @@ def _constants(
     between_rows = [s for y in tensors for s, size in zip(y.stride()[:-1], y.shape[:-1], strict=True) if size > 1]
     return Constants(
         pairs=pairs,
-        first=turn.first,
+        first=turn.rotary_offset,
         head_dim=head_dim,
         block=block,
         block_head=_power_of_2(head_dim),
