@@ -65,7 +65,7 @@ LOST: dict[str, tuple[str, dict[str, Any], list[tuple[str, str, int | None]], st
     "Llama 3.1's rule": (  # the fast pairs stay, so the first tokens are right, and the later ones are not
         "llama_3_1_8b", {"rope_scaling": None},
         [("frequencies", "error", first_quarter_turn(PLAIN, SCALED, 8192))],
-        "pair 32 differs by a quarter turn: A rotates it by 0.0005248 radians per token, B by 0.001414 (B: no scaling)."),
+        "quarter turn: A rotates it by 0.0005248 radians per token, B by 0.001414 (B: no scaling)."),
     "theta": (  # a length that was lost with it is only a limit
         "qwen3_0_6b", {"rope_theta": 10_000.0, "max_position_embeddings": 32768},
         [("frequencies", "error", first_quarter_turn(ladder(1e6, 128), ladder(1e4, 128), 40960)),

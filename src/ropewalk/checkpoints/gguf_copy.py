@@ -82,7 +82,9 @@ def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: i
             stated = {"context_length": context, "rope.freq_base": theta, **keys}
             block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
             read = _of_llama(rope, block, context)
-            if same_rope(read, rope, compared_lengths(reach.trained, reach.target), relative=CLOSE, absolute=_NEGLIGIBLE):
+            if same_rope(
+                read, rope, compared_lengths(reach.trained, reach.target), relative=CLOSE, absolute=_NEGLIGIBLE
+            ):
                 return GGUFRope(stated, divisors)
     return None
 
