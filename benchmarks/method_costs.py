@@ -27,9 +27,9 @@ from timing import Call, Timed, interleave
 from torch import Tensor
 
 from ropewalk.atomic_io import write_json
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.config import RopeConfig
 
 CHUNK, VOCABULARY = 1024, 256

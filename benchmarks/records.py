@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from timing import last_level_cache
 
+from ropewalk import compiled
 from ropewalk.diagnosis.evidence import Window, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact
 from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide
 from ropewalk.precision import half_instructions, is_slow, slow_dtype
-from ropewalk import compiled
 
 Record = dict[str, Any]
 

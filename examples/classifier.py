@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.models.training import fit
 from ropewalk.statistics import mean_and_interval
+from ropewalk.tokenizer import TextTokenizer
 
 
 class LinearModel(nn.Module):

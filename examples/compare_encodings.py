@@ -22,7 +22,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.tokenizer import TextTokenizer
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.training import (
     TextWindows,
     fit,
@@ -31,8 +31,8 @@ from ropewalk.models.training import (
     next_token_loss,
     split_text,
 )
-from ropewalk.methods import METHODS, Reach
 from ropewalk.statistics import mean_and_interval
+from ropewalk.tokenizer import TextTokenizer
 
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length
 SCALINGS = ("pi", "ntk", "yarn")

@@ -20,7 +20,6 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.models.training import (
     TextWindows,
     fit,
@@ -29,6 +28,7 @@ from ropewalk.models.training import (
     next_token_loss,
     split_text,
 )
+from ropewalk.tokenizer import TextTokenizer
 
 
 def shape(encoding: str, vocab_size: int, given: argparse.Namespace) -> rw.models.DecoderConfig:

@@ -45,7 +45,6 @@ from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
-from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.methods.faults import Hypothesis  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
@@ -53,6 +52,7 @@ from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E
 from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
 from ropewalk.rope.scaling import Linear, YaRN  # noqa: E402
 from ropewalk.statistics import binomial_interval  # noqa: E402
+from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402

@@ -27,7 +27,8 @@ LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?", re.DOTALL)
 
 NO_PROSE = re.compile(
-    r"<!-- (?P<kind>record|names of|commands): .*?<!-- /(?P=kind) -->|^ *```.*?^ *```|<!--.*?-->", re.DOTALL | re.MULTILINE
+    r"<!-- (?P<kind>record|names of|commands): .*?<!-- /(?P=kind) -->|^ *```.*?^ *```|<!--.*?-->",
+    re.DOTALL | re.MULTILINE,
 )
 GENERATED = ("models.md",)
 

@@ -25,9 +25,9 @@ from ropewalk import scaling
 from ropewalk.checkpoints.load import load
 from ropewalk.figures.explorer import rule_of
 from ropewalk.figures.explorer_model import model_header, packed_model
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
-from ropewalk.methods import METHODS, Reach
 from ropewalk.positions import mrope_positions
 from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.frequencies import attention_factor_of, columns_of

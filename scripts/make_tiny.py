@@ -36,7 +36,6 @@ from typographic import typographic  # noqa: E402
 import ropewalk as rw  # noqa: E402
 from ropewalk.checkpoints.load import save  # noqa: E402
 from ropewalk.checkpoints.texts import read_text  # noqa: E402
-from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.models.training import (  # noqa: E402
     Batch,
     TextWindows,
@@ -46,6 +45,7 @@ from ropewalk.models.training import (  # noqa: E402
     next_token_loss,
     split_text,
 )
+from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 
 BOOKS = ("middlemarch", "bleak_house")
 STEPS, BATCH, LENGTH, SEED = 3000, 32, 256, 0

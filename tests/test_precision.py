@@ -11,8 +11,7 @@ from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import draws_of, sample
 from ropewalk.models.norm import RMSNorm
-from ropewalk.precision import chosen_dtype
-from ropewalk.precision import slow_dtype
+from ropewalk.precision import chosen_dtype, slow_dtype
 from tests.models.forms import ROPE, VOCAB, make_decoder
 from tests.models.pretend_mps import PretendMPS
 

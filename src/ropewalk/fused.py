@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, check_kind
 from ropewalk.compiled import PLAIN, reasons_for_mathematics
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import Float, is_number
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated

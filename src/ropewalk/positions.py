@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.diffusers import latent_positions
-from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.rope.tables import text_positions
 from ropewalk.rope.values import MOST_TOKENS, Int, as_whole, check_whole, is_number
 

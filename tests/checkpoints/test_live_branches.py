@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ropewalk.attachment import attach
+from ropewalk.attention.masks import TokenLayout
 from ropewalk.checkpoints.live_model import Prefix, QuestionIds, likeliest, new_cache
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.attention.masks import TokenLayout
 from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import YaRN
 from tests.checkpoints.prefixes import prefix_of, read

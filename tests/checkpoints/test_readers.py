@@ -11,15 +11,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
+from ropewalk import precision
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import fast_copy, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import DynamicNTK
-from ropewalk import precision
+from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.random_models import random_model
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 

@@ -15,8 +15,8 @@ from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
+from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.prefixes import prefix_of, read
 from tests.checkpoints.random_models import FAMILIES, random_model
 

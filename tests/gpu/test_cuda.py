@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.opening import reader_of
 from ropewalk.attention import attend as attend_module
+from ropewalk.checkpoints.opening import reader_of
 from tests.models.forms import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

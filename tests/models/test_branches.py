@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ropewalk as rw
+from ropewalk.attention.masks import Branches
 from ropewalk.errors import RopeError
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.attention.masks import Branches
 from ropewalk.rope.extensions import DualChunk
 from tests.models.forms import EXTENSIONS, FORMS, HIDDEN, make_layer
 

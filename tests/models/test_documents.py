@@ -11,9 +11,9 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention import attend as attend_module
-from ropewalk.models import attention as attention_module
 from ropewalk.attention.attend import attend_varlen, varlen_kernel
 from ropewalk.attention.masks import find_documents, lay_out
+from ropewalk.models import attention as attention_module
 from ropewalk.rope.extensions import ReRoPE
 from tests.models.forms import ROPE, pack
 

@@ -16,9 +16,9 @@ from ropewalk.models.cache import KVCache
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import draws_of, generate, sample
 from ropewalk.models.prompts import token_lists
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.tokenizer import TextTokenizer
 from tests.models.forms import ROPE, TRAINED, VOCAB, make_decoder
 
 LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.attention import remap
-from ropewalk.models.cache import KVCache
-from ropewalk.attention.masks import Branches
 from ropewalk import compiled
+from ropewalk.attention import remap
+from ropewalk.attention.masks import Branches
+from ropewalk.models.cache import KVCache
 from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import cpu

@@ -12,12 +12,12 @@ import torch
 
 import ropewalk as rw
 from ropewalk import encodings
+from ropewalk.attention.masks import Branches
 from ropewalk.models import training
 from ropewalk.models.classifier import TextClassifierConfig
 from ropewalk.models.config import DecoderConfig
-from ropewalk.attention.masks import Branches
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.values import checked, is_of
+from ropewalk.tokenizer import TextTokenizer
 
 SIZES = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 CACHE = {"num_layers": 1, "batch": 1, "num_key_value_heads": 2, "head_dim": 4}

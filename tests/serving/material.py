@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from ropewalk.checkpoints.load import load
+from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.models.decoder import Decoder
 from ropewalk.tokenizer import TextTokenizer
-from ropewalk.methods import METHODS, Reach, method_named
 
 TRAINED, TARGET = 16, 64
 REACH = Reach(TRAINED, TARGET)

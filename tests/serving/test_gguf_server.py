@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType as KINDS
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faults import Hypothesis
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.serve import serve_config
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Predictions

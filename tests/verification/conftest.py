@@ -11,8 +11,8 @@ import torch
 import ropewalk as rw
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
+from ropewalk.tokenizer import TextTokenizer
 
 
 def model_of(rope: Any) -> Decoder:

@@ -9,10 +9,10 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.live_model import PreallocatedLayer
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE, YaRN
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.golden import Golden
 from ropewalk.verification.verify import STEPS, our_side
 from tests.checkpoints.prefixes import OurEngine

@@ -36,8 +36,8 @@ from ropewalk.attachment.rotary import (
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
-from ropewalk.precision import warn_if_slow
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
+from ropewalk.precision import warn_if_slow
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole

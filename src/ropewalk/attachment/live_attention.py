@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from ropewalk.attachment.layers import belongs_to
 from ropewalk.attachment.rotary import Replaced
 from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
-from ropewalk.errors import RopeError
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
+from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension, ReRoPE
 from ropewalk.rope.model_ropes import ModelRopes

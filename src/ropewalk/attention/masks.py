@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, check_kind
 from ropewalk.compiled import PLAIN
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import checked
 from ropewalk.rotation.backends.request import Bounds
 

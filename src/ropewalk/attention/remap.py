@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks
 from ropewalk.attention.masks import SeqLen, TokenLayout, is_readable, lengths_of
+from ropewalk.errors import RopeError
 from ropewalk.rope.extensions import Extension, Rule
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.backends import choose_attention

@@ -18,13 +18,13 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import fraction_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rope.scaling import Ladder, Llama3
 from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.rope.values import as_whole, is_number
+from ropewalk.tokenizer import TextTokenizer
 
 # Architectures, and whether their converter permutes q and k for llama.cpp's interleaved rotation.
 PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}

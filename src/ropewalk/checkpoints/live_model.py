@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.live_attention import calls_with
+from ropewalk.attention.masks import Branches, TokenLayout
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.attention.masks import Branches, TokenLayout
 from ropewalk.models.norm import HALF, is_plain
-from ropewalk.precision import to_float64
-from ropewalk.precision import slow_dtype
+from ropewalk.precision import slow_dtype, to_float64
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer

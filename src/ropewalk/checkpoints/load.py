@@ -30,10 +30,9 @@ from ropewalk.imports import need
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.precision import is_slow, memory_for, name_of, warn_if_slow
-from ropewalk.tokenizer import TextTokenizer
+from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype, warn_if_slow
 from ropewalk.rope.pairing import convert_pairing
-from ropewalk.precision import slow_dtype
+from ropewalk.tokenizer import TextTokenizer
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -25,8 +25,8 @@ from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.models.decoder import Decoder
 from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype_of
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
+from ropewalk.tokenizer import TextTokenizer
 
 
 def reader_of(model: object, name: str | None = None) -> Reader:

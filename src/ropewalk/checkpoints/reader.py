@@ -19,10 +19,10 @@ from ropewalk.attachment.handle import attach_silently
 from ropewalk.attachment.layers import fields_under, positions_of, text_config_of
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.tokenizer import TextTokenizer, ids_of
 from ropewalk.methods import Reach, trained_length_of
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.tokenizer import TextTokenizer, ids_of
 
 if TYPE_CHECKING:
     from ropewalk.checkpoints.live_model import LiveModel, Prefix, Top

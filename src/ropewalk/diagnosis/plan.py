@@ -12,12 +12,12 @@ import numpy as np
 
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import MOST_SEED, check_whole
+from ropewalk.tokenizer import TextTokenizer
 
 PLAIN, CROP = "plain", "crop"
 LOOKS = (1, 2, 4, 8)

@@ -38,16 +38,16 @@ from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, r
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.errors import RopeError
-from ropewalk.precision import chosen_dtype
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
+from ropewalk.precision import chosen_dtype
 from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import ServingPlan, serving_plan
 from ropewalk.serving.served import Served
 from ropewalk.statistics import counted
+from ropewalk.tokenizer import TextTokenizer
 
 KIND = "windows"  # of the ledger
 JOB_FORMAT = 9  # of a result and of how it is measured: a change of either takes the next number

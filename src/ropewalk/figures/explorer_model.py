@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
-from ropewalk.models.decoder import Decoder
 from ropewalk.methods import METHODS, Method, Reach
 from ropewalk.methods.ropes import trained_length_of
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import inverse_frequencies
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError, check_kind
 from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_varlen, differentiable_kernels
+from ropewalk.attention.masks import SeqLen, Visibility
+from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.models.encodings import resolve
 from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
-from ropewalk.attention.masks import SeqLen, Visibility
 from ropewalk.models.norm import projected
-from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked

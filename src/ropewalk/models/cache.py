@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError
 from ropewalk.attention.masks import SeqLen, SlotTables, TokenLayout, real_tokens
+from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.values import Float, as_whole, check_whole, checked

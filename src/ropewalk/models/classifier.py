@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropewalk.attention.masks import TokenLayout
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import DecoderLayer, check_ids, draw_weights, run_layers, shared_encoding
 from ropewalk.models.encoding import EncodingConfig
 from ropewalk.models.encodings import LearnedAbsolute
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.attention.masks import TokenLayout
 from ropewalk.models.norm import RMSNorm, residual_stream
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.values import Float, Int, Shaped, checked
+from ropewalk.tokenizer import TextTokenizer
 
 POOLINGS = ("mean", "first")
 

@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropewalk.attention.masks import SeqLen
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.attention import Attention
 from ropewalk.models.cache import KVCache
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.attention.masks import SeqLen
 from ropewalk.models.norm import RMSNorm, multiplied, projected, residual_stream
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.tokenizer import TextTokenizer
 
 EntryT = TypeVar("EntryT")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError
 from ropewalk.attention.masks import Memo
+from ropewalk.errors import RopeError
 
 
 class Sizes(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
-from ropewalk.models.cache import KVCache
-from ropewalk.models.encoding import Encoding, Places
 from ropewalk.attention.masks import PackedDocuments, SeqLen, TokenLayout, Visibility, find_documents, lay_out
 from ropewalk.attention.remap import Remap, tables_at
 from ropewalk.compiled import differentiates_forward
+from ropewalk.errors import RopeError
+from ropewalk.models.cache import KVCache
+from ropewalk.models.encoding import Encoding, Places
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.tables import COORDINATES, check_position_numbers
 from ropewalk.rotation.embedding import RotaryEmbedding

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ropewalk.attention.masks import SeqLen
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
 from ropewalk.models.decoder import Decoder
-from ropewalk.attention.masks import SeqLen
 from ropewalk.models.norm import evaluating, multiplied
-from ropewalk.precision import to_float64
 from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
+from ropewalk.precision import to_float64
 from ropewalk.rope.values import check_whole
 
 _PREFILL = 1024  # tokens per row of a prompt in one call of the model, which bounds memory

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.rope.values import as_whole, is_number
+from ropewalk.tokenizer import TextTokenizer
 
 Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.compiled import constant_to_compilers, fresh, kernels, reasons_for_mathematics
+from ropewalk.errors import RopeError
 from ropewalk.rope.values import Int, Real, as_whole
 
 COORDINATES = (

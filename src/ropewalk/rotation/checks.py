@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, check_kind
 from ropewalk.compiled import is_compiling, reasons_for_mathematics
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import as_whole, is_number
 from ropewalk.rotation.backends.request import Turn
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ropewalk.compiled import constant_to_compilers, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.compiled import constant_to_compilers, reasons_for_mathematics
 from ropewalk.rope.frequencies import (
     attention_factor_of,
     check_config,

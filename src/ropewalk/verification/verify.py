@@ -18,12 +18,12 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.methods.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
 from ropewalk.progress import Progress, say, shown
 from ropewalk.progress import expect as begin_stage
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
+from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
 from ropewalk.verification.engine import WAIT, TokenizerTexts

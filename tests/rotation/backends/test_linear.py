@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from ropewalk.models.norm import multiplied, projected
 from ropewalk import compiled
+from ropewalk.models.norm import multiplied, projected
 from ropewalk.rotation.backends import cpu
 from tests.rotation.backends.arena import Arena
 from tests.rotation.backends.places import PLACES, Place

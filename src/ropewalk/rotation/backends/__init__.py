@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor
 
-from ropewalk.errors import RopeError, check_kind, describe
 from ropewalk.compiled import PLAIN, is_compiling
+from ropewalk.errors import RopeError, check_kind, describe
 from ropewalk.rotation.backends import cpu, flex, reference, triton
 from ropewalk.rotation.backends.request import AttentionBackend, Backend
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ropewalk import compiled
 from ropewalk.compiled import new_like, reasons_for_mathematics, reasons_for_torchs_product
-from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
 from ropewalk.precision import half_instructions
+from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
 
 name = "cpu"
 kernels = True
