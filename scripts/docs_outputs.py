@@ -80,7 +80,7 @@ def too_large(page: Path) -> list[str]:
 
 
 def words() -> dict[str, int]:
-    """Return the words of each page: parts between spaces that contain a letter, outside code, comments and generated tables."""
+    """Return the words of each page, which contain a letter: not those of code, comments and generated tables."""
     texts = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
     return {
         name: sum(any(map(str.isalpha, word)) for word in NO_PROSE.sub("", text).split())
