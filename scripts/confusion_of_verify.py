@@ -232,7 +232,8 @@ def checked(
         "verdict": found.verdict.kind, "named": list(found.verdict.applied), "sentence": found.verdict.sentence,
         "longest_prompt": max((probe.tokens for probe in found.prompts), default=1),
         "neighbour": next((s.name for s in found.hypotheses if s.name != one.name and s.misfit is not None), None),
-        "hidden": [effect.name for effect in found.verdict.not_excluded], "requests": found.requests, "up_to": golden.up_to,
+        "hidden": [effect.name for effect in found.verdict.not_excluded], "requests": found.requests,
+        "up_to": golden.up_to,
         "seconds": round(time.monotonic() - begun, 2), "noise_found": found.noise,
     }  # fmt: skip
     with lines.open("a") as stream:

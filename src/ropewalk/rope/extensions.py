@@ -147,7 +147,8 @@ LOGIT_SCALE = (0.1 * math.log(2) + 1) ** 2
 class STRING(Extension):
     """STRING: distances from `shift` on are reduced by `shift - window`, to avoid rarely trained large ones.
 
-    Relative position: d = m - n if d < shift, else d - shift + window; logits times `LOGIT_SCALE`. The paper uses it within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
+    Relative position: d = m - n if d < shift, else d - shift + window; logits times `LOGIT_SCALE`. The paper uses it
+    within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
     Each key counts once here; the released prefill (not its decoding) counts the key at d = shift twice.
     Source: An et al. 2024, arXiv:2410.18745, section 4.1; github.com/HKUNLP/STRING.
 

@@ -460,13 +460,17 @@ class Check:
             grows = any(getattr(self.all[name], "by_frequencies", False) for name in hidden)
             effects = tuple(self._effect(name, best) for name in self.alive if name in hidden)
             return outcome(
-                "as expected", not_excluded=effects, needs_tokens=length if grows and (length or 0) > self.up_to else None
+                "as expected",
+                not_excluded=effects,
+                needs_tokens=length if grows and (length or 0) > self.up_to else None,
             )
         noise = max((one.noise for name in left - hidden if (one := self._effect(name, best)).hidden), default=None)
         ways = [f"an engine that accepts more than {self.context:,} tokens"] if self._ended else []
         ways += [] if noise is None else [f"an engine with less noise than {noise:.2g} nats, such as 16-bit weights"]
         needs = length if self.context is None else None
-        return outcome("undecided", applied=named[:1], not_told_apart=named[1:], needs_tokens=needs, detail=", or ".join(ways))
+        return outcome(
+            "undecided", applied=named[:1], not_told_apart=named[1:], needs_tokens=needs, detail=", or ".join(ways)
+        )
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
         """Return the result with the fit of every hypothesis, the likeliest first."""

@@ -204,9 +204,10 @@ class EngineVerdict:
     - `up_to`: the longest prompt, in tokens, for which the conclusion holds.
     - `applied`: the hypotheses that explain the answers, the best first.
     - `not_told_apart`: for "undecided", the hypotheses not distinguished from the best.
-    - `needs_tokens`: the longest prompt that would distinguish these or `not_excluded`; None if longer ones do not help.
+    - `needs_tokens`: the longest prompt that would distinguish these or `not_excluded`; None if longer ones do not
+      help.
     - `detail`: a sentence with a fact about this conclusion.
-    - `not_excluded`: hypotheses that the answers do not exclude, because the engine's noise is larger than their effect.
+    - `not_excluded`: hypotheses that the answers do not exclude: the engine's noise is larger than their effect.
     - `decoding`: whether answers after generated tokens agree, too; None if they were not measured or do not decide.
     """
 
