@@ -229,15 +229,16 @@ def checked(
     truth = "as expected" if same(one, first, golden.up_to) else "minor" if one.minor else "other"
     entry = {
         "key": key, "model": label, "kind": kind, "expect": expect, "applied": one.name, "truth": truth, **more,
-        "verdict": found.outcome.kind, "named": list(found.outcome.applied), "sentence": found.outcome.sentence,
-        "longest_prompt": max((probe.tokens for probe in found.questions), default=1),
-        "neighbour": next((s.name for s in found.standings if s.name != one.name and s.misfit is not None), None),
-        "hidden": [effect.name for effect in found.outcome.hidden], "requests": found.requests, "up_to": golden.up_to,
+        "verdict": found.verdict.kind, "named": list(found.verdict.applied), "sentence": found.verdict.sentence,
+        "longest_prompt": max((probe.tokens for probe in found.prompts), default=1),
+        "neighbour": next((s.name for s in found.hypotheses if s.name != one.name and s.misfit is not None), None),
+        "hidden": [effect.name for effect in found.verdict.not_excluded], "requests": found.requests,
+        "up_to": golden.up_to,
         "seconds": round(time.monotonic() - begun, 2), "noise_found": found.noise,
     }  # fmt: skip
     with lines.open("a") as stream:
         stream.write(json.dumps(entry) + "\n")
-    sys.stdout.write(f"{key}: {found.outcome.sentence}\n")
+    sys.stdout.write(f"{key}: {found.verdict.sentence}\n")
     sys.stdout.flush()
 
 

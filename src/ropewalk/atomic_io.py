@@ -326,15 +326,19 @@ def check_output(path: str | Path, *, new_folder: bool = False) -> None:
         )
 
 
+COMPUTED = ("sentence", "exit_status")
+
+
 def finite(value: Any) -> Any:
     """Return a copy for JSON: NaN and infinities become None, tuples lists, and dataclasses and named tuples objects.
 
-    A dataclass with a property `sentence` has that key too. A field with the metadata {"json": False} is left out.
+    A dataclass with a property `sentence` or `exit_status` has that key, too. A field with the metadata
+    {"json": False} is left out.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.metadata.get("json", True)]
         own = {name: getattr(value, name) for name in names}
-        value = {**own, "sentence": value.sentence} if hasattr(type(value), "sentence") else own
+        value = own | {name: getattr(value, name) for name in COMPUTED if hasattr(type(value), name)}
     elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):

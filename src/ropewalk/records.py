@@ -1,7 +1,7 @@
 """Records: frozen dataclasses that are written to JSON under the names of their fields, and read back.
 
-A record, or a part of one, that has a property `sentence` is written with it. `FORMAT` is that of the doctor's records;
-one of another format is refused.
+A record, or a part of one, that has a property `sentence` or `exit_status` is written with it. `FORMAT` is that of the
+doctor's records; one of another format is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ropewalk.atomic_io import finite, write_output
+from ropewalk.atomic_io import COMPUTED, finite, write_output
 from ropewalk.errors import RopeError
 
 FORMAT = 4
@@ -41,7 +41,7 @@ def restored(kind: Any, content: Any) -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        stored = {name: value for name, value in content.items() if name in hints or name != "sentence"}
+        stored = {name: value for name, value in content.items() if name in hints or name not in COMPUTED}
         return kind(**{name: restored(hints[name], value) for name, value in stored.items()})  # type: ignore[operator]
     if NoneType in args:
         return None if content is None else restored(args[0], content)

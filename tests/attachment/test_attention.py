@@ -16,15 +16,16 @@ import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.methods import METHODS, Reach
+from ropewalk.methods.faulty_rules import ScaledLogits
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import DualChunk, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, ReRoPE, SelfExtend
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rotation.backends import reference
 from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.attachment.families import ALL, outputs_of, small_model
 from tests.parity import causal
 
-RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), LogN(32), ReRoPE(20, leak=0.25, log_n=32)]
+RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), ScaledLogits(1.5), ReRoPE(20, log_n=32)]
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
 LARGE_THETAS = ("cohere", "ernie4_5", "gemma3_text", "gpt_oss", "mixtral", "olmo3", "smollm3", "solar_open")
 NO_EFFECT = {**dict.fromkeys(WINDOWED, "yarn abf dca"), **dict.fromkeys(LARGE_THETAS, "abf")}

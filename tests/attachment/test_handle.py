@@ -19,7 +19,7 @@ import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.attachment.tables import LayerTables
 from ropewalk.methods import METHODS
-from ropewalk.rope.extensions import LogN
+from ropewalk.methods.faulty_rules import ScaledLogits
 from tests.attachment.families import outputs_of, quantized, small_model
 
 IDS = torch.randint(3, 64, (1, 200), generator=torch.Generator().manual_seed(1))
@@ -183,7 +183,9 @@ def test_a_method_that_no_config_expresses_is_saved_by_its_name(tmp_path, name, 
         with pytest.warns(UserWarning, match="cannot be written"):
             model.save_pretrained(folder := tmp_path / "a")
         expected, read = outputs_of(model, IDS), AutoModelForCausalLM.from_pretrained(folder).eval()
-        handle.set_positions(replace(handle.positions, extensions=(*handle.positions.extensions[:-1], LogN(64))))
+        handle.set_positions(
+            replace(handle.positions, extensions=(*handle.positions.extensions[:-1], ScaledLogits(2.0)))
+        )
         with pytest.raises(rw.RopeError, match="cannot be written"):
             model.save_pretrained(tmp_path / "b")  # not what the method's name stands for
     model.save_pretrained(tmp_path / "b")

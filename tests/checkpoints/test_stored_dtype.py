@@ -181,7 +181,7 @@ def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:
 def test_verify_and_its_engine(foreign: Path) -> None:
     """Both sides, also for live models on our side."""
     with no_half_products():
-        assert rw.verify(foreign, "transformers").outcome.kind == "as expected"
+        assert rw.verify(foreign, "transformers").verdict.kind == "as expected"
 
 
 def test_attach_warns_and_keeps_the_dtype() -> None:

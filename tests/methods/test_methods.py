@@ -21,9 +21,9 @@ from ropewalk.methods import (
     settled_by_length,
     unsettled,
 )
+from ropewalk.methods.faulty_rules import ScaledLogits
 from ropewalk.methods.table import METHOD_TABLE
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import LogN
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
@@ -70,15 +70,15 @@ def test_layers_that_never_see_further_keep_their_rope() -> None:
 def test_extensions_in_attention_reach_the_layers_that_can_take_them() -> None:
     """One that remaps positions needs full attention; one that scales logits serves long windows as well."""
     remapping = method_named("dca").positions(FOUR, REACH).extensions
-    scaling = dataclasses.replace(method_named("dca"), extension=lambda reach: LogN(reach.trained))
+    scaling = dataclasses.replace(method_named("dca"), extension=lambda reach: ScaledLogits(2.0))
     assert [one is not None for one in remapping] == [True, False, False, False]
-    assert scaling.positions(FOUR, REACH).extensions == (LogN(256), None, None, LogN(256))
+    assert scaling.positions(FOUR, REACH).extensions == (ScaledLogits(2.0), None, None, ScaledLogits(2.0))
 
 
 def test_as_is_keeps_scaling_and_extensions() -> None:
     """Every other method removes them first."""
     scaled = dataclasses.replace(ROPE, scaling=Linear(2.0))
-    own = ModelRopes((scaled,), (LogN(256),), (None,))
+    own = ModelRopes((scaled,), (ScaledLogits(2.0),), (None,))
     assert method_named("as-is").positions(own, REACH) == own
     assert method_named("plain").positions(own, REACH) == ModelRopes((ROPE,), (None,), (None,))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 import ropewalk as rw
 from ropewalk.encodings import ENCODINGS
 from ropewalk.models.attention import Attention
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TRAINED, VOCAB = 24, 4, 2, 8, 16, 50
@@ -33,11 +33,23 @@ ROPES: dict[str, rw.RopeConfig] = {
     **HALF, **{f"{name} interleaved": replace(rope, interleaved=True) for name, rope in HALF.items()},
 }  # fmt: skip
 BY_LENGTH = [rope for rope in HALF.values() if rope.needs_seq_len]
+
+
+@dataclass(frozen=True)
+class Louder(Extension):
+    """Logits that grow with the query's index; positions stay."""
+
+    remaps: ClassVar[bool] = False
+
+    def logit_scale(self, index: Tensor) -> Tensor:
+        return 1 + index.double() / 10
+
+
 EXTENSIONS: list[Extension] = [
-    ReRoPE(window=5), ReRoPE(window=7, leak=0.25, log_n=9), SelfExtend(group=3, window=6),
+    ReRoPE(window=5), ReRoPE(window=7, log_n=9), SelfExtend(group=3, window=6),
     SelfExtend(group=4, window=5, log_n=6), DualChunk(chunk=6, trained_length=8),
-    DualChunk(chunk=5, trained_length=16, log_n=7), STRING(shift=6, window=2), STRING(shift=5, window=5, scale=1.0),
-    LaMPE(window=4, mapped=7, length=19), LaMPE(window=5, mapped=30, length=11, scale=1.0), LogN(trained_length=5),
+    DualChunk(chunk=5, trained_length=16, log_n=7), STRING(shift=6, window=2), STRING(shift=5, window=5),
+    LaMPE(window=4, mapped=7, length=19), LaMPE(window=5, mapped=30, length=11), Louder(),
 ]  # fmt: skip
 REMAPPING = [extension for extension in EXTENSIONS if extension.remaps]
 LOGITS: dict[str, dict[str, Any]] = {

@@ -7,15 +7,16 @@ import math
 import numpy as np
 
 import ropewalk as rw
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
+from tests.models.forms import Louder
 
 
 def relative(extension: Extension | None, m: int, n: int) -> float | None:
     """The paper's relative position of a query at m and a key at n <= m; None: it is not seen."""
     d = m - n
     match extension:
-        case ReRoPE(window=w, leak=leak):
-            return d if d < w else w + leak * (d - w)
+        case ReRoPE(window=w):
+            return min(d, w)
         case SelfExtend(group=g, window=w):
             return d if d < w else m // g - n // g + w - w // g
         case STRING(shift=s, window=w):
@@ -34,8 +35,10 @@ def relative(extension: Extension | None, m: int, n: int) -> float | None:
 def factor(extension: Extension | None, m: int) -> float:
     """What the logits of query m are multiplied by."""
     if isinstance(extension, STRING | LaMPE):
-        return extension.scale
-    length = extension.trained_length if isinstance(extension, LogN) else getattr(extension, "log_n", None)
+        return (0.1 * math.log(2) + 1) ** 2
+    if isinstance(extension, Louder):
+        return 1 + m / 10
+    length = getattr(extension, "log_n", None)
     return 1.0 if length is None else max(1.0, math.log(m + 1) / math.log(length))
 
 

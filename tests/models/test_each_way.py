@@ -17,7 +17,7 @@ from torch import Tensor
 import ropewalk as rw
 from ropewalk.encodings import ENCODINGS
 from ropewalk.models.attention import Attention
-from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from tests.models.forms import (
     FORMS,
     FORMULAS,
@@ -29,6 +29,7 @@ from tests.models.forms import (
     REPEATS,
     ROPE,
     VOCAB,
+    Louder,
     each_once,
     make_decoder,
     make_layer,
@@ -72,7 +73,7 @@ def test_it_is_the_formula(form: str) -> None:
 def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int) -> None:
     """Windows longer than the row, groups longer than the window, chunks of one token."""
     made: dict[object, Extension] = {
-        ReRoPE: ReRoPE(window=a, leak=1 / b),
+        ReRoPE: ReRoPE(window=a, log_n=b + 1),
         SelfExtend: SelfExtend(group=b, window=a),
         DualChunk: DualChunk(chunk=a, trained_length=a + b),
     }
@@ -219,7 +220,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "nope": {},
     "rerope": {"rope": ROPE, "extension": ReRoPE(window=4, log_n=5)},
     "dual chunk": {"rope": ROPE, "extension": DualChunk(chunk=4, trained_length=6)},
-    "log-n": {"rope": ROPE, "extension": LogN(trained_length=4)},
+    "louder": {"rope": ROPE, "extension": Louder()},
     "alibi window": {"encoding": "alibi", "sliding_window": (3, None, None)},
     **{name: {"encoding": name} for name in ENCODINGS},
 }

@@ -17,7 +17,7 @@ from ropewalk.models.attention import Attention
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.forward_inputs import ForwardInputs
 from ropewalk.rope import extensions
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import STRING, DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear
 from tests.models.forms import (
     EXTENSIONS,
@@ -28,6 +28,7 @@ from tests.models.forms import (
     LOGITS,
     REMAPPING,
     ROPE,
+    Louder,
     make_decoder,
     make_layer,
 )
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 COMPILED = [
     pytest.param(each, marks=[pytest.mark.thorough] * (each is EXTENSIONS[1] or isinstance(each, STRING)))
     for each in (*{type(each): each for each in reversed(EXTENSIONS)}.values(), EXTENSIONS[1])
-]  # the first of each class, and a leak with a scale
+]  # the first of each class, and a window with a scale
 
 
 def make_model(extension: Extension | None) -> Decoder:
@@ -106,13 +107,13 @@ def test_layers_that_cannot_take_it_stay():
 def test_impossible_settings_are_refused() -> None:
     """The least that is possible is not refused."""
     for kind, settings_ in (
-        (ReRoPE, {"window": 0}), (ReRoPE, {"window": 4, "leak": 1.5}), (ReRoPE, {"window": 4, "log_n": 1}),
+        (ReRoPE, {"window": 0}), (ReRoPE, {"window": 4, "log_n": 1}),
         (SelfExtend, {"group": 0, "window": 4}), (SelfExtend, {"group": 2, "window": True}),
-        (DualChunk, {"chunk": 8, "trained_length": 8}), (LogN, {"trained_length": 1}),
+        (DualChunk, {"chunk": 8, "trained_length": 8}),
     ):  # fmt: skip
         with pytest.raises(rw.RopeError, match=kind.__name__):
             kind(**settings_)
-    for least in (ReRoPE(window=1, leak=1.0, log_n=2), SelfExtend(group=1, window=1), LogN(trained_length=2)):
+    for least in (ReRoPE(window=1, log_n=2), SelfExtend(group=1, window=1)):
         assert least == replace(least)
 
 
@@ -153,7 +154,7 @@ def test_ready_inputs_are_as_the_arguments() -> None:
 
 def test_logits_with_a_bias_are_not_scaled():
     """A scale is defined for q.k alone: encodings that add to scores refuse it, however it comes; others take it."""
-    extension, config = LogN(trained_length=9), replace(make_model(None).config, rope=None)
+    extension, config = Louder(), replace(make_model(None).config, rope=None)
     for name in ENCODINGS:
         model = Decoder(replace(config, encoding=name))
         layer = model.layers[0].self_attn
@@ -201,7 +202,7 @@ def test_a_layer_alone_asks_for_its_extension():
     """A cache made by hand names them; without names it is for layers without any."""
     sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
     x = torch.randn(1, 3, 24)
-    layer, plain = make_layer(ReRoPE(window=4), torch.float32), make_layer(LogN(trained_length=9), torch.float32)
+    layer, plain = make_layer(ReRoPE(window=4), torch.float32), make_layer(Louder(), torch.float32)
     plain.set_positions(plain.rope, None)
     named, unnamed = rw.KVCache(**sizes, extensions=[ReRoPE(window=4)]), rw.KVCache(**sizes)
     with torch.no_grad():

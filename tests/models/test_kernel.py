@@ -15,9 +15,10 @@ from ropewalk import compiled
 from ropewalk.attention import remap
 from ropewalk.attention.masks import Branches
 from ropewalk.models.cache import KVCache
-from ropewalk.rope.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import cpu
+from tests.models.forms import Louder
 from tests.models.test_branches import branched, lines
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
@@ -25,7 +26,7 @@ BATCH, SEQ, HIDDEN, HEADS, KV_HEADS, DIM = 2, 90, 48, 6, 2, 16
 # of outputs of size one: sums of some hundred float32 products, and of bf16 numbers, each rounded six times on its way
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
 RULES = [
-    ReRoPE(window=9), ReRoPE(window=9, leak=0.25, log_n=30), SelfExtend(group=4, window=12), LogN(trained_length=16),
+    ReRoPE(window=9), ReRoPE(window=9, log_n=30), SelfExtend(group=4, window=12), Louder(),
     DualChunk(chunk=24, trained_length=32),
 ]  # fmt: skip
 PARTIAL = [

@@ -66,8 +66,8 @@ def test_a_wrong_rope(name, verify):
     rope = dataclasses.replace(expected, **fault) if isinstance(fault, dict) else fault
     model = model_of(expected)
     found = verify(model, OurEngine(model.with_positions(rope=rope)), up_to=256)
-    assert found.outcome.kind == "other", found.outcome.sentence
-    assert name in found.outcome.applied[:2]
+    assert found.verdict.kind == "other", found.verdict.sentence
+    assert name in found.verdict.applied[:2]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_wrong_rope(name, verify):
 def test_wrong_positions_of_long_prompts(small, rule, name, verify):
     """Found by prompts beyond the border."""
     found = verify(small, under(small, extension=rule), up_to=640)
-    assert (found.outcome.kind, found.outcome.applied[0]) == ("other", name), found.outcome.sentence
+    assert (found.verdict.kind, found.verdict.applied[0]) == ("other", name), found.verdict.sentence
 
 
 class Decodes(OurEngine):
@@ -112,7 +112,7 @@ class Decodes(OurEngine):
 def test_wrong_positions_of_generated_tokens(small, rule, name, verify):
     """Right in every prompt, wrong from the first or the second generated token on."""
     found = verify(small, Decodes(small, rule))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
+    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,)), found.verdict.sentence
 
 
 @pytest.mark.parametrize("start", [1, pytest.param(STEPS - 1, marks=MORE)])
@@ -120,7 +120,7 @@ def test_wrong_positions_from_a_later_generated_token_on(start, verify):
     """No hypothesis says so: the verdict is that the answers after generated tokens are missed."""
     model = rw.load("tiny").float()
     found = verify(model, Decodes(model, lambda tokens: FaultyPositions("shifted", tokens + start, 1)))
-    assert found.outcome.kind == "none", found.outcome.sentence
+    assert found.verdict.kind == "none", found.verdict.sentence
     assert "misses the answers after generated tokens" in str(found)
 
 
@@ -128,7 +128,7 @@ def test_wrong_positions_of_a_token_generated_after_chunks(small, verify):
     """Right in every prompt, and in decoding after prompts of one chunk of 512 tokens."""
     engine = Decodes(small, lambda tokens: FaultyPositions("shifted", tokens, -512 if tokens > 512 else 0))
     found = verify(small, engine, up_to=540)
-    assert found.outcome.kind == "none", found.outcome.sentence
+    assert found.verdict.kind == "none", found.verdict.sentence
     assert "misses the answers after tokens generated after long prompts" in str(found)
 
 
@@ -159,7 +159,7 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
     """8 bits are as expected; 4 bits may be undecided, with the noise as the reason."""
     model = rw.load("tiny").float()
     found = verify(model, Coarse(model, levels))
-    assert found.outcome.kind == "as expected" or (levels == 7 and "engine with less noise than" in str(found))
+    assert found.verdict.kind == "as expected" or (levels == 7 and "engine with less noise than" in str(found))
 
 
 # families that transformers computes
@@ -213,13 +213,13 @@ def partial_model(fraction):
 def test_a_wrong_part_of_the_head():
     """The whole head rotates, or the part with the exponents of the whole."""
     golden = golden_of(partial_model(0.5), up_to=128)
-    assert golden.check(TransformersEngine(partial_model(0.5))).outcome.kind == "as expected"
+    assert golden.check(TransformersEngine(partial_model(0.5))).verdict.kind == "as expected"
     found = golden.check(TransformersEngine(partial_model(1.0)))
-    assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "partial factor ignored")
+    assert (found.verdict.kind, found.verdict.applied[0]) == ("other", "partial factor ignored")
     reader = Reader(partial_model(0.5), TextTokenizer.bytes(), "small")
     wrong = given(reader.positions.ropes[0], powers(32, 8))
     found = golden.check(TransformersEngine(reader.under(reader.positions.with_rope(wrong)).model))
-    assert (found.outcome.kind, found.outcome.applied[0]) == ("other", "theta's exponents over the whole head")
+    assert (found.verdict.kind, found.verdict.applied[0]) == ("other", "theta's exponents over the whole head")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_ropes_of_the_wrong_layers(name, on):
     )  # fmt: skip
     wrong = tuple((sliding, full)[on[int(window is None)]] for window in reader.positions.sliding_windows)
     found = golden_of(model, up_to=128).check(TransformersEngine(reader.under(reader.positions.with_rope(wrong)).model))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
+    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,)), found.verdict.sentence
 
 
 @MORE
@@ -254,8 +254,8 @@ def test_sliding_layers_that_are_scaled():
     full = tuple(own if window else new for (own, window), new in zip(layers, scaled, strict=True))
     right, wrong = (reader.under(reader.positions.with_rope(ropes)) for ropes in (full, tuple(scaled)))
     golden = Golden.of(our_side(right, up_to=128, trained_length=256))
-    assert golden.check(TransformersEngine(right.model)).outcome.kind == "as expected"
-    assert golden.check(TransformersEngine(wrong.model)).outcome.applied == ("scaling on all layers",)
+    assert golden.check(TransformersEngine(right.model)).verdict.kind == "as expected"
+    assert golden.check(TransformersEngine(wrong.model)).verdict.applied == ("scaling on all layers",)
 
 
 @pytest.mark.parametrize(("family", "wrong"), [("phi3", interleaved), ("glm4", half)], ids=lambda x: str(x)[:8])
@@ -265,11 +265,11 @@ def test_the_other_pairing_of_a_foreign_family(family, wrong, monkeypatch):
     model = small_model(family, vocab_size=260, max_position_embeddings=256)
     golden = golden_of(model, up_to=128)
     assert golden.left_out == ()
-    assert golden.check(TransformersEngine(model)).outcome.kind == "as expected"
+    assert golden.check(TransformersEngine(model)).verdict.kind == "as expected"
     module = f"transformers.models.{family}.modeling_{family}.apply_rotary_pos_emb"
     monkeypatch.setattr(module, wrong)
     found = golden.check(TransformersEngine(model))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", ("the other pairing",))
+    assert (found.verdict.kind, found.verdict.applied) == ("other", ("the other pairing",))
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ def test_mscale_of_the_softmax(power, name):
     """DeepSeek-V3 multiplies the scale of its softmax by mscale squared; its tables have no factor."""
     model = small_model("deepseek_v3", vocab_size=260, max_position_embeddings=1024, rope_parameters=MSCALE)
     golden = golden_of(model, up_to=128)
-    assert golden.check(TransformersEngine(model)).outcome.kind == "as expected"
+    assert golden.check(TransformersEngine(model)).verdict.kind == "as expected"
     for module in model.modules():
         if hasattr(module, "scaling") and hasattr(module, "q_lora_rank"):
             module.scaling *= (0.1 * torch.tensor(4.0).log().item() + 1.0) ** (2 * power)
     found = golden.check(TransformersEngine(model))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,)), found.outcome.sentence
+    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,)), found.verdict.sentence

@@ -47,10 +47,10 @@ def test_a_server_of_each_style(golden, small, style):
     """Ids, ids as text, and texts: as expected, also after generated tokens."""
     with serving(OurEngine(small), style=style) as url:
         found = golden.check(url)
-    assert found.outcome.kind == "as expected", found.outcome.sentence
+    assert found.verdict.kind == "as expected", found.verdict.sentence
     if style != "sglang":  # the tokens of this model have few texts of their own
-        assert found.outcome.decoding
-    assert found.standings[0].misfit < 1e-3
+        assert found.verdict.decoding
+    assert found.hypotheses[0].misfit < 1e-3
     assert found.requests >= 15
     assert found.seconds < 60
 
@@ -60,7 +60,7 @@ def test_another_rope_is_named(golden, small, name, style):
     """As with the model at hand."""
     with serving(under(small, rope=CASES[name]), style=style) as url:
         found = golden.check(url)
-    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,))
+    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,))
 
 
 def test_other_tokens(golden, small):
@@ -70,22 +70,22 @@ def test_other_tokens(golden, small):
         def token_ids(self, text):
             return [token + 1 for token in super().token_ids(text)]
 
-    assert golden.check(Shifted(small)).outcome.kind == "tokens"
+    assert golden.check(Shifted(small)).verdict.kind == "tokens"
 
 
 def test_an_expected_scaling_is_in_the_file(small, tmp_path):
     """Written for YaRN 4; an engine without it is named. From Python, a file is a model."""
     write_golden(small, tmp_path / "yarn.json", expect="yarn:4", up_to=192)
     golden = Golden.read(tmp_path / "yarn.json")
-    assert golden.check(under(small, rope=YARN)).outcome.kind == "as expected"
+    assert golden.check(under(small, rope=YARN)).verdict.kind == "as expected"
     found = golden.check(OurEngine(small))
-    assert (found.outcome.kind, found.outcome.applied) == ("other", ("no scaling",))
+    assert (found.verdict.kind, found.verdict.applied) == ("other", ("no scaling",))
 
 
 def test_a_position_that_stops_is_found_from_the_file(golden, small):
     """The file has the answers after each generated token."""
     found = golden.check(Decodes(small, lambda tokens: FaultyPositions("held", tokens + 1)))
-    assert found.outcome.applied == ("positions held after the first generated token",), found.outcome.sentence
+    assert found.verdict.applied == ("positions held after the first generated token",), found.verdict.sentence
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_transformers_model_with_another_theta(golden, small, tmp_path):
     save(small, tmp_path / "small")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "small")
     build = transformers.AutoModelForCausalLM.from_pretrained
-    assert golden.check(build(tmp_path / "small", config=config).eval()).outcome.kind == "as expected"
+    assert golden.check(build(tmp_path / "small", config=config).eval()).verdict.kind == "as expected"
     config.rope_parameters = {"rope_type": "default", "rope_theta": 1e5}
     found = golden.check(build(tmp_path / "small", config=config).eval())
-    assert (found.outcome.kind, found.outcome.applied) == ("other", ("theta 100000",))
+    assert (found.verdict.kind, found.verdict.applied) == ("other", ("theta 100000",))

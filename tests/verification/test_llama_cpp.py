@@ -52,10 +52,10 @@ def test_what_a_server_was_started_with(tiny, options, expect, kind, name):
     with llama_cpp_server(file, model.tokenizer, context=512, threads=1, options=options) as engine:
         found = rw.verify(model, engine, expect=expect, state=state)
     assert found.engine == "llama.cpp"
-    assert (found.outcome.kind, found.standings[0].name) == (kind, name), found.outcome.sentence
+    assert (found.verdict.kind, found.hypotheses[0].name) == (kind, name), found.verdict.sentence
     assert found.tokenisation.startswith("the same")
     assert found.noise < 2e-3, "float32 weights"
-    assert found.standings[0].misfit < 5e-3
+    assert found.hypotheses[0].misfit < 5e-3
 
 
 @pytest.mark.parametrize(("options", "kind", "words"), CACHES)
@@ -65,7 +65,7 @@ def test_a_cache_in_four_bits_is_noise(tiny, options, kind, words):
     options = {"flash_attn_type": FLASH, **options}
     with llama_cpp_server(file, model.tokenizer, context=512, threads=1, options=options) as engine:
         found = rw.verify(model, engine, state=state)
-    assert (found.outcome.kind, found.exit_status) == (kind, 3 if kind == "undecided" else 1), str(found)
+    assert (found.verdict.kind, found.exit_status) == (kind, 3 if kind == "undecided" else 1), str(found)
     assert words in str(found)
     assert ("--rope-freq-base" in str(found)) == (kind == "other"), "the flags of llama.cpp"
 
@@ -90,5 +90,5 @@ def test_quantised_weights(options, expect, kind, tmp_path_factory):
     side = our_side(FILE, expect=expect, state=state)
     with llama_cpp_server(FILE, side.tokenizer, options=options) as engine:
         found = rw.verify(FILE, engine, expect=expect, state=state)
-    assert found.outcome.kind == kind, found.outcome.sentence
+    assert found.verdict.kind == kind, found.verdict.sentence
     assert found.residual < 0.15

@@ -92,7 +92,7 @@ def test_a_second_check_reads_nothing(small, reads, tmp_path):
     passes = len(reads)
     rw.verify(small, OurEngine(small), state=tmp_path)
     assert len(reads) == passes
-    assert found[0].standings == found[1].standings
+    assert found[0].hypotheses == found[1].hypotheses
     assert found[0].requests == found[1].requests
 
 

@@ -46,13 +46,13 @@ def test_as_expected(small, verify):
     """The same rope: all others are refuted, and the verdict says how far it reaches."""
     found = verify(small, OurEngine(small))
     assert (
-        found.outcome.sentence
+        found.verdict.sentence
         == "As expected, for prompts of up to 256 tokens and in decoding: plain RoPE (theta 10000)."
     )
     assert found.exit_status == 0
-    assert max(question.tokens for question in found.questions) <= 256
-    assert 3 <= found.requests - len(found.questions) - 6 <= 2 * DECODING
-    best, second = found.standings[:2]
+    assert max(question.tokens for question in found.prompts) <= 256
+    assert 3 <= found.requests - len(found.prompts) - 6 <= 2 * DECODING
+    best, second = found.hypotheses[:2]
     assert best.name == "as expected"
     assert best.misfit < 1e-5 < 1e-3 < second.misfit
 
@@ -61,8 +61,8 @@ def test_as_expected(small, verify):
 def test_another_rope_is_named(small, name, verify):
     """One fault each, exit status 1."""
     found = verify(small, under(small, rope=CASES[name]))
-    assert found.outcome.kind == "other"
-    assert found.outcome.applied == (name,)
+    assert found.verdict.kind == "other"
+    assert found.verdict.applied == (name,)
     assert found.exit_status == 1
 
 
@@ -82,19 +82,19 @@ def test_a_scaling_that_goes_wrong(small, fault, name, verify):
     """Expected YaRN 4, as a block of config.json would say it."""
     block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     found = verify(small, under(small, rope=fault), expect=json.dumps(block))
-    assert found.outcome.kind == "other"
-    assert name in found.outcome.applied
-    assert "instead of yarn (factor 4" in found.outcome.sentence
+    assert found.verdict.kind == "other"
+    assert name in found.verdict.applied
+    assert "instead of yarn (factor 4" in found.verdict.sentence
 
 
 def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, verify):
     """Dynamic NTK equals plain within it: a verdict from shorter prompts would be worth nothing."""
     dynamic = under(small, rope={"scaling": DynamicNTK(1.0)})
-    assert verify(small, dynamic, expect="dynamic:4").outcome.kind == "as expected"
+    assert verify(small, dynamic, expect="dynamic:4").verdict.kind == "as expected"
     found = verify(small, OurEngine(small), expect="dynamic:4")
-    assert found.outcome.kind == "other"
-    assert found.outcome.applied[0] == "no scaling"
-    assert max(question.tokens for question in found.questions) > 256
+    assert found.verdict.kind == "other"
+    assert found.verdict.applied[0] == "no scaling"
+    assert max(question.tokens for question in found.prompts) > 256
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, ver
 def test_positions_that_end_at_a_length(small, rule, name, verify):
     """Found where prompts beyond it are asked for."""
     found = verify(small, under(small, extension=rule), up_to=400)
-    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,))
+    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,))
 
 
 def test_not_told_apart_for_want_of_length(small, verify):
     """Positions held at 256 cannot be seen in prompts of 200 tokens: never "as expected"."""
     found = verify(small, OurEngine(small), up_to=400, max_tokens=200)
-    assert found.outcome.kind == "undecided"
+    assert found.verdict.kind == "undecided"
     assert found.exit_status == 3
-    assert "positions held at 256" in found.outcome.candidates
-    assert found.outcome.needs == 257 + 96
+    assert "positions held at 256" in found.verdict.not_told_apart
+    assert found.verdict.needs_tokens == 257 + 96
     assert "needs prompts of up to 353 tokens" in str(found)
     assert verify(small, OurEngine(small), up_to=400, max_tokens=353).exit_status == 0
-    assert verify(small, OurEngine(small), max_tokens=192).outcome.up_to == 192, "no longer prompt was sent"
-    assert "--text" in dataclasses.replace(found.outcome, needs=None).sentence, "longer prompts would not help"
+    assert verify(small, OurEngine(small), max_tokens=192).verdict.up_to == 192, "no longer prompt was sent"
+    assert "--text" in dataclasses.replace(found.verdict, needs_tokens=None).sentence, "longer prompts would not help"
 
 
 class Short(OurEngine):
@@ -139,9 +139,9 @@ def test_a_context_that_ends_first(small, verify):
     """The same where the engine's own context is short; the verdict names it, also from a golden file."""
     golden = Golden.of(our_side(small, up_to=400))
     for found in (verify(small, Short(small), up_to=400), golden.check(Short(small))):
-        assert found.outcome.kind == "undecided"
+        assert found.verdict.kind == "undecided"
         assert re.search(r"needs an engine that accepts more than [23]\d\d tokens", str(found))
-        assert max(question.tokens for question in found.questions) > 150
+        assert max(question.tokens for question in found.prompts) > 150
     engine = Short(small)
     engine.longest = 10
     for check in (lambda: verify(small, engine), lambda: golden.check(engine)):
@@ -163,8 +163,8 @@ class Silent(OurEngine):
 def test_a_prompt_without_an_answer_is_passed_over(small, verify):
     """llama.cpp says nothing with half a character; only an engine that never answers is refused."""
     found = verify(small, Silent(small))
-    assert found.outcome.kind == "as expected"
-    assert all(question.tokens % 2 for question in found.questions)
+    assert found.verdict.kind == "as expected"
+    assert all(question.tokens % 2 for question in found.prompts)
     engine = Silent(small)
     engine.step = 1
     with pytest.raises(NoAnswer):
@@ -187,8 +187,8 @@ class Noisy(OurEngine):
 def test_noise_is_estimated(small, verify):
     """At 0.1 nats plain is still told from all that differs by more; the noise is measured in three ways."""
     found = verify(small, Noisy(small, 0.1))
-    assert found.outcome.kind == "as expected"
-    assert found.outcome.applied[0] == "plain RoPE (theta 10000)"
+    assert found.verdict.kind == "as expected"
+    assert found.verdict.applied[0] == "plain RoPE (theta 10000)"
     assert 0.04 < found.noise < 0.16
     assert 0.06 < found.residual < 0.1
     assert 0.06 < found.repeated < 0.18
@@ -198,7 +198,7 @@ def test_noise_is_estimated(small, verify):
 def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
     """A theta between those of the set: near to what is expected or not, it is none of these."""
     found = verify(small, under(small, rope={"theta": theta}))
-    assert found.outcome.kind == "none"
+    assert found.verdict.kind == "none"
     assert found.exit_status == 1
 
 
@@ -230,11 +230,11 @@ def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other
     outcome = check._outcome()
     assert outcome.kind == kind
     if kind == "as expected":
-        assert [effect.name for effect in outcome.hidden] == [other]
+        assert [effect.name for effect in outcome.not_excluded] == [other]
         assert f"{other} (its effect, 0.016 nats, is below the engine's noise, 0.079 nats)" in outcome.sentence
-        assert outcome.needs is None, "the trained length has been asked"
+        assert outcome.needs_tokens is None, "the trained length has been asked"
     if kind == "undecided":
-        longest = dataclasses.replace(outcome, needs=None).sentence
+        longest = dataclasses.replace(outcome, needs_tokens=None).sentence
         assert longest.endswith("needs an engine with less noise than 0.079 nats, such as 16-bit weights.")
 
 
@@ -244,7 +244,7 @@ def test_other_weights_are_none_of_these(small, verify):
     other = type(small)(small.config)
     other.tokenizer = small.tokenizer
     found = verify(small, OurEngine(other.eval()))
-    assert found.outcome.kind == "none"
+    assert found.verdict.kind == "none"
     assert str(found).startswith(
         "Neither plain RoPE (theta 10000) nor any other hypothesis explains the answers. After a"
     )
@@ -258,8 +258,8 @@ def test_another_tokenizer_is_said_first(small, verify):
             return [token + 1 for token in super().token_ids(text)][1:]
 
     found = verify(small, Shifted(small))
-    assert (found.outcome.kind, found.exit_status, found.questions) == ("tokens", 1, ())
-    assert "tokens instead of" in found.outcome.sentence
+    assert (found.verdict.kind, found.exit_status, found.prompts) == ("tokens", 1, ())
+    assert "tokens instead of" in found.verdict.sentence
 
 
 def test_an_engine_that_adds_a_token_is_refused(small, verify):
@@ -288,17 +288,17 @@ def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept, verify):
     engine = Cutting(small)
     engine.kept = kept
     found = verify(small, engine)
-    assert (found.outcome.kind, found.exit_status) == ("none", 1)
-    assert "Check whether the engine cuts its prompts." in found.outcome.sentence
+    assert (found.verdict.kind, found.exit_status) == ("none", 1)
+    assert "Check whether the engine cuts its prompts." in found.verdict.sentence
 
 
 def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
     """The verdict covers prompts whose ends alone are shown not to explain the answers."""
     found = verify(small, Cutting(small))
-    assert found.outcome.kind == "as expected"
-    assert max(question.tokens for question in found.questions) == 256
-    assert found.outcome.up_to == 224
-    assert "may cut longer prompts" in found.outcome.sentence
+    assert found.verdict.kind == "as expected"
+    assert max(question.tokens for question in found.prompts) == 256
+    assert found.verdict.up_to == 224
+    assert "may cut longer prompts" in found.verdict.sentence
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -307,13 +307,13 @@ def test_a_verdict_covers_the_longest_prompt(small, counted, verify):
     engine = Short(small)
     engine.counted = counted
     found = verify(small, engine)
-    assert max(question.tokens for question in found.questions) == 192
+    assert max(question.tokens for question in found.prompts) == 192
     if counted:
-        assert found.outcome.sentence.startswith("As expected, for prompts of up to 192 tokens")
+        assert found.verdict.sentence.startswith("As expected, for prompts of up to 192 tokens")
         assert "The engine accepts at most 239 tokens." in str(found)
     else:
         assert found.exit_status == 3
-        assert "on the ends of prompts" in found.outcome.sentence
+        assert "on the ends of prompts" in found.verdict.sentence
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 10])
@@ -329,7 +329,7 @@ def test_replicas_that_differ(small, every, verify):
             return (right if self.requests % every else wrong).ask(input_ids)
 
     found = verify(small, Balanced(small), expect="yarn:4")
-    assert (found.outcome.kind, found.outcome.applied, found.exit_status) == ("replicas", ("no scaling",), 1)
+    assert (found.verdict.kind, found.verdict.applied, found.exit_status) == ("replicas", ("no scaling",), 1)
     assert re.match(
         r"Replicas differ: \d+ of \d+ answers follow yarn \(factor 4.*, and the others no scaling\.", str(found)
     )
@@ -368,8 +368,8 @@ def test_an_engine_that_samples(small, form, monkeypatch):
         engine = Sampling(under(small, rope=rope).reader, FORMS[form])
         with serving(engine, refuse, style="vllm") as url:
             for found in (rw.verify(small, url, up_to=192), golden.check(url)):
-                assert found.outcome.kind == kind, found.outcome.sentence
-                assert found.outcome.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
+                assert found.verdict.kind == kind, found.verdict.sentence
+                assert found.verdict.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
 
 
 def test_the_record_is_strict_json(small, verify):
@@ -383,7 +383,7 @@ def test_over_http(small, verify):
     """The whole way through a server, by its URL."""
     with serving(under(small, rope=YARN), style="vllm") as url:
         found = verify(small, url.replace("http", "HTTP"))
-    assert found.outcome.applied == ("yarn 4",)
+    assert found.verdict.applied == ("yarn 4",)
     assert str(found).endswith(
         "instead of plain RoPE (theta 10000). Compare --hf-overrides with those of `ropewalk serve-config`."
     )

@@ -125,8 +125,8 @@ def verify(
         plain_console().print(_written(written, write, seconds))
         return
     print_verification(plain_console(), verification)
-    if (needs := verification.outcome.needs) is not None:
-        longer = {"up_to": needs} if golden is None and needs > verification.outcome.up_to else {}
+    if (needs := verification.verdict.needs_tokens) is not None:
+        longer = {"up_to": needs} if golden is None and needs > verification.verdict.up_to else {}
         print(f"Next: {command_line(context, changed=longer | {'max_tokens': max(max_tokens, needs)})}")
     record(verification.to_json())
     raise typer.Exit(verification.exit_status)
@@ -191,9 +191,9 @@ def print_verification(console: Console, verification: Verification) -> None:
 
     from ropewalk.cli.tables import stacked
 
-    console.print(Text(f"{verification.model} in {verification.engine}: {verification.outcome.sentence}", style="bold"))
+    console.print(Text(f"{verification.model} in {verification.engine}: {verification.verdict.sentence}", style="bold"))
     rows = {}
-    for standing in [standing for standing in verification.standings if standing.misfit is not None][:SHOWN]:
+    for standing in [standing for standing in verification.hypotheses if standing.misfit is not None][:SHOWN]:
         lean = "" if standing.lean is None else f"{standing.lean:+.2f} ±{standing.lean_half or 0.0:.2f}"
         rows[standing.name] = [f"{standing.misfit:.4f}", lean, str(standing.questions)]
     heads = [("misfit (nats)", ""), ("lean", ""), ("prompts", "")]

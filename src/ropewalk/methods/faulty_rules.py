@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ropewalk.rope.extensions import Extension, Region, check_scale, check_tokens, next_index, zero_index
+from ropewalk.rope.extensions import Extension, Region, check_tokens, next_index, zero_index
 from ropewalk.rope.scaling import Ladder, Scaling
+from ropewalk.rope.values import check_positive
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ScaledLogits(Extension):
     remaps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_scale("ScaledLogits", self.scale)
+        check_positive("ScaledLogits", scale=self.scale)
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return self.scale

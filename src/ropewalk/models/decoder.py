@@ -309,7 +309,7 @@ class Decoder(nn.Module):
         >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
         >>> Decoder(config).with_positions(extension=ReRoPE(window=128)).config.extension
-        ReRoPE(window=128, leak=0.0, log_n=None)
+        ReRoPE(window=128, log_n=None)
         """
         positions = self.config.positions
         fields: dict[str, Any] = {}

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.values import check_positive, check_whole
+from ropewalk.rope.values import check_whole
 
 __all__ = [
     "STRING",
     "DualChunk",
     "Extension",
     "LaMPE",
-    "LogN",
     "ReRoPE",
     "Region",
     "SelfExtend",
@@ -95,11 +94,6 @@ def check_tokens(name: str, least: int, **numbers: int) -> None:
     check_whole(name, least=least, optional=False, **numbers)
 
 
-def check_scale(name: str, scale: float) -> None:
-    """Raise `RopeError` unless the factor of the logits is finite and above 0."""
-    check_positive(name, scale=scale)
-
-
 def same_index(index: Tensor) -> Tensor:
     """Return the index."""
     return index
@@ -153,8 +147,8 @@ LOGIT_SCALE = (0.1 * math.log(2) + 1) ** 2
 class STRING(Extension):
     """STRING: distances from `shift` on are reduced by `shift - window`, to avoid rarely trained large ones.
 
-    Relative position: d = m - n if d < shift, else d - shift + window. Logits are multiplied by `scale`. The paper
-    uses it within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
+    Relative position: d = m - n if d < shift, else d - shift + window; logits times `LOGIT_SCALE`. The paper uses it
+    within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
     Each key counts once here; the released prefill (not its decoding) counts the key at d = shift twice.
     Source: An et al. 2024, arXiv:2410.18745, section 4.1; github.com/HKUNLP/STRING.
 
@@ -166,7 +160,6 @@ class STRING(Extension):
 
     shift: int
     window: int
-    scale: float = LOGIT_SCALE
 
     def __post_init__(self) -> None:
         check_tokens("STRING", 1, shift=self.shift, window=self.window)
@@ -176,7 +169,6 @@ class STRING(Extension):
                 facts={"window": self.window, "shift": self.shift},
                 cure="Choose for example a third of the trained length and 128 tokens, as the authors do.",
             )
-        check_scale("STRING", self.scale)
 
     def regions(self) -> tuple[Region, ...]:
         back = self.shift - self.window
@@ -184,7 +176,7 @@ class STRING(Extension):
         return near, far._replace(query=lambda m: m - back)
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        return self.scale
+        return LOGIT_SCALE
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,7 @@ class LaMPE(Extension):
     """LaMPE: keys nearer than `window` keep their distance; `length` positions of farther ones map to `mapped`.
 
     With p(i) = floor(i mapped / (length - 1)), a far key is at distance p(m) - p(n) + window - p(window) - 1, which
-    joins both parts. Logits are multiplied by `scale`. The paper chooses `mapped` from the current length by a sigmoid
+    joins both parts; logits times `LOGIT_SCALE`. The paper chooses `mapped` from the current length by a sigmoid
     fitted to the model. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
     Source: 2025, arXiv:2508.02308, section 3; github.com/scar-on/LaMPE (512 exact tokens, 1,536 mapped, of 4,096).
 
@@ -205,12 +197,10 @@ class LaMPE(Extension):
     window: int
     mapped: int
     length: int
-    scale: float = LOGIT_SCALE
 
     def __post_init__(self) -> None:
         check_tokens("LaMPE", 1, window=self.window, mapped=self.mapped)
         check_tokens("LaMPE", 2, length=self.length)
-        check_scale("LaMPE", self.scale)
 
     def regions(self) -> tuple[Region, ...]:
         mapped, last = self.mapped, self.length - 1
@@ -219,7 +209,7 @@ class LaMPE(Extension):
         return near, far._replace(query=lambda m: m * mapped // last + shift, key=lambda n: n * mapped // last)
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        return self.scale
+        return LOGIT_SCALE
 
 
 @dataclass(frozen=True)
@@ -274,34 +264,12 @@ class DualChunk(Extension):
 
 
 @dataclass(frozen=True)
-class LogN(Extension):
-    """Log-n scaling: logits times max(1, ln(m + 1) / ln(trained_length)) for a query at index m; positions stay.
-
-    `trained_length` in tokens, at least 2. Encodings that add to scores (ALiBi, T5's, ...) do not support it: it is
-    defined only for q.k. Source: Su 2021; Chiang and Cholak 2022, arXiv:2202.12172.
-
-    >>> import torch
-    >>> LogN(trained_length=1024).logit_scale(torch.tensor([0, 1023, 2**20 - 1])).tolist()
-    [1.0, 1.0, 2.0]
-    """
-
-    trained_length: int
-    remaps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_tokens("LogN", 2, trained_length=self.trained_length)
-
-    def logit_scale(self, index: Tensor) -> Tensor | float:
-        return log_n_factor(index, self.trained_length)
-
-
-@dataclass(frozen=True)
 class ReRoPE(Extension):
-    """ReRoPE: distances are limited to `window`; with `leak` each further token adds `leak`.
+    """ReRoPE: distances are limited to `window`.
 
-    Relative position: d = m - n if d < window, else window + leak (d - window). `log_n`: the trained length for
-    the logits' factor max(1, ln(m + 1) / ln(log_n)), or None. Without a leak no distance exceeds `window`.
-    Source: Su 2023, "ReRoPE" and its reference code (`min(m - n, w)`, log-n in its results; "Leaky ReRoPE" has 1 / k).
+    Relative position: min(m - n, window). `log_n`: the trained length for the logits' factor
+    max(1, ln(m + 1) / ln(log_n)), or None.
+    Source: Su 2023, "ReRoPE" and its reference code (`min(m - n, w)`, log-n in its results).
 
     >>> import torch
     >>> far = ReRoPE(window=64).regions()[1]
@@ -310,25 +278,15 @@ class ReRoPE(Extension):
     """
 
     window: int
-    leak: float = 0.0
     log_n: int | None = None
 
     def __post_init__(self) -> None:
         check_tokens("ReRoPE", 1, window=self.window)
         check_log_n("ReRoPE", self.log_n)
-        if not 0.0 <= self.leak <= 1.0:
-            raise RopeError(
-                "ReRoPE: `leak` must be between 0 and 1.",
-                facts={"leak": self.leak},
-                cure="Pass 0 to limit distances to the window; 1 is plain RoPE.",
-            )
 
     def regions(self) -> tuple[Region, ...]:
-        window, leak = self.window, self.leak
-        near, far = near_and_far(window)
-        if not leak:
-            return near, far._replace(query=lambda m: torch.full_like(m, window), key=None)
-        return near, far._replace(query=lambda m: leak * real(m) + (1 - leak) * window, key=lambda n: leak * real(n))
+        near, far = near_and_far(self.window)
+        return near, far._replace(query=lambda m: torch.full_like(m, self.window), key=None)
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return log_n_factor(index, self.log_n)

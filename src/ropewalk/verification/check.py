@@ -21,6 +21,7 @@ from ropewalk.verification.outcome import (
     Kind,
     Lean,
     Probe,
+    PromptFit,
     Verification,
     kept_error,
     lean,
@@ -208,7 +209,7 @@ class Check:
         excluded = list(itertools.takewhile(lambda end: leans[end].refuted, ends))
         if with_ends and not excluded:
             cut = (f"{self.expected} on the ends of prompts",)
-            return dataclasses.replace(outcome, kind="undecided", candidates=cut)
+            return dataclasses.replace(outcome, kind="undecided", not_told_apart=cut)
         if ends:
             detail = "The engine does not report the number of tokens, so it may cut longer prompts."
             return dataclasses.replace(outcome, up_to=min(shown, excluded[-1]), detail=detail)
@@ -317,7 +318,7 @@ class Check:
         detail = f"an engine with less noise than {noise:.2g} nats, {ways}"
         others = (*outcome.applied[1:], "a different rope")
         return dataclasses.replace(
-            outcome, kind="undecided", applied=outcome.applied[:1], candidates=others, detail=detail
+            outcome, kind="undecided", applied=outcome.applied[:1], not_told_apart=others, detail=detail
         )
 
     @property
@@ -459,13 +460,17 @@ class Check:
             grows = any(getattr(self.all[name], "by_frequencies", False) for name in hidden)
             effects = tuple(self._effect(name, best) for name in self.alive if name in hidden)
             return outcome(
-                "as expected", hidden=effects, needs=length if grows and (length or 0) > self.up_to else None
+                "as expected",
+                not_excluded=effects,
+                needs_tokens=length if grows and (length or 0) > self.up_to else None,
             )
         noise = max((one.noise for name in left - hidden if (one := self._effect(name, best)).hidden), default=None)
         ways = [f"an engine that accepts more than {self.context:,} tokens"] if self._ended else []
         ways += [] if noise is None else [f"an engine with less noise than {noise:.2g} nats, such as 16-bit weights"]
         needs = length if self.context is None else None
-        return outcome("undecided", applied=named[:1], candidates=named[1:], needs=needs, detail=", or ".join(ways))
+        return outcome(
+            "undecided", applied=named[:1], not_told_apart=named[1:], needs_tokens=needs, detail=", or ".join(ways)
+        )
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
         """Return the result with the fit of every hypothesis, the likeliest first."""
@@ -480,9 +485,11 @@ class Check:
         return Verification(
             model=self.side.model,
             engine=self.engine.name,
-            outcome=dataclasses.replace(outcome, detail=detail),
-            standings=tuple(standings),
-            questions=tuple(self.questions),
+            verdict=dataclasses.replace(outcome, detail=detail),
+            hypotheses=tuple(standings),
+            prompts=tuple(
+                PromptFit(one.tokens, {name: one.misfit(name) for name in one.predictions}) for one in self.questions
+            ),
             noise=self.noise,
             residual=misfit(self.questions, best) if self.questions else None,
             repeated=self.repeated,

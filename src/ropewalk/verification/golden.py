@@ -408,7 +408,7 @@ def write_golden(
     >>> from ropewalk.checkpoints.opening import open_reader
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     golden = write_golden("tiny", Path(folder) / "golden.json", up_to=64)
-    >>> golden.check(open_reader("tiny").model).outcome.kind
+    >>> golden.check(open_reader("tiny").model).verdict.kind
     'as expected'
     """
     from ropewalk.verification.verify import our_side

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.atomic_io import finite
+from ropewalk.records import document
 from ropewalk.statistics import t_quantile
 
 DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
@@ -203,10 +203,11 @@ class EngineVerdict:
     - `expected`: a description of the expected rope.
     - `up_to`: the longest prompt, in tokens, for which the conclusion holds.
     - `applied`: the hypotheses that explain the answers, the best first.
-    - `candidates`: for "undecided", the hypotheses not distinguished from the best.
-    - `needs`: the longest prompt, in tokens, that would distinguish these or `hidden`; None if longer ones do not help.
+    - `not_told_apart`: for "undecided", the hypotheses not distinguished from the best.
+    - `needs_tokens`: the longest prompt that would distinguish these or `not_excluded`; None if longer ones do not
+      help.
     - `detail`: a sentence with a fact about this conclusion.
-    - `hidden`: hypotheses that the answers do not exclude, because the engine's noise is larger than their effect.
+    - `not_excluded`: hypotheses that the answers do not exclude: the engine's noise is larger than their effect.
     - `decoding`: whether answers after generated tokens agree, too; None if they were not measured or do not decide.
     """
 
@@ -214,10 +215,10 @@ class EngineVerdict:
     expected: str
     up_to: int
     applied: tuple[str, ...] = ()
-    candidates: tuple[str, ...] = ()
-    needs: int | None = None
+    not_told_apart: tuple[str, ...] = ()
+    needs_tokens: int | None = None
     detail: str = ""
-    hidden: tuple[Effect, ...] = ()
+    not_excluded: tuple[Effect, ...] = ()
     decoding: bool | None = None
 
     @property
@@ -234,7 +235,7 @@ class EngineVerdict:
         """
         if self.kind == "as expected":
             decoding = " and in decoding" if self.decoding else ""
-            hidden = f" Could not exclude: {'; '.join(map(str, self.hidden))}." if self.hidden else ""
+            hidden = f" Could not exclude: {'; '.join(map(str, self.not_excluded))}." if self.not_excluded else ""
             covered = f"for prompts of up to {self.up_to:,} tokens{decoding}"
             return f"As expected, {covered}: {self.expected}. {self.detail}".rstrip() + hidden
         if self.kind == "other":
@@ -247,10 +248,10 @@ class EngineVerdict:
             return f"Different tokenizer: {self.detail}"
         cure = (
             (self.detail or "the prompts of another --text")
-            if self.needs is None
-            else f"prompts of up to {self.needs:,} tokens"
+            if self.needs_tokens is None
+            else f"prompts of up to {self.needs_tokens:,} tokens"
         )
-        return f"Cannot distinguish {_either(self.applied)} and {_either(self.candidates)}: needs {cure}."
+        return f"Cannot distinguish {_either(self.applied)} and {_either(self.not_told_apart)}: needs {cure}."
 
 
 def _either(names: Sequence[str]) -> str:
@@ -278,14 +279,22 @@ class HypothesisFit:
     differs_from: int | None
 
 
+@dataclass(frozen=True)
+class PromptFit:
+    """The length of a prompt in tokens, and the misfit in nats of each hypothesis with a prediction for it."""
+
+    tokens: int
+    misfit: dict[str, float]
+
+
 @dataclass(frozen=True, repr=False)
 class Verification:
     """The result of `rw.verify`.
 
     - `model`, `engine`: their names.
-    - `outcome`: the conclusion.
-    - `standings`: every hypothesis, the best first.
-    - `questions`: the prompts and the answers.
+    - `verdict`: the conclusion.
+    - `hypotheses`: the fit of each, the best first.
+    - `prompts`: those with an answer.
     - `noise`: the engine's error in nats on prompts of one token, which no rope changes; None if not measured.
     - `residual`: the misfit of the best hypothesis. `repeated`: the difference of two answers to the same prompt.
     - `tokenisation`: a description of the comparison of tokens.
@@ -295,9 +304,9 @@ class Verification:
 
     model: str
     engine: str
-    outcome: EngineVerdict
-    standings: tuple[HypothesisFit, ...]
-    questions: tuple[Probe, ...]
+    verdict: EngineVerdict
+    hypotheses: tuple[HypothesisFit, ...]
+    prompts: tuple[PromptFit, ...]
     noise: float | None
     residual: float | None
     repeated: float | None
@@ -309,45 +318,14 @@ class Verification:
     @property
     def exit_status(self) -> int:
         """Return 0 as expected, 1 other than expected, 3 undecided."""
-        return self.outcome.exit_status
+        return self.verdict.exit_status
 
     def __str__(self) -> str:
-        return self.outcome.sentence
+        return self.verdict.sentence
 
     def __repr__(self) -> str:
-        return f"Verification({self.model} in {self.engine}: {self.outcome.kind})"
+        return f"Verification({self.model} in {self.engine}: {self.verdict.kind})"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data for strict JSON, without API keys and with only the lengths of prompts."""
-        outcome = self.outcome
-        document: dict[str, Any] = finite({
-            "generator": "ropewalk",
-            "kind": "verification",
-            "model": self.model,
-            "engine": self.engine,
-            "verdict": {
-                "kind": outcome.kind,
-                "sentence": outcome.sentence,
-                "expected": outcome.expected,
-                "up_to": outcome.up_to,
-                "applied": outcome.applied,
-                "not_told_apart": outcome.candidates,
-                "needs_tokens": outcome.needs,
-                "not_excluded": outcome.hidden,
-                "decoding": outcome.decoding,
-                "exit_status": outcome.exit_status,
-            },
-            "noise": self.noise,
-            "residual": self.residual,
-            "repeated": self.repeated,
-            "tokenisation": self.tokenisation,
-            "left_out": self.left_out,
-            "requests": self.requests,
-            "seconds": round(self.seconds, 2),
-            "hypotheses": self.standings,
-            "prompts": [
-                {"tokens": question.tokens, "misfit": {name: question.misfit(name) for name in question.predictions}}
-                for question in self.questions
-            ],
-        })  # fmt: skip
-        return document
+        return document(self, kind="verification")

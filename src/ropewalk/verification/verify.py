@@ -85,7 +85,7 @@ def verify(
     - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.checkpoints.opening.open_reader`.
     - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
 
-    **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 3 undecided), `.to_json()`.
+    **Returns:** a `Verification`: `.verdict`, `.exit_status` (0 as expected, 1 other, 3 undecided), `.to_json()`.
     **Raises:** `RopeError` for invalid arguments; `Unreachable`, `Loading` or `EngineError` (all `RopeError`s, in
     `ropewalk.verification.engine`) if the server cannot be reached, is still loading, or refuses what is asked.
     **Numerics:** the answers are projected onto the line from the best hypothesis to each other one. The other one is
@@ -93,7 +93,7 @@ def verify(
     engines work.
 
     >>> found = verify("tiny", open_reader("tiny").model, up_to=64)
-    >>> found.outcome.kind, found.exit_status
+    >>> found.verdict.kind, found.exit_status
     ('as expected', 0)
     """
     begun = time.monotonic()
@@ -108,7 +108,7 @@ def verify(
         shown("verify", progress) as bar,
     ):
         verification = Check(side, max_tokens=max_tokens, progress=bar).run(opened)
-    return dataclasses.replace(verification, seconds=time.monotonic() - begun)
+    return dataclasses.replace(verification, seconds=round(time.monotonic() - begun, 2))
 
 
 def our_side(
