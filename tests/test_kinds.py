@@ -112,7 +112,7 @@ ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
                          "cu_seqlens": None}),
     (P.grid_positions, {"height": 2, "width": 2, "start": 0, "merge": 1, "normalized": False}),
     (P.positions_for_rank, {"layout": "llama3", "tokens": 4, "rank": 0, "cp": 2, "ulysses": 1,
-                            "cu_seqlens": torch.tensor([0, 4]), "device": "cpu"}),
+                            "cu_seqlens": torch.tensor([0, 4])}),
     (P.text_positions, {"position_ids": IDS, "axes": 2}),
     (P.axes_from_sections, {"sections": [1, 1], "interleaved": False}),
     (lambda grid, **more: P.latent_positions("flux", grid, **more), {"grid": (1, 2, 2), "text": 0, "scale": None}),
