@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,24 @@ _NEAR = (0, 1, 2, 3, 7, 50)
 _ROWS_TO_KEEP = 65_536  # numbers: a larger buffer is a table, which no forward changes in place
 
 
+Order = Literal["doubled", "repeated", "once", "blocks"]
+
+
+class Arrangement(NamedTuple):
+    """The order of numbers along a module's own width, and whether a call returns (sin, cos)."""
+
+    order: Order
+    sines_first: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.order}, sines first" if self.sines_first else self.order
+
+
 @dataclass(frozen=True)
 class TableRows:
     """Rows of cos and sin in float64, each pair once.
 
     - `name`: of the tensor or the call. `positions`: `[rows]`, or `[rows, axes]`. `cos`, `sin`: `[rows, pairs]`.
-    - `arrangement`: the order along the module's own width: "doubled", "repeated", "once" or "blocks"; with
-      ", sines first" if a call returns (sin, cos).
     - `dtype`: of the module's own numbers. `count`: rows of the whole table, None for a call.
     - `seq_len`: the length of this table for frequencies that depend on it; None if unknown.
     """
@@ -39,7 +50,7 @@ class TableRows:
     positions: Tensor
     cos: Tensor
     sin: Tensor
-    arrangement: str
+    arrangement: Arrangement
     dtype: torch.dtype
     count: int | None = None
     seq_len: int | None = None
@@ -127,14 +138,14 @@ def _flat(table: Tensor) -> Tensor:
 
 def _some_rows(
     parts: tuple[Tensor, ...], rope: RopeConfig, wanted: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, str, torch.dtype]:
+) -> tuple[Tensor, Tensor, Tensor, Arrangement, torch.dtype]:
     tables = [_flat(part) for part in parts]
     count = len(tables[0])
     places = sorted({p for p in (*_NEAR, count // 3, count // 2, count - 1, *wanted) if 0 <= p < count})
     rows = [table[places].detach().cpu() for table in tables]
     dtype = rows[0].dtype
-    cos, sin, arrangement = _undoubled(*_cos_and_sin(rows, rope.pairs), rope)
-    return torch.tensor(places, device="cpu"), cos, sin, arrangement, dtype
+    cos, sin, order = _undoubled(*_cos_and_sin(rows, rope.pairs), rope)
+    return torch.tensor(places, device="cpu"), cos, sin, Arrangement(order), dtype
 
 
 def _cos_and_sin(rows: Sequence[Tensor], pairs: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +163,7 @@ def _cos_and_sin(rows: Sequence[Tensor], pairs: int) -> tuple[Tensor, Tensor]:
     return (second, first) if at_zero[0] == 0 < at_zero[1] else (first, second)  # the sine of position 0 is 0
 
 
-def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, str]:
+def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, Order]:
     """Return each pair's cos and sin once, and the module's order."""
     width = cos.shape[-1]
     if width < 2 or width % 2:
@@ -170,7 +181,12 @@ def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tens
         parts = [halves(part) for part in torch.split(x, sizes, dim=-1)]
         return torch.cat([one for one, _ in parts], dim=-1), torch.cat([other for _, other in parts], dim=-1)
 
-    for name, split in (("doubled", halves), ("repeated", neighbours), ("blocks", blocks)):
+    ways: tuple[tuple[Order, Callable[[Tensor], tuple[Tensor, Tensor]]], ...] = (
+        ("doubled", halves),
+        ("repeated", neighbours),
+        ("blocks", blocks),
+    )
+    for name, split in ways:
         if all(torch.equal(*(part.nan_to_num() for part in split(x))) for x in (cos, sin)):
             return split(cos)[0], split(sin)[0], name
     return cos, sin, "once"
@@ -217,11 +233,11 @@ def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: 
             continue
         held = [tensor.dtype for tensor in tensors_of(module).values() if tensor.ndim > 1 and _is_real(tensor)]
         dtype = min([parts[0].dtype, *held], key=lambda dtype: dtype.itemsize)  # a table of 16 bits may be cast
-        order, longest = f"{order}, sines first" if sines_first else order, int(positions.max()) + 1
-        yield TableRows("cos and sin of its forward", positions, cos, sin, order, dtype, seq_len=longest)
+        arrangement, longest = Arrangement(order, sines_first), int(positions.max()) + 1
+        yield TableRows("cos and sin of its forward", positions, cos, sin, arrangement, dtype, seq_len=longest)
 
 
-def arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig) -> str | None:
+def arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig) -> Arrangement | None:
     """Return the order of the tables of a new module of this class; None if it cannot be built or called."""
     make: Any = type(module)
     try:

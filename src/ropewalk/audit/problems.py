@@ -133,7 +133,8 @@ def compare_table(
     `known`: the codes of problems of the module's frequencies, which are not reported again.
     """
     longest, count = rope.max_position_embeddings, rows.count or 0
-    if longest and count < longest and not rows.name.endswith("(short factors)"):
+    of_short_texts = rows.seq_len is not None and rows.seq_len == rope.original_length  # one of two tables
+    if longest and count < longest and not of_short_texts:
         text = f"has rows for {count:,} positions, expected {longest:,}"
         severity: Severity = "warning" if rows.name in _TRAINERS else "error"
         if any(hasattr(module, name) for name in _GROW):
@@ -155,10 +156,10 @@ def compare_table(
         cure = "Use frequencies that follow the length: at other lengths this module differs from transformers."
         yield Problem("one-length", rows.name, text, cure, None, "note")
     expected = f"features (i, i + {rope.pairs})"
-    if rows.arrangement == "repeated" and not rope.interleaved:
+    if rows.arrangement.order == "repeated" and not rope.interleaved:
         text = f"repeats each number for neighbouring features (0, 1), (2, 3), ...; expected {expected}"
         yield Problem("pairing", rows.name, text, "Repeat the numbers as torch.cat((x, x), dim=-1).")
-    if rows.arrangement == "doubled" and rope.interleaved and rope.pairs > 1 and not takes_positions(module):
+    if rows.arrangement.order == "doubled" and rope.interleaved and rope.pairs > 1 and not takes_positions(module):
         text = f"is doubled for {expected}; expected neighbouring features (0, 1), (2, 3), ..."
         cure = "Keep it only if the module reorders queries and keys first, as DeepSeek's does."
         yield Problem("pairing", rows.name, text, cure, None, "warning")
@@ -215,8 +216,7 @@ def _call_pairing(
     module: nn.Module, rows: TableRows, rope: RopeConfig, label: str | None, sines_first: bool
 ) -> Iterator[Problem]:
     """Yield the problem if the order of cos and sin differs from that of the module's class."""
-    plain = rows.arrangement.removesuffix(", sines first")
-    expected = arrangement_of_class(module, label, rope) or (f"{plain}, sines first" if sines_first else plain)
+    expected = arrangement_of_class(module, label, rope) or rows.arrangement._replace(sines_first=sines_first)
     if rows.arrangement != expected:
         text = f"the numbers of each pair are {rows.arrangement}, expected {expected} as in {type(module).__name__}"
         yield Problem("pairing", rows.name, text, "Keep the order expected by the model's rotation function.", label)
