@@ -99,3 +99,10 @@ def test_flags_of_layers_without_rotation() -> None:
     assert named["rotation on all layers"] == (PLAIN, PLAIN, None)
     assert named["rotation on the other layers only"] == (None, PLAIN, None)
     assert not any(one.name.startswith("rotation on") for one in hypotheses(alone(PLAIN), trained=256))
+
+
+def test_a_scaling_twice_has_both_names() -> None:
+    """Two by two is four."""
+    rope = RopeConfig(16, interleaved=False, max_position_embeddings=128, scaling=Linear(2.0))
+    for trained, name in ((128, "pi 4 (linear)"), (64, "pi 4 from 64 (linear)")):
+        assert f"scaling twice, which is {name}" in [one.name for one in hypotheses(alone(rope), trained=trained)]

@@ -41,7 +41,8 @@ NUMBERS = "Keep the positions of a chunk those of the whole text."
 class Hypothesis:
     """What a program may apply in place of the expected ropes: its name, and the ropes of each layer.
 
-    - `cure`: one instruction. `right`: the value that the name replaces, or "".
+    - `cure`: one instruction. `right`: the value that the name replaces, or "". `twice`: whether it is the own scaling,
+      applied twice, whose name is followed by that of an equal hypothesis.
     - `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
     - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
       and is not undecided if they exclude all other hypotheses.
@@ -56,6 +57,7 @@ class Hypothesis:
     small: bool = False
     cure: str = BLOCK
     right: str = ""
+    twice: bool = False
 
     def at(self, length: int) -> tuple[object, ...]:
         """Return all values that determine the output for a prompt of `length` tokens, to compare hypotheses."""
@@ -110,8 +112,8 @@ def hypotheses(expected: ModelRopes, *, trained: int) -> list[Hypothesis]:
         same = different.setdefault(_key(hypothesis), hypothesis)
         if same is hypothesis or same is first:
             continue
-        name = f"{same.name}, which is {hypothesis.name}" if same.name == "scaling twice" else same.name  # 2 x 2 is 4
-        different[_key(same)] = replace(same, name=name, small=same.small or hypothesis.small)
+        name = f"{same.name}, which is {hypothesis.name}" if same.twice else same.name  # 2 x 2 is 4
+        different[_key(same)] = replace(same, name=name, small=same.small or hypothesis.small, twice=False)
     return list(different.values())
 
 
@@ -162,7 +164,7 @@ def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
         for name, change, right in rules:
             positions = expected.mapped(partial(_with_rule, change=change))
             if positions != expected:
-                yield Hypothesis(name, positions, small=small, right=right)
+                yield Hypothesis(name, positions, small=small, right=right, twice=change is _twice)
     for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
         extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
         if any(extensions):
@@ -186,7 +188,7 @@ Change = Callable[[RopeConfig, Any], Scaling]
 def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
     """Yield the name of each faulty rule, for a rope with a scaling, the change that makes it, and the right value."""
     rule, factor = rope.scaling.rope_type if rope.scaling else "", getattr(rope.scaling, "factor", None)
-    yield "scaling twice", lambda rope, rule: Stacked(rule.written_out(rope.max_position_embeddings), rule), ""
+    yield "scaling twice", _twice, ""
     for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
         yield f"{rule} {name}", partial(_attention, power=power), ""
     for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
@@ -227,6 +229,10 @@ def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
         return rope if rope.scaling is None else replace(rope, scaling=change(rope, rope.scaling))
     except (RopeError, TypeError, AttributeError):
         return rope
+
+
+def _twice(rope: RopeConfig, rule: Any) -> Scaling:
+    return Stacked(rule.written_out(rope.max_position_embeddings), rule)
 
 
 def _replaced(rope: RopeConfig, rule: Any, **fields: object) -> Scaling:
