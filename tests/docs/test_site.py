@@ -41,9 +41,16 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_built(site):
-    """One HTML file for each page."""
+    """One HTML file for each page, and for each picture of the explorer on a page."""
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert {page for page in pages if not (site / page).exists()} == set()
+    framed = [
+        page.parent / address
+        for page in site.rglob("*.html")
+        for address in re.findall(r'<iframe class="picture" src="([^"]+)"', page.read_text(encoding="utf-8"))
+    ]
+    assert {path.stem for path in framed if path.exists()} == {"sentence", "add", "clocks", "sum", "past"}
+    assert all(path.exists() for path in framed)
 
 
 def test_nothing_is_fetched_from_elsewhere(site):
