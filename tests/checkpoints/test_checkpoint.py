@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,16 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.audit.findings import blocks
+from ropewalk.audit.traps import query_scale
 from ropewalk.checkpoints import sources
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.decoder_config import config_to_hf
 from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
+from ropewalk.serving.serve import serve_config
 from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.material import HALF, SIZES, logits, make
 from tests.models.families import input_ids
@@ -216,3 +222,53 @@ def test_replacing_without_the_kernel_s_exchange(folder: Path, monkeypatch: pyte
     save(model, folder)
     assert torch.equal(logits(load(folder)), logits(model))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+# --- folders without config.json
+
+MISTRAL = {"dim": 512, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 128, "rope_theta": 1e6,
+           "vocab_size": 1000, "max_position_embeddings": 65_536}  # fmt: skip
+LENGTH = {"original_max_position_embeddings": 16_384}
+SCALED = {"yarn": {"factor": 4, **LENGTH, "beta": 16, "alpha": 1, "apply_scale": False},
+          "llama_4_scaling": {**LENGTH, "beta": 0.1}}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", [".", "original"])
+def test_params_json(place: str, tmp_path: Path) -> None:
+    """Mistral's file, in the folder or in one of its folders: neighbouring features, YaRN without its factor."""
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "params.json").write_text(json.dumps(MISTRAL))
+    plain = rw.RopeConfig(128, interleaved=True, theta=1e6, max_position_embeddings=65_536)
+    assert Checkpoint.open(tmp_path).ropes.rotating == {None: plain}
+    (tmp_path / place / "params.json").write_text(json.dumps(MISTRAL | SCALED))
+    found = Checkpoint.open(tmp_path)
+    rule = rw.scaling.YaRN(4.0, 16_384, attention_factor=1.0, beta_fast=16.0)
+    assert found.ropes.rotating == {None: replace(plain, scaling=rule)}
+    assert query_scale(next(blocks(found.config))) == (0.1, 16_384)
+    with pytest.raises(RopeError, match="which no setting changes"):
+        serve_config(tmp_path, "vllm")
+
+
+@pytest.mark.parametrize(
+    "params", [{"dim": 8}, MISTRAL | {"use_scaled_rope": True}, MISTRAL | {"kv_lora_rank": 4}, MISTRAL | {"yarn": 4}]
+)
+def test_params_json_that_is_refused(params: dict[str, Any], tmp_path: Path) -> None:
+    """Sizes are missing, Meta's code has the scaling, latent attention, and no object."""
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    with pytest.raises(RopeError, match=r"(?s)params\.json.*"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_config_in_a_folder_of_the_folder(tmp_path: Path) -> None:
+    """The only one is opened, and served from there; of two none is."""
+    for name in ("model", "other"):
+        save(make(), tmp_path / name / "deep")
+        (tmp_path / name / "deep" / "params.json").write_text("{}")  # config.json precedes it
+    found = Checkpoint.open(tmp_path / "model")
+    assert found.path == tmp_path / "model" / "deep"
+    assert str(found.path) in serve_config(tmp_path / "model", "vllm").steps[0]
+    shutil.copytree(tmp_path / "other" / "deep", tmp_path / "model" / "second")
+    with pytest.raises(RopeError, match=r"(?s)several of its folders have one.*deep.*second"):
+        Checkpoint.open(tmp_path / "model")
+    with pytest.raises(RopeError, match=r"config\.json"):
+        Checkpoint.open(tmp_path)

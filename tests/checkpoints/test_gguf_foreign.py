@@ -151,7 +151,7 @@ def test_the_metadata_of_gpt_oss_is_read(tmp_path: Path) -> None:
     """transformers 5.23 maps no expert of llama.cpp's files (`GptOssTensorProcessor`): the rope is read, no weights."""
     path = write_foreign(of("gpt_oss"), tmp_path / "oss.gguf", YARN)
     rope = Checkpoint.open(path).ropes.rotating[None]
-    assert rope.scaling == YaRN(4.0, 64, truncate=False)  # as in the published config
+    assert rope.scaling == YaRN(4.0, 64)  # truncated as in llama.cpp, not as in the published config
     with pytest.raises(RopeError, match=r"(?s)tensors.*missing.*experts.*Hugging Face folder"):
         open_reader(path)
 

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.decoder_config import NATIVE
-from ropewalk.checkpoints.gguf import gguf_config
+from ropewalk.checkpoints.decoder_config import NATIVE, half_split_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_rope import gguf_fields, gguf_ropes
 from ropewalk.checkpoints.load import read_alpha, read_config
 from ropewalk.checkpoints.sources import display_name, find
-from ropewalk.errors import NoRotation
+from ropewalk.errors import NoRotation, RopeError
 from ropewalk.families import Family, family_named
 from ropewalk.rope.hugging_face import head_dim_of, text_part
 from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.rope.values import as_whole
+
+PARAMS = "params.json"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,10 @@ class Checkpoint:
     """A model as given, without its weights: a path, a name of the hub, or a loaded model.
 
     - `name`: of its file or folder, for reports. `path`: its location; None for a loaded model.
-    - `config`: the content of its config.json, or an equivalent one for a GGUF file; empty for a loaded model.
-    - `ropes`: of each layer. `arch`: of a GGUF file, as in its metadata; else None.
+    - `config`: the content of its config.json; of a GGUF file its sizes and rope blocks under the same names; empty for
+      a loaded model.
+    - `ropes`: of each layer; those of a GGUF file are llama.cpp's, in the order of the file's rows. `arch`: of a GGUF
+      file, as in its metadata; else None.
     - `alpha`: LeRoPE's learned logarithms, zeros without weights; None for other families.
     """
 
@@ -41,21 +47,30 @@ class Checkpoint:
     def open(cls, source: str | os.PathLike[str], *, rotates: bool = True) -> Checkpoint:
         """Open a config.json, a Hugging Face folder, a .gguf file (its metadata), OWNER/NAME of the hub, or "tiny".
 
+        Of a folder without config.json it opens Mistral's params.json, or the only folder in it that has one of both.
+
         Raises `RopeError` if the source is missing, the config is not supported, or no layer of the model has a rope.
         With `rotates=False` a model without rotation has no layer in `ropes`.
         """
         path = find(source, weights=False)
         name = display_name(source, path) if path.name != "config.json" else str(source)
-        file = path / "config.json" if path.is_dir() else path
-        gguf = None if file.suffix == ".json" else GGUFFile(file)
-        config = read_json(file) if gguf is None else gguf_config(gguf)
+        file = _file_of(path) if path.is_dir() else path
+        path = file.parent if path.is_dir() else path
+        gguf = None if file.suffix == ".json" else GGUFFile(file, rope_only=True)
+        config = read_json(file) if gguf is None else gguf_fields(gguf)
+        params = file.name == PARAMS
+        config = config_of_params(config, str(file)) if params else config
         arch = None if gguf is None else str(gguf.metadata.get("general.architecture"))
         try:
+            if gguf is not None:
+                ropes = gguf_ropes(gguf)
+                return cls(name=name, config=gguf_fields(gguf, ropes), ropes=ropes, path=path, arch=arch)
             if config.get("model_type") == NATIVE:
                 own = cls.of_positions(name, read_config(config).positions)
                 return dataclasses.replace(own, config=config, path=path, arch=arch)
             alpha = _alpha(config, path)
             ropes = ModelRopes.from_hf(config, alpha=alpha)
+            ropes = ropes.mapped(lambda rope: dataclasses.replace(rope, interleaved=True)) if params else ropes
             return cls(name=name, config=config, ropes=ropes, path=path, arch=arch, alpha=alpha)
         except NoRotation:
             if rotates:
@@ -75,8 +90,58 @@ class Checkpoint:
 
     def known_from(self, positions: ModelRopes) -> Checkpoint:
         """Return the same model with the training status of these ropes (see `RopeConfig.trained`)."""
-        known = {rope: rope for rope in positions.present_ropes}
-        return dataclasses.replace(self, ropes=self.ropes.mapped(lambda rope: known.get(rope, rope)))
+        known = {half_split_rope(rope): rope.trained for rope in positions.present_ropes}
+        ropes = self.ropes.mapped(
+            lambda rope: dataclasses.replace(rope, trained=known.get(half_split_rope(rope), rope.trained))
+        )
+        return dataclasses.replace(self, ropes=ropes)
+
+
+def _file_of(folder: Path) -> Path:
+    """Return the file that describes the model of a folder: in the folder, else in the only folder in it with one."""
+    here = [folder / name for name in ("config.json", PARAMS) if (folder / name).is_file()]
+    inner = [] if here else sorted({*folder.glob("*/config.json"), *folder.glob(f"*/{PARAMS}")})
+    places = {file.parent: file for file in reversed(inner)}  # config.json precedes params.json
+    if len(places) > 1:
+        raise RopeError(
+            "load: the folder has no config.json, and several of its folders have one.",
+            facts={"folder": str(folder), "folders": sorted(place.name for place in places)},
+            cure="Pass one of these folders.",
+        )
+    return next(iter([*here, *places.values()]), folder / "config.json")
+
+
+def config_of_params(params: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the content of a config.json for Mistral's params.json, whose weights rotate neighbouring features.
+
+    **Raises:** `RopeError` for latent attention, and for Meta's files, whose scaling is in their code only.
+    **Source:** vLLM 0.33.0's transformers_utils/configs/mistral.py; llama.cpp's conversion/mistral.py, b11549.
+    """
+    strange = sorted({"use_scaled_rope", "qk_rope_head_dim", "kv_lora_rank"} & params.keys())
+    if strange or not {"dim", "n_layers", "n_heads"} <= params.keys():
+        raise RopeError(
+            "load: this params.json has no rope that its keys describe.",
+            facts={"file": where, "keys": strange or sorted(params)[:8]},
+            cure="Pass the config.json of the model in Hugging Face's format.",
+        )
+    yarn, slope = (params.get(key) or {} for key in ("yarn", "llama_4_scaling"))
+    if not isinstance(yarn, Mapping) or not isinstance(slope, Mapping):
+        raise RopeError("load: a block of params.json is no object.", facts={"file": where}, cure="Fetch it again.")
+    names = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+             "n_kv_heads": "num_key_value_heads", "max_seq_len": "max_position_embeddings"}  # fmt: skip
+    same = ("head_dim", "vocab_size", "max_position_embeddings")
+    block = {"rope_type": "yarn" if yarn else "default", "rope_theta": params.get("rope_theta", 10_000.0)}
+    of_yarn = {"factor": "factor", "beta": "beta_fast", "alpha": "beta_slow", _ORIGINAL: _ORIGINAL}
+    block |= {name: yarn[key] for key, name in of_yarn.items() if key in yarn}
+    block |= {"attention_factor": 1.0} if yarn.get("apply_scale") is False else {}
+    block |= {"llama_4_scaling_beta": slope["beta"], _ORIGINAL: slope.get(_ORIGINAL)} if "beta" in slope else {}
+    return {
+        "model_type": "ministral3" if yarn or slope else "mistral",
+        **{name: params[key] for key, name in names.items() if params.get(key) is not None},
+        **{key: params[key] for key in same if params.get(key) is not None},
+        "sliding_window": as_whole(params.get("sliding_window")),
+        "rope_parameters": block,
+    }
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:

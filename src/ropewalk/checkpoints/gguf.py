@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +12,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
+from ropewalk.checkpoints.gguf_rope import divisors_of, own_keys, rope_parameters
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.rope.config import fraction_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
-from ropewalk.rope.scaling import Ladder, Llama3
-from ropewalk.rope.scaling.yarn import yarn_mscale
-from ropewalk.rope.values import as_whole, is_number
 from ropewalk.tokenizer import TextTokenizer
 
 # Architectures, and whether their converter permutes q and k for llama.cpp's interleaved rotation.
@@ -43,8 +39,6 @@ INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-STILL = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 SIZES = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -113,7 +107,7 @@ def config_fields(file: GGUFFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
-        "rope_parameters": rope_parameters(own, _factors(file), head_dim, str(file.path), arch=arch),
+        "rope_parameters": rope_parameters(own, divisors_of(file), head_dim, str(file.path), arch=arch),
     }
     return config
 
@@ -141,15 +135,14 @@ def _check_sizes(file: GGUFFile, config: Mapping[str, Any], head_dim: int) -> No
 
 
 def _own_keys(file: GGUFFile) -> dict[str, Any]:
-    """Return the architecture's metadata without its prefix; raise `RopeError` for one part of a split file."""
+    """Return the architecture's metadata; raise `RopeError` for one part of a split file, which lacks tensors."""
     if file.metadata.get("split.count", 0) not in (0, 1):
         raise file.error(
             "this is one part of a split GGUF file.",
             facts={"split.count": file.metadata["split.count"]},
             cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
         )
-    prefix = f"{file.metadata['general.architecture']}."
-    return {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    return own_keys(file)[1]
 
 
 def _unknown_key(file: GGUFFile, facts: dict[str, Any]) -> RopeError:
@@ -158,15 +151,6 @@ def _unknown_key(file: GGUFFile, facts: dict[str, Any]) -> RopeError:
         facts=facts,
         cure="Use the model's Hugging Face folder.",
     )
-
-
-def _factors(file: GGUFFile) -> dict[str, list[float]]:
-    """Return the per-pair divisors stored as tensors of the file."""
-    return {
-        name.removesuffix(".weight"): [float(f) for f in file.read(name).flatten()]
-        for name in ROPE_TENSORS
-        if name in file.tensors
-    }
 
 
 def hugging_face_tensors(file: GGUFFile, head_dim: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -193,185 +177,6 @@ def _name_of(name: str) -> str:
         return name
     outer = theirs if theirs == "lm_head" else f"model.{theirs}"
     return f"{outer}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"
-
-
-# The rope of a file
-
-_NUMBERS = {
-    "context_length",
-    "rope.freq_base",
-    "rope.dimension_count",
-    "rope.scale_linear",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor",
-    *(f"rope.scaling.yarn_{name}" for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")),
-}
-_KNOWN = _NUMBERS | {"rope.scaling.type", "rope.scaling.finetuned"}
-_PAIR = {"rope_factors_long", "rope_factors_short"}
-
-
-def rope_parameters(
-    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], rotary_dim: int, where: str, *, arch: str
-) -> dict[str, Any]:
-    """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
-
-    The result is what llama.cpp computes: it applies divisors and `attn_factor` with every type, but for the
-    architectures that are read here none of YaRN's four numbers, which cause a warning if they differ from 1, the
-    usual attention factor, 32 and 1. Source: `llama_model_base::load_hparams`, each architecture's
-    `load_arch_hparams` and src/llama-context.cpp of llama.cpp b11549, where deepseek4, grok, laguna and mistral3 do
-    apply the betas, grok and laguna also the extrapolation factor.
-
-    **Arguments:** `rotary_dim`: rotated features. `where` names the file in errors. `arch`: llama.cpp's architecture.
-    **Raises:** `RopeError` for an unknown kind of scaling or key, and for divisors next to YaRN.
-    """
-    unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
-    kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
-    if unknown or kind not in ("none", "linear", "yarn", "longrope"):
-        raise RopeError(
-            "load: the GGUF file has an unknown rope scaling.",
-            facts={"file": where, "rope.scaling.type": kind, "unknown keys": unknown},
-            cure="Use the model's Hugging Face folder.",
-        )
-    for key in sorted(_NUMBERS & {*metadata, "context_length"}):
-        value = metadata.get(key, "missing")
-        counts = key in ("context_length", "rope.dimension_count")
-        if (
-            not is_number(value)
-            or value < 0
-            or (value == 0 and key == "rope.freq_base")
-            or (counts and not as_whole(value))
-        ):
-            raise RopeError(
-                "load: a value in the GGUF file's metadata must be a finite number of at least 0. The base must be "
-                "above 0, the context length and the rotated width also whole.",
-                facts={"file": where, key: value},
-                cure="Fetch or convert the file again.",
-            )
-    theta = float(metadata.get("rope.freq_base", 10_000.0))
-    stated, context = metadata.get("rope.scaling.original_context_length"), int(metadata["context_length"])
-    length = int(stated or context)
-    factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0 means none
-    factor = 1.0 if kind == "none" else factor
-    attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
-    base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if metadata.get("rope.scaling.finetuned") is True:
-        base["finetuned"] = True
-    yarn = kind == "yarn" and factor != 1.0
-    if yarn and factors:
-        raise RopeError(
-            "load: the GGUF file scales its rope twice, by YaRN and by a tensor of divisors.",
-            facts={"file": where, "tensors": sorted(factors)},
-            cure="Convert the checkpoint again with one of the two.",
-        )
-    if (kind == "longrope" or _PAIR & {*factors}) and {*factors} != _PAIR:
-        raise RopeError(
-            "load: longrope needs rope_factors_long and rope_factors_short.",
-            facts={"file": where, "tensors": sorted(factors)},
-            cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
-        )
-    if yarn:
-        return base | _yarn(metadata, factor, length, attention, arch, where)
-    scaled = {name: [factor * divisor for divisor in divisors] for name, divisors in factors.items()}
-    if {*factors} == _PAIR:
-        return base | _longrope(scaled["rope_factors_short"], scaled["rope_factors_long"], length, attention)
-    if attention != 1.0:  # no rule of transformers has a factor and divisors
-        divisors = scaled.get("rope_freqs", [factor] * (rotary_dim // 2))
-        return base | _longrope(divisors, divisors, length, attention)
-    if factors:
-        return base | factors_as_rule(scaled["rope_freqs"], theta, rotary_dim, stated, context)
-    return base if factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
-
-
-def _yarn(
-    metadata: Mapping[str, Any], factor: float, length: int, attention: float, arch: str, where: str
-) -> dict[str, Any]:
-    """Return the block of llama.cpp's YaRN: truncated bounds, and 0.1 ln(factor) + 1 times attn_factor."""
-    block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
-    usual = {"ext_factor": 1.0, "attn_factor": yarn_mscale(factor, 1.0), "beta_fast": 32.0, "beta_slow": 1.0}
-    stated = {name: float(metadata.get(f"rope.scaling.yarn_{name}", value)) for name, value in usual.items()}
-    ignored = {name: value for name, value in stated.items() if not math.isclose(value, usual[name], rel_tol=1e-6)}
-    if ignored:
-        flags = " ".join(
-            f"--yarn-{name.replace('_', '-')} {value:g}" for name, value in ignored.items() if name != "attn_factor"
-        )
-        numbers = ", ".join(f"yarn_{name} {value:g} (uses {usual[name]:g})" for name, value in ignored.items())
-        warnings.warn(
-            f"load: {where} contains numbers that llama.cpp ignores for `{arch}`: {numbers}. The rope is the one that "
-            f"llama.cpp computes. For the numbers in the file {f'start it with {flags}, or ' if flags else ''}use the "
-            "model's Hugging Face folder.",
-            stacklevel=2,
-        )
-    if attention != 1.0:
-        block["attention_factor"] = attention * usual["attn_factor"]
-    return block
-
-
-def _longrope(short: Sequence[float], long: Sequence[float], length: int, attention: float) -> dict[str, Any]:
-    """Return LongRoPE's block from two lists of divisors and one attention factor."""
-    return {
-        "rope_type": "longrope",
-        "short_factor": list(short),
-        "long_factor": list(long),
-        "original_max_position_embeddings": length,
-        "attention_factor": attention,
-    }
-
-
-def factors_as_rule(
-    divisors: Sequence[float], theta: float, head_dim: int, stated: int | None, context: int
-) -> dict[str, Any]:
-    """Return the block of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
-
-    The file contains only each frequency's divisor, not the rule's four numbers. The function tries the published
-    numbers (1, 4, and 8192 or the stated length), then numbers from the slope of the ramp.
-
-    >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
-    {'rope_type': 'default'}
-    """
-    turning = sum(divisor == 1 for divisor in divisors)
-    if turning == len(divisors):
-        return {"rope_type": "default"}
-    if all(divisor == 1 for divisor in divisors[:turning]) and min(divisors[turning:]) >= STILL:
-        return {"rope_type": "proportional", "partial_rotary_factor": turning / len(divisors)}
-    if len(divisors) == head_dim // 2:
-        ladder = Ladder(theta, head_dim, tuple(range(len(divisors))), context)
-        plain = ladder.inv_freq()
-        for rule in _llama3_candidates(divisors, ladder, stated):
-            scaled = zip(rule.inv_freq(ladder, None), plain, divisors, strict=True)
-            if all(abs(got * divisor / unscaled - 1) < 2e-6 for got, unscaled, divisor in scaled):
-                return {
-                    "rope_type": "llama3",
-                    "factor": rule.factor,
-                    "low_freq_factor": rule.low_freq_factor,
-                    "high_freq_factor": rule.high_freq_factor,
-                    "original_max_position_embeddings": rule.original_max_position_embeddings,
-                }
-    return _longrope(divisors, divisors, stated or context, 1.0)
-
-
-def _llama3_candidates(divisors: Sequence[float], ladder: Ladder, stated: int | None) -> list[Llama3]:
-    """Return candidate Llama 3 rules for these divisors, the published one first."""
-    factor = max(divisors)
-    if factor <= 1:
-        return []
-    rules = [Llama3(factor, 1.0, 4.0, length) for length in (stated, 8192) if length]
-    # On the ramp 1/d = (1 - s)/factor + s, and s = (length * f / 2 pi - low) / (high - low) is a straight line in f.
-    ramp = [
-        (f, (1 / d - 1 / factor) / (1 - 1 / factor))
-        for f, d in zip(ladder.inv_freq(), divisors, strict=False)
-        if 1 < d < factor
-    ]
-    if len(ramp) >= 2 and ramp[0][0] != ramp[-1][0]:
-        (f0, s0), (f1, s1) = ramp[0], ramp[-1]
-        slope = (s0 - s1) / (f0 - f1)
-        start = s0 - slope * f0
-        if slope > 0 > start:
-            high = 1 - 1 / start  # for low = 1: only the ratios of the three numbers matter
-            length = round(2 * math.pi * slope * (high - 1))
-            rules += [Llama3(factor, 1.0, high, length)] if length >= 1 else []
-            rules += [Llama3(factor, 1.0, float(round(high)), length)] if round(high) > 1 and length >= 1 else []
-    return rules
 
 
 # Other families, which transformers computes
@@ -422,7 +227,10 @@ def read_by_transformers(file: GGUFFile) -> Iterator[None]:
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """Return the content of a config.json for a file; raise `RopeError` as `foreign_config`."""
+    """Return the content of a config.json with which transformers computes the model of a file.
+
+    Raises `RopeError` as `foreign_config`.
+    """
     if file.metadata.get("general.architecture") in PERMUTED:
         return config_fields(file)
     config: dict[str, Any] = foreign_config(file).to_dict()
@@ -562,7 +370,7 @@ def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
     head_dim = fields.get("head_dim") or config.hidden_size // config.num_attention_heads
     width = own.get("rope.dimension_count", head_dim)
     arch = str(file.metadata["general.architecture"])
-    block = rope_parameters(own, _factors(file), width, str(file.path), arch=arch)
+    block = rope_parameters(own, divisors_of(file), width, str(file.path), arch=arch)
     if "rope.freq_base" not in own:
         block.pop("rope_theta")
     present = config.rope_parameters or {}

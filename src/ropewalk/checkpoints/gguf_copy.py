@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ropewalk.atomic_io import whole_file
-from ropewalk.checkpoints.gguf import ROPE_TENSORS, STILL, rope_parameters
-from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
+from ropewalk.checkpoints.gguf_rope import STOPPED, rope_parameters
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.methods import METHODS, Reach
@@ -141,7 +141,7 @@ def _yarn(factor: float, rope: RopeConfig) -> dict[str, float]:
 
 
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(old / new if new else STILL for old, new in zip(plain, scaled, strict=True))
+    return tuple(old / new if new else STOPPED for old, new in zip(plain, scaled, strict=True))
 
 
 def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Progress | None = None) -> None:

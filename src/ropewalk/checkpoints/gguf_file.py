@@ -24,6 +24,7 @@ _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _DEEPEST = 8  # arrays within arrays; no writer is known to nest them at all
 _CURE = "Fetch or convert the file again, or use the model's Hugging Face folder."
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Types that torch reads in place: ggml's number, torch's dtype, bytes of one element.
 _STORED = {0: (torch.float32, 4), 1: (torch.float16, 2), 30: (torch.bfloat16, 2)}
 
@@ -55,14 +56,15 @@ class GGUFFile:
     """A GGUF file (versions 2 and 3, little-endian), mapped copy-on-write, its tensors dequantised one at a time.
 
     - `metadata`: every key and value, as Python numbers, strings and lists. `typed`: the same as stored.
-    - `tensors`: name to `GGUFTensor`.
+    - `tensors`: name to `GGUFTensor`. `whole`: whether the file contains the names of all tensors.
+    - `rope_only`: list only the tensors that divide frequencies; the file may end behind its metadata.
 
     **Raises:** `RopeError` with the file's name if it is not a complete GGUF file.
     **Source:** ggml's docs/gguf.md.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, rope_only: bool = False) -> None:
+        self.path, self.whole, self._rope_only = Path(path), True, rope_only
         try:
             with open_file(self.path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -179,17 +181,25 @@ class GGUFFile:
             element = struct.unpack_from("<I", self._map, at)[0] if kind == _ARRAY else None
             self.typed[key], self.metadata[key] = TypedValue(kind, element, value), _decoded(value)
         infos = []
-        for _ in range(tensors):
-            name, dims = _decoded(self._string()), self._take("I")
-            if dims > 8:
-                raise self._truncated()
-            shape = tuple(reversed([int(self._take("Q")) for _ in range(dims)]))
-            infos.append((name, shape, self._take("I"), self._take("Q")))
+        try:
+            for _ in range(tensors):
+                name, dims = _decoded(self._string()), self._take("I")
+                if dims > 8:
+                    raise self._truncated()
+                shape = tuple(reversed([int(self._take("Q")) for _ in range(dims)]))
+                infos.append((name, shape, self._take("I"), self._take("Q")))
+        except RopeError:
+            if not self._rope_only:
+                raise
+            self.whole = False
+            return
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise self.error("the metadata is damaged.", facts={"general.alignment": alignment})
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in infos:
+            if self._rope_only and name not in ROPE_TENSORS:
+                continue
             self._place(GGUFTensor(name, shape, kind, start + offset, self._bytes(name, shape, kind)))
 
     def _place(self, tensor: GGUFTensor) -> None:
@@ -200,7 +210,7 @@ class GGUFFile:
             raise self.error(
                 "the file ends inside this tensor: it is truncated.",
                 facts={"tensor": tensor.name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
-                cure="Fetch the file again.",
+                cure="Fetch the file again" + (", at least up to there." if self._rope_only else "."),
             )
         self.tensors[tensor.name] = tensor
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
 from ropewalk.errors import RopeError
+from ropewalk.families.llama_cpp import ARCHITECTURES
 from ropewalk.methods import Reach, is_unsettled, method_named
 from ropewalk.serving.engines import (
     MULTIPLIES_LENGTH,
@@ -114,6 +115,11 @@ def serving_plan(
     **Raises:** `RopeError` for an unknown method, and for a target that does not exceed the trained length.
     """
     record = method_named(method)
+    if source.in_file and engine not in READS_GGUF:
+        folder = source.as_folder
+        if isinstance(folder, RopeError):
+            return Refused(folder.rule.removeprefix("load: ").rstrip("."), folder.cure, folder.facts)
+        source = folder
     if record.extends and is_unsettled(source.rope):
         return Refused(
             "it is unknown whether the model was trained with the scaling in its config",
@@ -253,7 +259,8 @@ _IN_FLAGS = {"rope_type", "rope_theta", "factor", "original_max_position_embeddi
 def _llama_flags(bare: ServingPlan) -> list[str] | None:
     """Return llama-server's flags for a file without scaling; None if only keys of the file can express the rope."""
     source, ropes = bare.source, set(method_named(bare.method).positions(bare.source.own, bare.reach).present_ropes)
-    if source.gguf_arch is None or source.rope.scaling is not None or len(ropes) > 1:
+    row = ARCHITECTURES.get(source.gguf_arch or "")
+    if row is None or not row.scales_by_flags or source.rope.scaling is not None or len(ropes) > 1:
         return None
     block: Mapping[str, Any] = {}
     with suppress(RopeError):  # no name for the rule

@@ -148,7 +148,8 @@ def cure_of(source: Served, engine: str, method: str, reach: Reach, length: int 
     family = family_named(source.model_type)
     with suppress(RopeError):
         no_effect = why_no_effect(source.own, record.positions(source.own, reach), reach.target)
-        if no_effect is None and (family is None or family.module.looked_up is None):
+        loads = not source.in_file or isinstance(source.as_folder, Served)
+        if no_effect is None and loads and (family is None or family.module.looked_up is None):
             python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
     for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
         if method_named(other).extends and isinstance(serving_plan(source, engine, other, reach, length), ServingPlan):

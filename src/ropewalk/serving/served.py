@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.attachment.config_keys import attention_keys, fields_under
+from ropewalk.attachment.layers import attention_keys, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
-from ropewalk.checkpoints.gguf import PERMUTED
+from ropewalk.checkpoints.gguf import PERMUTED, gguf_config
+from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
@@ -42,6 +44,7 @@ class Served:
     - `arch`: of a .gguf file; None for a folder. `model_type`: of the language model.
     - `given`: the model as passed. `name`: its name for an engine. `path`: its location; None for a loaded model.
     - `branches`: whether blocks have the names of a layer's branches, not of layer types (DeepSeek-V4).
+    - `in_file`: whether `own` is what llama.cpp computes from a file. `given_length`: the trained length as passed.
     """
 
     given: str
@@ -57,6 +60,8 @@ class Served:
     path: Path | None
     model_type: str
     branches: bool
+    in_file: bool = False
+    given_length: int | None = None
 
     @classmethod
     def open(
@@ -64,8 +69,16 @@ class Served:
     ) -> Served:
         """Return a checkpoint; raise `RopeError` as `Checkpoint.open`, and without a rope or a trained length."""
         opened = opened or Checkpoint.open(model)
+        if opened.path is not None and opened.path.is_dir() and not (opened.path / "config.json").is_file():
+            raise RopeError(
+                "serving: the folder has Mistral's params.json, which no setting changes.",
+                facts={"folder": str(opened.path)},
+                cure="Pass the model in Hugging Face's format, with config.json.",
+            )
+        model = opened.path if opened.path is not None and Path(model).is_dir() else model  # a folder in it
         named = Path(model).exists() or is_hub_name(str(model))
-        source = cls.of(opened.config, trained_length, given=str(model), path=opened.path, arch=opened.arch)
+        ropes = None if opened.arch is None else opened.ropes
+        source = cls.of(opened.config, trained_length, ropes, given=str(model), path=opened.path, arch=opened.arch)
         return source if named else dataclasses.replace(source, name=str(opened.path))
 
     @classmethod
@@ -73,13 +86,14 @@ class Served:
         cls,
         content: Mapping[str, Any],
         trained_length: int | None,
+        ropes: ModelRopes | None = None,
         *,
         given: str = "model",
         path: Path | None = None,
         arch: str | None = None,
     ) -> Served:
-        """Return the checkpoint of a config.json, or of the config of a loaded model."""
-        whole = ModelRopes.from_hf(content).of_types()
+        """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: of a .gguf file."""
+        whole = (ropes or ModelRopes.from_hf(content)).of_types()
         stated, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
         rope = main_rope(own.ropes)
         if rope is None:
@@ -120,7 +134,19 @@ class Served:
             path=path,
             model_type=model_type,
             branches=family is not None and bool(family.block_of),
+            in_file=ropes is not None,
+            given_length=trained_length,
         )
+
+    @functools.cached_property
+    def as_folder(self) -> Served | RopeError:
+        """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
+        try:
+            content = gguf_config(GGUFFile(self.path or self.name))
+            of = Served.of(content, self.given_length, given=self.given, path=self.path, arch=self.arch)
+        except RopeError as error:
+            return error
+        return dataclasses.replace(of, name=self.name)
 
     @property
     def is_scaled(self) -> bool:
@@ -174,7 +200,7 @@ class Served:
 
     def under(self, method: str, reach: Reach, length: int | None = None) -> dict[str, Any] | str:
         """Return the keys of the config under a method, or the reason why there are none."""
-        return fields_under(self.fields, self.own, method, reach, length)
+        return fields_under(self.fields, self.own, method, reach, length, read_back=not self.in_file)
 
     def lengths(self, stated: int) -> dict[str, int]:
         """Return every key of the config that an engine reads as its length, with a number of tokens."""
