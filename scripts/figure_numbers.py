@@ -422,17 +422,3 @@ def comparison_numbers(record: Path = RECORD) -> dict[str, Any]:
         start = [point for point in plain["rope"] if point[0] == trained]
         scaled = {"rope": plain["rope"], **{name: start + of for name, of in scaled.items()}}
     return {"encodings": plain, "scalings": scaled, "trained_length": trained, "note": note}
-
-
-BINS = 12
-
-
-def by_distance(runs: dict[str, Any], method: str) -> list[tuple[float, int, int]]:
-    """Return the mean distance, the facts found and the facts asked of each bin of the league, the nearest first."""
-    pairs = sorted(
-        (distance, hit)
-        for run in runs.values()
-        for distance, hit in zip(run["distances"], run["rows"].get(method, {}).get("right", ()), strict=False)
-    )
-    parts = np.array_split(np.arange(len(pairs)), BINS) if pairs else []
-    return [(float(np.mean([pairs[n][0] for n in part])), sum(pairs[n][1] for n in part), len(part)) for part in parts]

@@ -24,7 +24,7 @@ from typing import Any
 
 import figure_numbers as of
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -33,14 +33,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
-from ropewalk.diagnosis.facts import CHANCE
+from ropewalk.diagnosis.evidence import Half
+from ropewalk.diagnosis.rules import rounded
 from ropewalk.figures.inline import night_colors
+from ropewalk.figures.strip import Row, draw_strip, finding
 from ropewalk.figures.style import (
     BLUE,
     GREEN,
     GRID,
     INK,
     MAP,
+    NARROW,
     ORANGE,
     OTHER,
     PURPLE,
@@ -48,12 +51,12 @@ from ropewalk.figures.style import (
     RED,
     SHADE,
     SKY,
+    WIDE,
     bar,
     caption,
     heat,
     length_ticks,
     look_of,
-    mark_trained_length,
     panel,
     render,
     style,
@@ -539,62 +542,60 @@ def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "")
 
 LEAGUE = ROOT / "benchmarks" / "results" / "league.json"
 ASSETS = ROOT / "docs" / "assets"
-SIZES = {"wide": (8.4, 3.4), "narrow": (4.3, 3.6)}  # inches
+TARGET = 16_384  # tokens of the league's windows
+SIZES = {"wide": WIDE, "narrow": NARROW}
 NAMES = {
-    "plain": "unchanged: given up, its loss broke down",
-    "yarn": "YaRN",
-    "dca": "dual chunk attention (Python only)",
-    "lampe": "LaMPE (Python only)",
+    "lampe": ("LaMPE", "Python only"),
+    "dca": ("DCA", "Python only"),
+    "yarn": ("YaRN", "in engines"),
+    "plain": ("unchanged", "gave up: its loss broke down"),
 }
 
 
-def description(runs: dict[str, Any], trained: int, target: int) -> str:
-    """Return every number of the first figure in words."""
-    parts = [
-        f"{name}: "
-        + (", ".join(f"{hit} of {asked} at {at:,.0f}" for at, hit, asked in of.by_distance(runs, name)) or "none")
-        for name in NAMES
-    ]
+def league_rows() -> tuple[list[Row], str]:
+    """Return the rows of the first figure, and how far back each method finds facts."""
+    runs = json.loads(LEAGUE.read_text(encoding="utf-8"))["smollm2"].values()
+    rows, reaches = [], {}
+    for method, (name, note) in NAMES.items():
+        of = [(run, run["rows"][method]["right"]) for run in runs]
+        lanes = [list(zip(run["distances"], right, strict=True)) for run, right in of if right]
+        far = [hit for run, right in of for hit, is_far in zip(right, run["far"], strict=False) if is_far]
+        trained = next(iter(runs))["trained_length"]
+        if lanes:
+            facts = [fact for lane in lanes for fact in lane]
+            half = Half.fit([at for at, _ in facts], [hit for _, hit in facts], TARGET)
+            reaches[name] = None if half is None or half.high is None else rounded(half.tokens)
+        rows.append(Row(name=name, look=look_of(method), lanes=lanes, trained=trained,
+                        count=f"{sum(far)} of {len(far)}" if far else "", note=note))  # fmt: skip
+    return rows, finding(reaches)
+
+
+def description(rows: Sequence[Row], title: str) -> str:
+    """Return every count of the first figure in words."""
+    counts = ". ".join(f"{row.name}: {row.count or row.note}" for row in rows)
     return (
-        f"Trained length {trained:,} tokens, windows of {target:,}. Facts found by their distance in tokens. "
-        f"{'. '.join(parts)}. Chance is one in four."
+        f"{title}. Found of the facts told more than {rows[0].trained:,} tokens back: {counts}. Chance is one in four."
     )
 
 
-def front(runs: dict[str, Any], trained: int, target: int, size: str, kind: str = "svg") -> bytes:
+def front(rows: Sequence[Row], title: str, size: str, kind: str = "svg") -> bytes:
     """Return the first figure in the colours of a light page."""
-    clear = {"figure.facecolor": "none", "savefig.facecolor": "none"} if kind == "svg" else {}
-    with style(), rc_context({"svg.fonttype": "path", **clear}):
-        figure = Figure(figsize=SIZES[size])
-        axes = figure.subplots()
-        if clear:
-            axes.set_facecolor("none")
-        for name, label in NAMES.items():
-            points = of.by_distance(runs, name)
-            _curve(axes, [at for at, _, _ in points], [hit / asked for _, hit, asked in points], look_of(name), label)
-        axes.axhline(CHANCE, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate("chance", (0, CHANCE), xycoords=("axes fraction", "data"), xytext=(4, -11),
-                      textcoords="offset points", fontsize=9, color=QUIET)  # fmt: skip
-        axes.set(xlim=(0, target), ylim=(0, 1.03), xlabel="tokens between the fact and the question",
-                 ylabel="share of facts found")  # fmt: skip
-        axes.set_title("Does it find what it was told?")
-        axes.set_xticks(range(0, target + 1, target // 4))
-        length_ticks(axes)
-        mark_trained_length(axes, trained, target)
-        figure.legend(loc="outside lower center", ncols=2 if size == "wide" else 1)
-        return render(figure, kind)
+    figure = draw_strip(rows, TARGET, title, SIZES[size])
+    if kind == "svg":
+        figure.patch.set_alpha(0)
+        for axes in figure.axes:
+            axes.patch.set_alpha(0)
+    return render(figure, kind, **{"svg.fonttype": "path"})
 
 
 def write_front() -> None:
     """Write the first figure for wide and narrow, light and dark pages, and with a background."""
-    runs = json.loads(LEAGUE.read_text(encoding="utf-8"))["smollm2"]
-    first = next(iter(runs.values()))
-    lengths = first["trained_length"], first["target"]
-    LEAGUE.with_suffix(".png").write_bytes(front(runs, *lengths, "wide", "png"))
-    text = f"<title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(runs, *lengths)}</desc>"
+    rows, title = league_rows()
+    LEAGUE.with_suffix(".png").write_bytes(front(rows, title, "wide", "png"))
+    text = f"<title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(rows, title)}</desc>"
     night = {f"#{day}": color for day, color in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
     for size in SIZES:
-        svg = front(runs, *lengths, size).decode()
+        svg = front(rows, title, size).decode()
         light = re.sub(r" <metadata>.*?</metadata>", f" {text}", svg, count=1, flags=re.DOTALL)
         light = light.replace("fill: #ffffff", "fill: none")
         dark = re.sub(r"#[0-9a-f]{6}\b", lambda found: night.get(found[0], found[0]), light)

@@ -26,7 +26,7 @@ def t_quantile(df: float, comparisons: int = 1, *, confidence: float = CONFIDENC
     return float(need("scipy.special", extra="doctor").stdtrit(df, 1 - (1 - confidence) / (2 * comparisons)))
 
 
-def binomial_interval(found: int, asked: int, *, confidence: float) -> tuple[float, float]:
+def binomial_interval(found: float, asked: float, *, confidence: float) -> tuple[float, float]:
     """Return the exact two-sided interval of a share (Clopper and Pearson 1934, Biometrika 26).
 
     >>> [round(end, 3) for end in binomial_interval(25, 48, confidence=0.95)]
@@ -68,19 +68,20 @@ def signed(value: float, interval: Sequence[float] | None = None) -> str:
     return shown if interval is None else f"{shown} [{_signed(interval[0])}, {_signed(interval[1])}]"
 
 
-def _signed(value: float) -> str:
-    """Return a number with its sign and three decimals; zero has none."""
-    shown = f"{value:+.3f}"
+def _signed(value: float, digits: int = 3) -> str:
+    """Return a number with its sign; zero has none."""
+    shown = f"{value:+.{digits}f}"
     return shown[1:] if float(shown) == 0 else shown
 
 
-def plus_minus(value: float, interval: Interval) -> str:
+def plus_minus(value: float, interval: Interval, digits: int = 3) -> str:
     """Format a difference with half the width of its interval.
 
-    >>> plus_minus(-0.5, (-0.625, -0.375)), plus_minus(0.25, None)
-    ('-0.500 ±0.125', '+0.250')
+    >>> plus_minus(-0.5, (-0.625, -0.375)), plus_minus(0.25, None, 2)
+    ('-0.500 ±0.125', '+0.25')
     """
-    return _signed(value) if interval is None else f"{_signed(value)} ±{(interval[1] - interval[0]) / 2:.3f}"
+    shown = _signed(value, digits)
+    return shown if interval is None else f"{shown} ±{(interval[1] - interval[0]) / 2:.{digits}f}"
 
 
 def counted(count: int, noun: str) -> str:

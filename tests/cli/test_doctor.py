@@ -28,7 +28,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     printed = capsys.readouterr()
     found = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     said = " ".join(printed.out.split())
-    in_order = ["finds beyond", "ntk = dynamic", "1 window of 512 tokens of text.txt, seed 0",
+    in_order = ["ntk = dynamic", "finds beyond", "1 window of 512 tokens of text.txt, seed 0",
                 f"model: {found['verdict']['headline']}", "Report: "]  # fmt: skip
     assert [said.index(one) for one in in_order] == sorted(said.index(one) for one in in_order)
     assert (found["trained_length"], found["target"], found["verdict"]["action"]) == (256, 512, "unfit")
@@ -38,7 +38,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     assert list(found["readings"]) == ["plain", "pi", "ntk", "crop"]
     assert found["methods"]["dynamic"]["same_as"] == "ntk"
     assert finite_or_null(found)
-    assert {path.name for path in report.iterdir()} >= {"index.html", "report.json", "facts.svg", "loss.png"}
+    assert {path.name for path in report.iterdir()} >= {"index.html", "report.json", "facts.svg", "facts.png"}
     assert found["environment"]["command"].startswith("ropewalk doctor model --target 512 --text text.txt")
     assert json.loads((report / "report.json").read_text()) == found
 

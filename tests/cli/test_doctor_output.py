@@ -6,14 +6,18 @@ import dataclasses
 import io
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from ropewalk.attachment.handle import attachment_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.cli.doctor import print_diagnosis
+from ropewalk.diagnosis.page import page_of
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.record import Diagnosis, Verdict
+from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.run import DoctorRun
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.serving.engines import ENGINES
@@ -22,7 +26,7 @@ from tests.diagnosis.models import small_diagnosis, with_verdict
 
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 512}
 EXTEND = Verdict(
-    action="extend", method="yarn", config=CONFIG, length=512, headline="Extend with yarn.",
+    action="extend", method="yarn", config=CONFIG, length=512, headline="Extend with yarn.", python="import ropewalk",
     reasons=("It finds 8 of 8.",), command="ropewalk extend apply m --method yarn",
     beside=Verdict(action="extend", method="dca", engine="python", headline="Extend with dca.",
                    command="import ropewalk as rw\nrw.attach(model, 'dca')"),
@@ -35,20 +39,28 @@ def found() -> Diagnosis:
     return with_verdict(small_diagnosis(), EXTEND)
 
 
-def printed(found: Diagnosis) -> str:
+def printed(found: Diagnosis, width: int = 80, encoding: str = "utf-8") -> str:
     """What the command prints of it, without colours."""
-    text = io.StringIO()
-    print_diagnosis(Console(file=text, width=80), found)
-    return text.getvalue()
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace", write_through=True)
+    print_diagnosis(Console(file=file, width=width), found)
+    return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(("width", "encoding"), [(60, "utf-8"), (80, "ascii")])
+def test_the_strip_needs_its_room_and_unicode(found: Diagnosis, width: int, encoding: str) -> None:
+    assert "not found" in printed(found)
+    assert "not found" not in printed(found, width, encoding)
 
 
 def test_the_order(found: Diagnosis) -> None:
     """The table, its words, the answer, the next command."""
     words = " ".join(printed(found).split())
     in_order = [
-        "method finds beyond near", "Measured: 1 window of 512 tokens of whale, seed 0.", "chance finds one in four",
+        "tokens back; ● found, ◐ some found, ○ not found",
+        "method result finds beyond near", "Measured: 1 window of 512 tokens of whale, seed 0.",
+        "chance finds one in four",
         "tiny: Extend with yarn. It finds 8 of 8.", "Next: ropewalk extend apply m --method yarn",
-        'or, in config.json: {"rope_parameters"', "In Python: Extend with dca. Next: import ropewalk as rw rw.attach(",
+        "Or in Python: import ropewalk", "In Python: Extend with dca. Next: import ropewalk as rw rw.attach(",
     ]  # fmt: skip
     assert list(map(words.index, in_order)) == sorted(map(words.index, in_order))
     assert "ntk = dynamic" in words
@@ -74,6 +86,17 @@ def test_the_command_runs(
     command = run._command("yarn", 512, engine, tmp_path / "record.json" if from_record else None)
     assert ("--trained-length 256" in command, "--from" in command) == (not from_record, from_record)
     assert run_command(*shlex.split(command)[1:]) == 0
+
+
+def test_one_command_and_then_python_that_runs(run: DoctorRun, found: Diagnosis) -> None:
+    """For a method that a config can express: of the shell, and what attaches the same to a live model."""
+    verdict = run._answer(found.evidence, Decision("extend", "yarn", 512, compared=("plain", "yarn")), None, "Python")
+    assert verdict.command.startswith("ropewalk extend apply tiny --method yarn")
+    names: dict[str, Any] = {}
+    exec(verdict.python, names)
+    handle = attachment_of(names["model"])
+    assert (handle.method.name, handle.target) == ("yarn", 512)
+    assert verdict.steps == ["Next:", verdict.command, "\nOr in Python:", verdict.python]
 
 
 @pytest.mark.parametrize(
@@ -104,5 +127,5 @@ def test_a_diagnosis_shows_itself(found: Diagnosis) -> None:
     assert "&lt;b&gt;model: Extend with yarn." in page
     assert shown.endswith("\n\nIn Python: Extend with dca.\nNext:\nimport ropewalk as rw\nrw.attach(model, 'dca')")
     assert all("ntk = dynamic" in one for one in (shown, page))
-    assert all(line in one for one in (printed(evil), shown, page, evil.to_html()))
+    assert all(line in one for one in (printed(evil), shown, page, page_of(evil)))
     assert evil.to_json()["notes"] == [line]

@@ -26,7 +26,7 @@ WRITES = [
     ("vectors tiny --out {0.parent}", "tiny.safetensors"),
     ("report {0.parent}/record.json --out {0.parent}", "index.html"),
     ("report {0.parent}/record.json --out {0.parent}", "report.json"),
-    ("report {0.parent}/record.json --out {0.parent}", "loss.svg"),
+    ("report {0.parent}/record.json --out {0.parent}", "facts.svg"),
     ("explore --out {}", "a.html"),
     ("verify tiny --up-to 64 --write {}", "a.json"),
     ("verify tiny --engine http://localhost:1 --json {}", "a.json"),
@@ -41,7 +41,7 @@ SLOW = pytest.mark.thorough
 
 
 @pytest.mark.parametrize(
-    ("command", "name"), [pytest.param(*one, marks=SLOW) if one[1] == "loss.svg" else one for one in WRITES]
+    ("command", "name"), [pytest.param(*one, marks=SLOW) if one[1] == "facts.svg" else one for one in WRITES]
 )
 def test_no_command_replaces_a_file_of_somebody_else(
     command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

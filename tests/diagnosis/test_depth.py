@@ -191,12 +191,8 @@ def test_the_record_and_the_report(found: DepthMap, tmp_path: Path) -> None:
     found.to_json(tmp_path / "map.json")
     assert read_record(tmp_path / "map.json") == found
     page = Page(write_report(tmp_path / "report", found).read_text())
-    assert {path.name for path in (tmp_path / "report").iterdir()} == {
-        "index.html",
-        "report.json",
-        "map.svg",
-        "map.png",
-    }
+    written = {path.name for path in (tmp_path / "report").iterdir()}
+    assert written == {"index.html", "report.json", "map.svg", "map.png"}
     assert all(cell in page.words for row in found.table("dca") for cell in row)
     assert found.headline in page.words
     assert run_command("report", tmp_path / "report" / "report.json", "--out", tmp_path / "again") == 0
@@ -213,20 +209,8 @@ def test_the_command(small: DepthMap, tmp_path: Path, capsys: pytest.CaptureFixt
     """It prints the tables and writes the record."""
     text, record = tmp_path / "whale.txt", tmp_path / "map.json"
     text.write_text(TEXT[0][1])
-    words = [
-        "tiny",
-        "--map",
-        "--target",
-        512,
-        "--methods",
-        "dca",
-        "--text",
-        text,
-        "--windows",
-        1,
-        "--state",
-        tmp_path / "s",
-    ]
+    words = ["tiny", "--map", "--target", 512, "--methods", "dca", "--text", text, "--windows", 1]
+    words += ["--state", tmp_path / "s"]
     assert doctor(*words, "--json", record) == 0
     made, output = read_record(record), capsys.readouterr()
     assert isinstance(made, DepthMap)

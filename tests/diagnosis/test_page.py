@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.collections import PathCollection
 
-from ropewalk.diagnosis.page import FIGURES, figure_of, found_by_distance, loss_by_position, page_of, write_report
-from ropewalk.diagnosis.plan import CROP, PLAIN
+from ropewalk.diagnosis.page import figure_of, page_of, strip_rows, write_report
+from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis, Verdict
+from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT
 from ropewalk.errors import RopeError
+from ropewalk.figures.strip import share_by_distance, strip_text
+from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis, with_verdict
 from tests.figures.pages import Page
 
@@ -43,7 +47,7 @@ def changed(found: Diagnosis, what: str) -> Diagnosis:
     verdicts = {
         "unfit": Verdict(action="unfit", headline="Unfit.", reasons=("Because.",)),
         "undecided": Verdict(action="undecided", headline="Not decided.", next="ropewalk doctor x --windows 8"),
-        "config": Verdict(**extend, method="ntk", length=512, config={"a": 1}, command="a\nb"),
+        "config": Verdict(**extend, method="ntk", length=512, config={"a": 1}, command="a\nb", python="c\nd"),
         "beside": Verdict(**extend, method="dca", beside=cut),
     }
     return with_verdict(found, verdicts[what]) if what in verdicts else found
@@ -65,46 +69,97 @@ def test_a_page(found: Diagnosis, what: str) -> None:
         assert all(not cell or cell in page.words for cell in row)
     chosen = one.labels.get(one.verdict.method or "")  # "ntk = dynamic" for ntk
     assert page.values("class").count("best") == (chosen is not None)
-    for command in (one.verdict.command, one.verdict.next):
+    for command in (one.verdict.command, one.verdict.python, one.verdict.next):
         assert command is None or command in page.of("code")
     assert page.words.count("chance") >= 1
     if what == "markup":
         assert "<script>alert(1)</script>" in page.words  # as text
 
 
-def test_bins_hold_every_fact(found: Diagnosis) -> None:
-    bins = found_by_distance(found, "yarn")
-    standing = found.evidence.standings["yarn"]
-    assert sum(asked for _, _, asked in bins) == standing.beyond.asked + standing.near.asked
-    assert sum(right for _, right, _ in bins) == standing.beyond.found + standing.near.found
-    assert [place for place, _, _ in bins] == sorted(place for place, _, _ in bins)
+def test_the_strip_has_a_dot_for_each_fact(found: Diagnosis) -> None:
+    """Filled if it was found; the share around a distance lies in its interval, near to the end."""
+    axes = figure_of(found).axes[1]
+    drawn = [part for part in axes.collections if isinstance(part, PathCollection)]
+    filled = sum(len(part.get_offsets()) for part in drawn if len(part.get_facecolors()))
+    rows = strip_rows(found)
+    for row in rows:
+        standing = found.evidence.standings[row.name.partition(" ")[0]]
+        hits = [hit for lane in row.lanes for _, hit in lane]
+        assert (sum(hits), len(hits)) == (
+            standing.beyond.found + standing.near.found, standing.beyond.asked + standing.near.asked)  # fmt: skip
+        _, share, low, high = share_by_distance(row, found.target)
+        assert ((low <= share) & (share <= high)).all()
+    facts = [hit for row in rows for lane in row.lanes for _, hit in lane]
+    assert (filled, sum(len(part.get_offsets()) for part in drawn)) == (sum(facts), len(facts))
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [row.name for row in rows]
 
 
-def test_the_drawn_loss_is_that_of_the_standing(found: Diagnosis) -> None:
-    rows = loss_by_position(found, "yarn")
-    assert min(mean.value for _, mean in rows) <= found.evidence.standings["yarn"].loss.value
-    assert max(mean.value for _, mean in rows) >= found.evidence.standings["yarn"].loss.value
-    assert all(place > found.trained_length for place, _ in rows)
-    without = dataclasses.replace(found, readings={name: of for name, of in found.readings.items() if name != CROP})
-    assert loss_by_position(without, "yarn") == []
+def test_the_strip_in_characters(found: Diagnosis) -> None:
+    """A column for each part of the distances, and the trained length between its columns; a word if there are none."""
+    text = strip_text(strip_rows(found), found.target)
+    start = len(text[0].partition("│")[0]) - 30  # 256 of 512 tokens
+    [row, *_] = strip_rows(found)
+    for column in range(60):
+        hits = [hit for lane in row.lanes for at, hit in lane if at * 60 // found.target == column]
+        marks = {"": " ", "True": "●", "False": "○", "FalseTrue": "◐"}
+        shown = text[0].ljust(start + 61)[start + column + (column >= 30)]
+        assert shown == marks["".join(sorted(set(map(str, hits))))]
+    broken = strip_text(strip_rows(changed(found, "broken")), found.target)
+    assert "gave up: its loss broke down" in next(line for line in broken if line.startswith(PLAIN)).replace("│", "")
 
 
-def test_figures(found: Diagnosis) -> None:
-    for name in FIGURES:
-        assert found.figure(name)._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(RopeError, match="unknown figure"):
-        figure_of(found, "copies")
+def test_a_loss_beyond_its_limit_is_marked(found: Diagnosis) -> None:
+    """In its cell of the table, a bar as long as the loss by its limit."""
+    page = page_of(found)
+    cells = re.findall(r'<td class="bar( over)?" style="--share: (\d+)%">([+-]?[\d.]+)', page)
+    means = [(mean, limit) for one in found.ranked
+             for mean, limit in ((one.loss, LOSS_LIMIT), (one.cost, COST_LIMIT)) if mean]  # fmt: skip
+    assert len(cells) == len(means)
+    for (over, share, said), (mean, limit) in zip(cells, means, strict=True):
+        assert float(said) == pytest.approx(mean.value, abs=0.0051)
+        assert bool(over) == (mean.value > limit)
+        assert int(share) == round(100 * min(1, max(0, mean.value / limit / 3)))
+    assert {over for over, _, _ in cells} == {"", " over"}
+
+
+def test_titles_are_the_finding(found: Diagnosis) -> None:
+    """What the best methods and plain find."""
+    title = figure_of(found).axes[0].get_title(loc="left")
+    assert title.startswith(found.ranked[0].method)
+    assert title.endswith("and plain find no more than chance")
+    broken = figure_of(changed(found, "broken"))
+    assert "gave up: its loss broke down" in [text.get_text() for text in broken.axes[1].texts]
+    assert figure_of(found)._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_several_records(found: Diagnosis, tmp_path: Path) -> None:
+    """One page: a row for each that says what tells them apart, then each as if it were alone, and its files."""
+    other = dataclasses.replace(found, texts=("code",), trained_length=128)
+    for number, one in enumerate((found, other)):
+        one.to_json(tmp_path / f"{number}.json")
+    out = tmp_path / "out"
+    assert run_command("report", tmp_path / "0.json", tmp_path / "1.json", "--out", out) == 0
+    page = Page((out / "index.html").read_text())
+    assert all(page.words.count(one.verdict.headline) >= 2 for one in (found, other))
+    assert [page.words.index(text) for text in ("whale", "code")] == sorted(
+        page.words.index(t) for t in ("whale", "code")
+    )
+    assert page.values("data-figure") == ["compared", "facts", "facts"]
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert Diagnosis.read(out / "report-2.json").to_json() == other.to_json()
+    assert (out / "facts-2.svg").exists()
 
 
 def test_files_are_written_whole_or_not_at_all(found: Diagnosis, tmp_path: Path) -> None:
     written = write_report(tmp_path / "new", found)
     assert {path.name for path in written.parent.iterdir()} == {
-        "index.html", "report.json", "facts.svg", "facts.png", "loss.svg", "loss.png"
+        "index.html", "report.json", "facts.svg", "facts.png"
     }  # fmt: skip
     assert Diagnosis.read(written.parent / "report.json").to_json() == found.to_json()
     assert not re.search(r"(https?:)?//(?!www\.w3\.org)[a-z]", written.read_text().replace("//www.w3.org", ""))
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "loss.png").write_text("mine")
+    (tmp_path / "other" / "facts.png").write_text("mine")
     with pytest.raises(RopeError, match="has not written it"):
         write_report(tmp_path / "other", found)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["loss.png"]
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["facts.png"]

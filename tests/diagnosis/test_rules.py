@@ -10,7 +10,7 @@ import pytest
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, Window, WindowReading, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact
-from ropewalk.diagnosis.rules import decide, fails, floor, reasons, works
+from ropewalk.diagnosis.rules import Decision, decide, fails, fault, floor, reasons, works
 
 TRAINED, TARGET = 1000, 4000
 TO_THE_END = Half(None, 3900, None, 3950)
@@ -68,6 +68,7 @@ def answer(*standings: Standing, **facts: object):  # type: ignore[no-untyped-de
 
 LOSES = Mean(0.3, 0.2, 0.4)
 BROKEN = standing("plain", None, broken=True)
+GAVE_UP = "The unchanged model gave up: its loss rose by more than a nat per token."
 FAILS = standing("yarn", 47, loss=LOSES)
 BETTER = (Rival(0.2, 0.05, 0.35, "yarn", "plain"),)  # of the facts: shown
 NO_BETTER = [standing("yarn", 10, beyond=Found.of([answers] * groups, confidence=0.995))
@@ -97,22 +98,22 @@ SHORT = reaching("plain", 30, 1000)  # it finds facts, but its length is not mor
         ((standing("plain", 7), standing("yarn", 21), standing("dca", 47)), "extend dca", "undecided None", None),
         ((standing("plain", 7), standing("yarn", 32), standing("dca", 47)), "extend dca", "extend yarn", None),
         ((BROKEN, FAILS, standing("dca", 47)), "extend dca", "cut None",
-         "plain: the loss rises by more than a nat; yarn: the loss beyond is 0.30 nats above crop's (at most 0.10)."),
+         f"{GAVE_UP} yarn finds 47 of 48, but loses the text: its loss is 0.30 nats per token above a cut prompt's "
+         "(limit 0.10)."),
         ((BROKEN, standing("dca", 47)), "extend dca", "undecided None",
-         "plain: the loss rises by more than a nat. No method that runs in vllm was measured."),
+         f"{GAVE_UP} No method that runs in vllm was measured."),
         ((BROKEN,), "cut None", "cut None",
-         "plain: the loss rises by more than a nat. No method that runs in vllm was measured."),
+         f"{GAVE_UP} No method that runs in vllm was measured."),
         ((BROKEN, NO_BETTER[0]), "undecided None", "undecided None", None),  # too few facts
         ((BROKEN, NO_BETTER[1]), "cut None", "cut None", None),
         ((standing("plain", 13), FAILS), "undecided None", "undecided None", None),
         ((BROKEN, FAILS, standing("dca", 14)), "undecided None", "cut None", None),
         ((standing("plain", 40), standing("dca", 42)), "keep None", "keep None", None),
         ((SHORT, standing("yarn", 32)), "undecided None", "undecided None",
-         "plain: finds 30 of 48 facts (chance 12; it is not known how far back); yarn: finds 32 of 48 facts (chance "
-         "12)."),
+         "The unchanged model finds 30 of 48, but it is not known how far back. yarn finds 32 of 48, but is not shown "
+         "to find more."),
         ((BROKEN, standing("yarn", 24)), "undecided None", "undecided None",
-         "plain: the loss rises by more than a nat; yarn: finds 24 of 48 facts (chance 12; 24 of 48 up to 4,000 tokens "
-         "back, half as well as nearby is 27)."),
+         f"{GAVE_UP} yarn finds 24 of 48, but up to 4,000 tokens back 24 of 48, and half as well as nearby is 27."),
         ((dataclasses.replace(SHORT, loss=LOSES), standing("yarn", 29)), "extend yarn", "extend yarn", None),
     ],
 )  # fmt: skip
@@ -157,13 +158,35 @@ def test_guards_hold_by_their_means() -> None:
         assert (decide(beside).method, decide(beside).otherwise) == ("ntk", None)
 
 
+@pytest.mark.parametrize(
+    ("rival", "cell", "said"),
+    [
+        (standing("yarn", 47, cost=Mean(0.15, 0.1, 0.2)), "costs too much",
+         "yarn finds 47 of 48, but costs 0.15 nats per token within the trained length (limit 0.05)."),
+        (standing("yarn", 20), "finds too few",
+         "yarn finds 20 of 48, but up to 4,000 tokens back 20 of 48, and half as well as nearby is 27."),
+        (standing("yarn", 13, reached=(13, 13)), "finds too few",
+         "yarn finds 13 of 48, but chance may find as many (on average 12)."),
+        (standing("yarn", 32), "", "yarn finds 32 of 48."),
+        (standing("yarn", None, broken=True), "gave up", "yarn gave up: its loss rose by more than a nat per token."),
+    ],
+)  # fmt: skip
+def test_the_nearest_rival_has_its_reason(rival: Standing, cell: str, said: str) -> None:
+    """One sentence of an answer, and a word in the table; where it cannot run, that is the reason."""
+    found = evidence(standing("plain", 7), standing("dca", 47), rival)
+    assert fault(found, "yarn")[0] == cell
+    for compared, one in ((("plain", "dca", "yarn"), said), (("plain", "dca"), "does not run in vllm.")):
+        chosen = Decision("extend", "dca", TARGET, compared=compared)
+        assert reasons(chosen, found, log_vocabulary=10.0, place="vllm")[-1].endswith(one)
+
+
 def test_keep_names_a_method_that_finds_more() -> None:
     found = dataclasses.replace(evidence(standing("plain", 36), standing("yarn", 42, cost=Mean(0.03, 0.0, 0.04))),
                                 rivals=BETTER)  # fmt: skip
     decision = decide(found)
     assert (decision.action, decision.more, decision.settled) == ("keep", "yarn", True)
     said = reasons(decision, found, log_vocabulary=10.0, place="vllm")
-    assert said[-1] == "But yarn finds more: 42 of 48, at +0.03 nats per token within the trained length."
+    assert said[-1] == "But yarn finds 42 of 48, at +0.03 nats per token within the trained length."
 
 
 def test_what_leaves_an_answer_open() -> None:

@@ -27,6 +27,7 @@ from ropewalk.checkpoints.texts import default_texts, novel, read_text
 from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis import prepare as prepare_module
 from ropewalk.diagnosis.evidence import WindowReading, choice
+from ropewalk.diagnosis.page import page_of
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import Pace, at_once
@@ -139,7 +140,7 @@ def test_the_printed_python_runs(
     assert lines is not None
     print_diagnosis(console, found)
     assert console.file.getvalue().endswith(f"\nNext:\n{lines}\n")
-    assert lines in Page(found.to_html()).of("code")
+    assert lines in Page(page_of(found)).of("code")
     assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))).verdict.command == lines
     exec(compile(lines, "lines", "exec"), scope)
     handle = attachment_of(scope["model"])

@@ -58,9 +58,9 @@ def doctor(
         check_output(json_file)
     record = json_file
     if report is not None:
-        from ropewalk.diagnosis.page import FIGURES, RECORD, check_folder, write_report
+        from ropewalk.diagnosis.page import RECORD, check_folder, write_report
 
-        check_folder(report, ["map"] if depth else FIGURES)
+        check_folder(report, "map" if depth else "facts")
         record = record or report / RECORD
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
@@ -98,10 +98,20 @@ def doctor(
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
-    """Print the table, the answer, the config's findings, and what to run next."""
+    """Print the strip of facts, the table with its terms, the answer, the config's findings, and what to run next."""
     from rich.text import Text
 
-    print_table(console, diagnosis)
+    from ropewalk.cli.tables import stacked
+    from ropewalk.diagnosis.page import strip_rows
+    from ropewalk.figures.strip import strip_text
+
+    strip, (heads, rows) = strip_text(strip_rows(diagnosis), diagnosis.target), diagnosis.rows()
+    if not console.options.ascii_only and max(map(len, strip)) <= console.width:
+        console.file.write("\n".join([*strip, "\n"]))
+    best = diagnosis.labels.get(diagnosis.verdict.method or "")
+    for table in stacked(console, heads[1:], {row[0]: row[1:] for row in rows}, best, names=heads[0]):
+        console.print(table)
+    console.print(Text(f"{diagnosis.terms()}\n"))
     verdict = diagnosis.verdict
     line = Text(f"{diagnosis.name}: ", style="bold")
     line.append(verdict.headline, style=_COLORS[verdict.action])
@@ -111,17 +121,3 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
             console.print(Text(f"{finding['severity']} {finding['code']}: {finding['message']} {finding['cure']}"))
     for one in diagnosis.following:  # as it is, because rich would change tabs in a path
         console.file.write(f"{one}\n")
-
-
-def print_table(console: Console, diagnosis: Diagnosis) -> None:
-    """Print the ranked table, and one sentence for each of its terms."""
-    from rich.text import Text
-
-    from ropewalk.cli.tables import stacked
-
-    heads, rows = diagnosis.rows()
-    best = diagnosis.labels.get(diagnosis.verdict.method or "")
-    cells = {row[0]: row[1:] for row in rows}
-    for one in stacked(console, None, [(head, "bold") for head in heads[1:]], cells, best):
-        console.print(one)
-    console.print(Text(f"{diagnosis.terms()}\n"))

@@ -10,14 +10,16 @@ import typer
 
 
 def report(
-    record: Annotated[Path, typer.Argument(help="The JSON file of `ropewalk doctor --json` or --report.")],
+    records: Annotated[
+        list[Path], typer.Argument(help="JSON files of `ropewalk doctor --json` or --report, also of --map.")
+    ],
     out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
 ) -> None:
-    """Write the doctor's report from its record; runs no model."""
+    """Write the doctor's report from its record, or compare several; runs no model."""
     from ropewalk.atomic_io import check_output
     from ropewalk.diagnosis.depth import read_record
     from ropewalk.diagnosis.page import PAGE, write_report
 
     check_output(out / PAGE, new_folder=True)
-    page = write_report(out, read_record(record))
+    page = write_report(out, *map(read_record, records))
     typer.echo(f"Report: {shlex.quote(str(page))}")

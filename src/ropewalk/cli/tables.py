@@ -41,23 +41,25 @@ def finding_line(finding: Finding) -> Text:
 
 
 def stacked(
-    console: Console,
-    title: str | None,
-    heads: Sequence[tuple[str, str]],
-    rows: Mapping[str, Sequence[str]],
-    best: str | None = None,
-    *,
-    names: str = "method",
+    console: Console, heads: Sequence[str], rows: Mapping[str, Sequence[str]], best: str | None = None, *, names: str
 ) -> list[Table]:
     """Return one table, or several if the columns do not fit into the width of the console.
 
-    Cells of a column that does not fit next to the names are folded, so numbers are never cut.
+    `rows` by their names; `names` is the head of these. Cells of a column that does not fit next to the names are
+    folded, so numbers are never cut.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.measure import Measurement as Width
+    from rich.table import Table
 
     def table(start: int, end: int) -> Table:
-        cells = {name: row[start:end] for name, row in rows.items()}
-        return _table(None if start else title, names, heads[start:end], cells, best)
+        made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        made.add_column(names, overflow="fold")
+        for head in heads[start:end]:
+            made.add_column(head, justify="right", overflow="fold")
+        for name, cells in rows.items():
+            made.add_row(name, *cells[start:end], style="bold green" if name == best else None)
+        return made
 
     unlimited = console.options.update(max_width=10_000)
     tables, start = [], 0
@@ -68,18 +70,3 @@ def stacked(
         tables.append(table(start, end))
         start = end
     return tables
-
-
-def _table(
-    title: str | None, names: str, heads: Sequence[tuple[str, str]], rows: Mapping[str, Sequence[str]], best: str | None
-) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column(names, overflow="fold")
-    for head, style in heads:
-        table.add_column(head, justify="right", header_style=style, overflow="fold")
-    for name, cells in rows.items():
-        table.add_row(name, *cells, style="bold green" if name == best else None)
-    return table

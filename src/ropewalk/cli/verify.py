@@ -196,12 +196,12 @@ def print_verification(console: Console, verification: Verification) -> None:
     for standing in [standing for standing in verification.hypotheses if standing.misfit is not None][:SHOWN]:
         lean = "" if standing.lean is None else f"{standing.lean:+.2f} ±{standing.lean_half or 0.0:.2f}"
         rows[standing.name] = [f"{standing.misfit:.4f}", lean, str(standing.questions)]
-    heads = [("misfit (nats)", ""), ("lean", ""), ("prompts", "")]
+    heads = ["misfit (nats)", "lean", "prompts"]
     for columns in ((0, 1, 2), (0, 1)) if rows else ():  # as many as fit; `--json` has all
         least = len(columns) == 2
         width = max(8, console.width - 34) if least else 1000  # of the names next to two columns of numbers
         cells = {fill(name, width): [row[column] for column in columns] for name, row in rows.items()}
-        tables = stacked(console, None, [heads[column] for column in columns], cells, names="hypothesis")
+        tables = stacked(console, [heads[column] for column in columns], cells, names="hypothesis")
         if len(tables) == 1 or least:
             console.print(tables[0])
             break

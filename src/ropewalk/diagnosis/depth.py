@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact, Teller, Wording
-from ropewalk.diagnosis.page import Picture, render_page, shown_by_notebooks
 from ropewalk.diagnosis.plan import CROP, Design, Job, Text, Work
 from ropewalk.diagnosis.prepare import TIMES, open_model, plan_of, state_folder
 from ropewalk.diagnosis.reading import at_once, duration, fitting_workers, seconds_at_once, try_out
@@ -31,24 +30,16 @@ from ropewalk.diagnosis.record import Diagnosis, Measurement
 from ropewalk.diagnosis.run import SAFETY, RunInterrupted, doctor_command, environment_of
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
-from ropewalk.figures.depth import draw_map
-from ropewalk.figures.style import WIDE, tokens
+from ropewalk.figures.style import tokens
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.statistics import counted
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 KIND, MAP_FORMAT = "map", 1  # of the ledger; a change of how a window is filled or read takes the next number
 LENGTHS, ROWS = 4, 5
 BEGINNING = 150  # tokens of the first row: models find less of what stands there
 CELL_GROUPS = 4  # of a cell, about, in all windows of a length
-CAPTION = (
-    "Facts found of those asked, by the length of the text and the place of the fact in it. The line is the trained "
-    "length. In brackets: not more than chance, one in four, explains."
-)
 UNCERTAIN = 0.01  # the probability by chance from which a count is put in brackets
 
 
@@ -200,25 +191,6 @@ class DepthMap(Measurement):
             lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
             lines.append("")
         return "\n".join([*lines, f"{self.name}: {self.headline}", *self.sentences, *self.notes, "", self.terms])
-
-    def figure(self, size: tuple[float, float] = WIDE) -> Figure:
-        """Return the map as a figure of matplotlib, of this size in inches, with a panel for each method."""
-        panels = [(f"{method}:\n{self.by_length(method)}", self.cells(method)) for method in self.answers]
-        title = f"Facts that {self.name} finds"
-        return shown_by_notebooks(
-            draw_map(panels, self.lengths, self.depths, self.trained_length, cell_text, size, title)
-        )
-
-    def pictures(self) -> dict[str, Picture]:
-        """Return the figure of the report with its caption."""
-        return {"map": (CAPTION, lambda size: (self.figure(size), self.headline))}
-
-    def to_html(self) -> str:
-        """Return the report as one HTML page. Raises `RopeError` if the extra `figures` is not installed."""
-        return render_page(
-            self.pictures(), name=self.name, headline=self.headline, reasons=self.sentences, lines=self.notes,
-            tables=[self.table(method) for method in self.answers], terms=self.terms, environment=self.environment,
-        )  # fmt: skip
 
 
 def cell_text(found: Found) -> str:

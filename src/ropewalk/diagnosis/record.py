@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from html import escape
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from ropewalk.atomic_io import read_json, write_output
-from ropewalk.diagnosis.evidence import Evidence, Standing, Window, WindowReading
+from ropewalk.atomic_io import read_json
+from ropewalk.diagnosis.evidence import Evidence, Standing, Window, WindowReading, choice
 from ropewalk.diagnosis.facts import Found
-from ropewalk.diagnosis.page import Picture, figure_of, page_of, pictures_of
 from ropewalk.diagnosis.plan import CROP, PLAIN
-from ropewalk.diagnosis.rules import Action, works
+from ropewalk.diagnosis.rules import WORDS, Action, fault, works
 from ropewalk.records import FORMAT, checked, document, restored
 from ropewalk.serving.engines import ENGINES
 from ropewalk.statistics import counted, plus_minus
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-HEADS = ("method", "finds beyond", "near", "loss less crop's", "cost", "runs in")
-BEYOND = (HEADS[1], HEADS[3])  # only if the target exceeds the trained length
+HEADS = ("method", "result", "finds beyond", "near", "extra loss", "cost", "runs in")
+BEYOND = ("result", "finds beyond", "extra loss")  # only if the target exceeds the trained length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +34,7 @@ class Verdict:
       None: any engine.
     - `config`: the keys of config.json that make a checkpoint use the method; None if no config can express it.
     - `command`: the shell command, or the lines of Python, that apply the method; None if it is not "extend".
+      `python`: the lines of Python if `command` is of the shell.
     - `beside`: the answer for engines, if no engine was named and `method` runs in Python only; the answer for Python,
       if the named engine cannot run what finds more; else None.
     - `otherwise`: the headline if a loss that lies at a limit were on its other side, or None.
@@ -55,6 +51,7 @@ class Verdict:
     engine: str | None = None
     config: dict[str, Any] | None = None
     command: str | None = None
+    python: str | None = None
     beside: Verdict | None = None
     otherwise: str | None = None
     settled: bool = True
@@ -69,11 +66,11 @@ class Verdict:
 
     @property
     def steps(self) -> list[str]:
-        """Return the lines that follow the sentence: what to run, as it is to be pasted, and the change of a config."""
+        """Return the lines that follow the sentence: what to run, as it is to be pasted."""
         lines = [self.next_sentence or "", (self.command and self.next) or ""]
         command = self.command or self.next
         lines += [] if command is None else ["Next:", command]
-        lines += [] if self.config is None else [f"or, in config.json: {json.dumps(self.config)}"]
+        lines += [] if self.python is None else ["\nOr in Python:", self.python]
         return [line for line in lines if line]
 
 
@@ -183,27 +180,6 @@ class Diagnosis(Measurement):
         """Return the diagnosis of a file. Raises `RopeError` if it cannot be read, and as `from_json`."""
         return cls.from_json(read_json(Path(path)))
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """Return the report as one HTML page with figures; if `path` is given, write it, completely or not at all.
-
-        Raises `RopeError` if the extra `figures` is not installed.
-        """
-        page = page_of(self)
-        if path is not None:
-            write_output(path, page)
-        return page
-
-    def figure(self, name: str = "facts") -> Figure:
-        """Return one matplotlib figure of the report: "facts" or "loss".
-
-        Raises `RopeError` for another name, or if the extra `figures` is not installed.
-        """
-        return figure_of(self, name)
-
-    def pictures(self) -> dict[str, Picture]:
-        """Return the figures of the report."""
-        return pictures_of(self)
-
     @property
     def labels(self) -> dict[str, str]:
         """Return the methods but crop, each with the names of all that share its numbers: "ntk = dynamic"."""
@@ -213,41 +189,68 @@ class Diagnosis(Measurement):
             if method != CROP
         }
 
-    def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headers and the rows of the ranked table: what works first, then what finds most."""
-        evidence, rows = self.evidence, []
-        standings = [evidence.standings[name] for name in self.labels]
-        standings.sort(
+    @property
+    def ranked(self) -> list[Standing]:
+        """Return the standing of each method but crop: the answer, then what works, then what finds most."""
+        evidence = self.evidence
+        return sorted(
+            (evidence.standings[name] for name in self.labels),
             key=lambda one: (
+                one.method != self.verdict.method,
                 not works(evidence, one.method),
                 -(one.beyond.share if one.beyond else -1.0),
                 one.method != PLAIN,
-            )
+            ),
         )
-        for one in standings:
-            loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval)
-            cost = "" if one.cost is None else f"{one.cost.value:+.2f}"
-            row = [self.labels[one.method], _of(one.beyond, one), _of(one.near, one), loss, cost]
-            rows.append([*row, _runs_in(self.methods[one.method].engines)])
+
+    def facts(self, method: str) -> list[list[tuple[int, bool]]]:
+        """Return for each window that was asked: of each fact its distance in tokens, and whether it was found."""
+        return [
+            [(self.target - fact.start, choice(row) == fact.right)
+             for fact, row in zip(window.facts, one.answers, strict=True)]
+            for window, one in zip(self.windows, self.readings[method], strict=False) if one.answers
+        ]  # fmt: skip
+
+    def result(self, method: str) -> str:
+        """Return a method's result in few words: whether it is the answer, and else why not."""
+        verdict, engine = self.verdict, self.verdict.engine
+        if method == (PLAIN if verdict.action == "keep" else verdict.method):
+            return "chosen"
+        if method in verdict.equal:
+            return "as good"
+        if engine not in (None, "python", *self.methods[method].engines):
+            return f"not in {engine}"
+        return fault(self.evidence, method)[0] or {"extend": "finds less", "keep": "not needed"}.get(verdict.action, "")
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the headers and the rows of the table of methods, in the order of `ranked`."""
+        rows = []
+        for one in self.ranked:
+            loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval, 2)
+            cost = "" if one.cost is None else plus_minus(one.cost.value, None, 2)
+            row = [self.labels[one.method], self.result(one.method), _of(one.beyond), _of(one.near), loss]
+            rows.append([*row, cost, _runs_in(self.methods[one.method].engines)])
         shown = [head not in BEYOND or self.target > self.trained_length for head in HEADS]
         return list(compress(HEADS, shown)), [list(compress(row, shown)) for row in rows]
 
     def terms(self) -> str:
-        """Return what the table's words mean, and what was read."""
+        """Return what the table's words mean, with the limits, and what was read."""
         trained, count = self.trained_length, self.evidence.windows
         names = dict.fromkeys(self.texts[window.text] for window in self.windows)
         said = (
             f"Measured: {counted(count, 'window')} of {self.target:,} tokens of {', '.join(names)}, seed {self.seed}. "
         )
         if self.target > trained:
+            results = {self.result(one.method) for one in self.ranked}
+            said += "".join(f"{name}: {meaning}. " for name, meaning in WORDS.items() if name in results)
             said += (
                 f"beyond: facts told more than {trained:,} tokens before the question; chance finds one in four. "
-                f"crop: only the last {trained:,} tokens. "
+                f"extra loss: against a cut prompt, the last {trained:,} tokens. "
             )
-        said += "cost: loss within the trained length, less that of the unchanged model (plain). "
+        said += "cost: loss within the trained length, less that of plain, the unchanged model. "
         said += "Losses in nats per token, ±: 99.5 % interval."
-        choice = self.environment.get("dtype_choice")
-        return said if choice is None else f"{said} Computed in {self.environment['dtype']}: {choice}."
+        why = self.environment.get("dtype_choice")
+        return said if why is None else f"{said} Computed in {self.environment['dtype']}: {why}."
 
     def table(self) -> str:
         """Return the ranked table of methods as text."""
@@ -267,14 +270,12 @@ class Diagnosis(Measurement):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def _of(count: Found | None, standing: Standing) -> str:
-    if count is None:
-        return "given up" if standing.broken else ""
-    return f"{count.found} of {count.asked}"
+def _of(count: Found | None) -> str:
+    return "" if count is None else f"{count.found} of {count.asked}"
 
 
 def _runs_in(engines: tuple[str, ...]) -> str:
     """Return the engines of a row in few words."""
     if len(engines) == len(ENGINES):
-        return "all engines"
+        return "engines"
     return ", ".join(engines) or "Python"

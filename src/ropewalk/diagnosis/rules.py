@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ropewalk.diagnosis.evidence import LEVEL, Evidence, Half, Mean, Standing
+from ropewalk.diagnosis.evidence import LEVEL, LIKELY, Evidence, Half, Mean, Standing
 from ropewalk.diagnosis.facts import CHANCE, Found
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.methods import METHODS
@@ -197,23 +197,24 @@ def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
 def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -> str:
     """Return how many facts were found, with chance, and how far back.
 
-    >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, Half(12449, 10950, 13960, 11300), 16384)[-47:]
-    'to about 12,400 tokens back (11,000 to 14,000).'
+    >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, Half(12449, 10950, 13960, 11300), 16384)[-64:]
+    'up to about 12,400 tokens back (95 % interval 11,000 to 14,000).'
     """
     said = f"It finds {count.found} of {count.asked} facts told more than {trained:,} tokens earlier "
     said += f"(chance {CHANCE * count.asked:g})"
     if half is None:
         return f"{said}."
     if half.tokens is None:
-        return f"{said}, to the end of windows of {target:,} tokens (interval from {_round(half.low):,})."
-    high = "the end" if half.high is None else f"{_round(half.high):,}"
-    return f"{said}, up to about {_round(half.tokens):,} tokens back ({_round(half.low):,} to {high})."
+        return f"{said}, even {target:,} tokens back ({100 * LIKELY:g} % interval from {rounded(half.low):,})."
+    high = "the end" if half.high is None else f"{rounded(half.high):,}"
+    ends = f"{100 * LIKELY:g} % interval {rounded(half.low):,} to {high}"
+    return f"{said}, up to about {rounded(half.tokens):,} tokens back ({ends})."
 
 
-def _round(tokens: int) -> int:
+def rounded(tokens: int) -> int:
     """Round a distance to three digits.
 
-    >>> _round(847), _round(12_449)
+    >>> rounded(847), rounded(12_449)
     (847, 12400)
     """
     step = int(10 ** max(0, math.floor(math.log10(max(tokens, 1))) - 2))
@@ -265,69 +266,92 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
                 f"It finds {chosen.near.found} of {chosen.near.asked} facts (chance {chosen.near.asked / 4:g})."
             )
         if decision.method is not None:
-            lines.append(_plainly(plain, chosen))
+            if chosen.cost is not None and chosen.cost.value >= 0.005:
+                lines.append(f"It costs {_cost(chosen.cost)}.")
+            lines.append(f"{_finding(evidence, PLAIN, fault(evidence, PLAIN)[1] if plain.broken else '')}.")
+            others = [name for name in methods_of(evidence) if name not in (decision.method, *decision.equal)]
+            lines.append(_nearest(evidence, others, decision.compared, place))
         if decision.equal:
             seen = counted(evidence.windows, "window")
             lines.append(f"Equal within what {seen} can tell: {', '.join(decision.equal)}.")
         if decision.more is not None:
-            lines.append(_more(evidence.standings[decision.more]))
+            cost = evidence.standings[decision.more].cost
+            lines.append(f"But {_finding(evidence, decision.more, '')}{'' if cost is None else f', at {_cost(cost)}'}.")
     elif not decision.compared:
         few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
         lines.append(
             f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."
         )
     else:
-        said = "; ".join(_why(evidence, name) for name in decision.compared)
-        lines += [f"{said}.", "" if decision.compared[1:] else f"No method that runs in {place} was measured."]
+        lines.append(f"{_finding(evidence, PLAIN, fault(evidence, PLAIN)[1])}.")
+        lines.append(_nearest(evidence, decision.compared[1:], decision.compared, place, "is not shown to find more"))
+        lines.append("" if decision.compared[1:] else f"No method that runs in {place} was measured.")
     if decision.limit is not None and decision.otherwise is not None:
         other = headline(decision.otherwise, trained)
         lines.append(f"At the limit: {_limit(evidence.standings[decision.limit])}. On its other side: {other}")
     return tuple(filter(None, lines))
 
 
-def _more(one: Standing) -> str:
-    """Return what a method finds that finds more than the model as it is, and what it costs."""
-    found = "" if one.beyond is None else f"{one.beyond.found} of {one.beyond.asked}"
-    cost = "" if one.cost is None else f", at {one.cost.value:+.2f} nats per token within the trained length"
-    return f"But {one.method} finds more: {found}{cost}."
+WORDS = {
+    "gave up": "its loss rose by more than a nat per token",
+    "loses the text": f"its extra loss exceeds {LOSS_LIMIT:.2f}",
+    "costs too much": f"its cost exceeds {COST_LIMIT:.2f}",
+    "finds too few": "no more than chance, or less than half as well as nearby",
+}
+"""Why a method is not the answer, in a table's cell; and what that means."""
 
 
-def _plainly(plain: Standing, chosen: Standing) -> str:
-    """Return what the model does as it is, beside the chosen method."""
-    if plain.beyond is None:
-        return "Unchanged, its loss rises by more than a nat." if plain.broken else ""
-    said = f"Unchanged, it finds {plain.beyond.found}"
-    if chosen.cost is not None and abs(chosen.cost.value) >= 0.005:
-        said += f"; within the trained length {chosen.method} costs {chosen.cost.value:+.2f} nats per token"
-    return f"{said}."
-
-
-def _why(evidence: Evidence, name: str) -> str:
-    """Return why a method does not work, as a clause."""
+def fault(evidence: Evidence, name: str) -> tuple[str, str]:
+    """Return why a method does not work: one of `WORDS`, and a predicate with its numbers; both empty if it works."""
     one = evidence.standings[name]
     if one.broken:
-        return f"{one.method}: the loss rises by more than a nat"
+        return "gave up", f"gave up: {WORDS['gave up']}"
     if one.loss is not None and one.loss.value > LOSS_LIMIT:
-        return f"{one.method}: the loss beyond is {one.loss.value:.2f} nats above crop's (at most {LOSS_LIMIT:.2f})"
+        above = f"{one.loss.value:.2f} nats per token above a cut prompt's (limit {LOSS_LIMIT:.2f})"
+        return "loses the text", f"loses the text: its loss is {above}"
     if one.cost is not None and one.cost.value > COST_LIMIT:
-        return f"{one.method}: costs {one.cost.value:.2f} nats within the trained length (at most {COST_LIMIT:.2f})"
+        return "costs too much", f"costs {_cost(one.cost, '.2f')} (limit {COST_LIMIT:.2f})"
+    if _finds(evidence, name):
+        return "", ""
+    (found, asked), said = one.reached, ""
     if one.beyond is not None:
-        (found, asked), chance = one.reached, f"chance {one.beyond.asked / 4:g}"
-        if one.length <= evidence.trained and not fails(evidence, name):
-            chance += "; it is not known how far back"
-        if one.length > evidence.trained and found < (least := floor(evidence, asked)):
-            chance += (
-                f"; {found} of {asked} up to {one.length:,} tokens back, half as well as nearby is {math.ceil(least)}"
-            )
-        return f"{one.method}: finds {one.beyond.found} of {one.beyond.asked} facts ({chance})"
-    return f"{one.method}: not asked"
+        said = f"chance may find as many (on average {CHANCE * one.beyond.asked:g})"
+    if one.length <= evidence.trained and not fails(evidence, name):
+        said = "it is not known how far back"
+    elif one.length > evidence.trained and found < (least := floor(evidence, asked)):
+        said = f"up to {one.length:,} tokens back {found} of {asked}, and half as well as nearby is {math.ceil(least)}"
+    return "finds too few", said
+
+
+def _cost(cost: Mean, form: str = "+.2f") -> str:
+    return f"{cost.value:{form}} nats per token within the trained length"
+
+
+def _finding(evidence: Evidence, name: str, but: str) -> str:
+    """Return what a method finds, and its fault if it has one, as a clause."""
+    one = evidence.standings[name]
+    found = "" if one.beyond is None else f"finds {one.beyond.found} of {one.beyond.asked}"
+    said = ", but ".join(filter(None, (found, but))) or "was not asked"
+    return f"{'The unchanged model' if name == PLAIN else name} {said}"
+
+
+def _nearest(evidence: Evidence, names: Sequence[str], can: Collection[str], place: str, none: str = "") -> str:
+    """Return what the method finds that finds most of these, and why it is not the answer; `none`: if it works."""
+    if not names:
+        return ""
+    name = max(names, key=lambda one: (bool(none) and not fault(evidence, one)[0], _share(evidence, one)))
+    why = fault(evidence, name)[1] or none if name in can else f"does not run in {place}"
+    return f"{_finding(evidence, name, why)}."
 
 
 def _limit(one: Standing) -> str:
     """Return which loss of a method lies at its limit, with its interval."""
     said = [
         f"{name} is {mean.value:.3f} nats per token ({mean.low:.3f} to {mean.high:.3f}; at most {limit:.2f})"
-        for name, mean, limit in (("loss less crop's", one.loss, LOSS_LIMIT), ("cost", one.cost, COST_LIMIT))
+        for name, mean, limit in (
+            ("extra loss against a cut prompt", one.loss, LOSS_LIMIT),
+            ("cost", one.cost, COST_LIMIT),
+        )
         if mean is not None and mean.low is not None and mean.high is not None and mean.low <= limit <= mean.high
     ]
     return f"{one.method}'s {' and its '.join(said)}"

@@ -360,17 +360,19 @@ class DoctorRun(Planned):
         next_sentence: str | None = None,
     ) -> Verdict:  # fmt: skip
         """Return an answer in words, with the command that applies it. `place`: where the model may run, in words."""
-        design, config, command = self.plan.design, None, None
+        design, config, command, python = self.plan.design, None, None, None
         if decision.method is not None:
             config = self.plan.configs[decision.method]
             engine = "python" if config is None else engine
             command = self._command(decision.method, decision.length, engine, record)
+            lines = self._command(decision.method, decision.length, "python")
+            python = None if lines == command else lines
             if config is not None and decision.length is not None:
                 config = self._shortened(config, decision.length)
         shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
             **shared, headline=headline(decision, design.trained_length), engine=engine, config=config, command=command,
-            reasons=reasons(decision, evidence, log_vocabulary=math.log(self.vocabulary), place=place),
+            python=python, reasons=reasons(decision, evidence, log_vocabulary=math.log(self.vocabulary), place=place),
             next_sentence=next_sentence,
             otherwise=None if decision.otherwise is None else headline(decision.otherwise, design.trained_length),
         )  # fmt: skip

@@ -17,16 +17,13 @@ _POINTER = re.compile(r"url\(#")
 _LEFT_OUT = {"metadata", "style"}
 
 
-def inline_svg(svg: bytes, name: str, alt: str, *, scrolls: bool = True) -> str:
+def inline_svg(svg: bytes, name: str, alt: str) -> str:
     """Return the `<svg>` element of a file of matplotlib as a part of an HTML page.
 
     Its style sheet is removed, because it would apply to the whole page; the page's own has the same rules. Colours
     become variables, which dark pages set: `#222222` becomes `var(--c-222222, #222222)`.
 
-    **Arguments:**
-    - `name`: prefix of every id.
-    - `alt`: the label for screen readers.
-    - `scrolls`: keep at least the drawn width, so that a narrow page scrolls the figure.
+    `name` is the prefix of every id, `alt` the label for screen readers.
 
     >>> inline_svg(b'<svg xmlns="http://www.w3.org/2000/svg"><g id="a" style="fill: #222222"/></svg>', "loss", "A line")
     '<svg role="img" aria-label="A line"><g id="loss-a" style="fill: var(--c-222222, #222222)" /></svg>'
@@ -48,8 +45,6 @@ def inline_svg(svg: bytes, name: str, alt: str, *, scrolls: bool = True) -> str:
             ids.add(own)
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
-    if "viewBox" in root.attrib and scrolls:
-        root.set("style", f"min-width:{float(root.attrib['viewBox'].split()[2]):.0f}px")
     root.set("role", "img")
     root.set("aria-label", printable(alt))
     return ElementTree.tostring(root, encoding="unicode").strip()

@@ -22,7 +22,7 @@ PALE = "#c9c9c9"
 # Okabe and Ito's colours by name, from dark to light when printed in grey
 BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 # inches: half of a desktop page, and a phone's width
-WIDE, NARROW = (7.4, 4.3), (4.3, 3.1)
+WIDE, NARROW = (9.0, 4.3), (4.3, 3.1)
 # the colour map of every table of numbers: its lightness grows evenly, so a grey print keeps the order
 MAP = "cividis"
 
@@ -78,14 +78,6 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
-    """Return an empty figure of this size in inches, without a window, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    return figure, figure.add_subplot()
-
-
 def caption(figure: Figure, title: str, note: str = "") -> None:
     """Write a title above all panels, and a small note below them."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
@@ -118,24 +110,6 @@ def render(figure: Figure, kind: str) -> bytes:
         metadata = {"Date": None, "Creator": "ropewalk"} if kind == "svg" else {"Software": "ropewalk"}
         figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
-
-
-def mark_trained_length(axes: Axes, trained_length: int, last: float) -> None:
-    """Draw a line at the trained length and shade the range from there to `last`; nothing if the length is not less."""
-    if trained_length >= last:
-        return
-    axes.axvspan(trained_length, last, color=SHADE, zorder=0, linewidth=0)
-    axes.axvline(trained_length, color=QUIET, linewidth=1)
-    axes.annotate(
-        f"trained length {tokens(trained_length)}",
-        (trained_length, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(5, -4),
-        textcoords="offset points",
-        va="top",
-        fontsize=9,
-        color=QUIET,
-    )
 
 
 def length_ticks(axes: Axes, which: str = "x") -> None:
