@@ -118,7 +118,7 @@ def serving_plan(
     if source.in_file and engine not in READS_GGUF:
         folder = source.as_folder
         if isinstance(folder, RopeError):
-            return Refused(folder.rule.removeprefix("load: ").rstrip("."), folder.cure, folder.facts)
+            return Refused(folder.reason, folder.cure, folder.facts)
         source = folder
     if record.extends and is_unsettled(source.rope):
         return Refused(
